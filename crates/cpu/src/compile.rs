@@ -24,7 +24,7 @@ use crate::ops::moe::{Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, Rout
 use crate::ops::norm::{NormKind, NormRows, Quantize, Rounded, Tiled};
 use crate::ops::observe::{Observations, Observe, ObserveExperts, ObserveHeads};
 use crate::ops::pick::Pick;
-use crate::ops::recurrent::{Conv, Delta, Scan, Wkv, Wkv7};
+use crate::ops::recurrent::{Conv, Delta, Retention, Scan, Wkv, Wkv7};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
 use crate::step::{Instruction, Q8Buffer, TileBuffer};
 
@@ -281,6 +281,10 @@ impl Compiler<'_> {
                 let [r, k, v, decay, forget, rate] = [r, k, v, decay, forget, rate].map(|id| self.place(id));
                 let itself = self.floats(Some(spec.itself))?;
                 self.push(Wkv7 { r, k, v, decay, forget, rate, out, spec, itself });
+            }
+            Recurrence::Retention { q, k, v, spec } => {
+                let [q, k, v] = [q, k, v].map(|id| self.place(id));
+                self.push(Retention { q, k, v, out, spec });
             }
         }
         Ok(())

@@ -82,6 +82,18 @@ pub enum Recurrence {
         /// The form.
         spec: Wkv7Spec,
     },
+    /// Linear attention whose heads forget at rates of their own (Sun et al., 2023; Qin et al., 2024). For each head:
+    /// `S ← exp(-rate) S + k vᵀ`, and the result is `Sᵀ q`.
+    Retention {
+        /// `heads · dim` columns, as all of these.
+        q: ValueId,
+        /// Keys.
+        k: ValueId,
+        /// Values.
+        v: ValueId,
+        /// The form.
+        spec: RetentionSpec,
+    },
 }
 
 /// The form of a [`Recurrence::Conv`].
@@ -218,6 +230,31 @@ impl Wkv7Spec {
     }
 }
 
+/// The form of a [`Recurrence::Retention`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RetentionSpec {
+    /// The state, of [`Self::values`] values.
+    pub state: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Features of a head.
+    pub dim: usize,
+    /// Multiplies the rates of all heads.
+    pub rate: f32,
+}
+
+impl RetentionSpec {
+    /// Values of the state.
+    pub fn values(&self) -> usize {
+        self.heads * self.dim * self.dim
+    }
+
+    /// How fast a head forgets: of n heads, the h-th from one on has `2^(-8 h / n)`, the slopes of ALiBi (Press et al., 2022).
+    pub fn rate_of(&self, head: usize) -> f32 {
+        self.rate * (-8.0 * (head + 1) as f32 / self.heads as f32).exp2()
+    }
+}
+
 impl Recurrence {
     /// The operation's name in listings and measurements.
     pub fn name(&self) -> &'static str {
@@ -227,6 +264,7 @@ impl Recurrence {
             Self::Delta { .. } => "delta",
             Self::Wkv { .. } => "wkv",
             Self::Wkv7 { .. } => "wkv7",
+            Self::Retention { .. } => "retention",
         }
     }
 
@@ -238,6 +276,7 @@ impl Recurrence {
             Self::Delta { q, k, v, decay, beta, .. } => vec![q, k, v, decay, beta],
             Self::Wkv { r, k, v, decay, .. } => vec![r, k, v, decay],
             Self::Wkv7 { r, k, v, decay, forget, rate, .. } => vec![r, k, v, decay, forget, rate],
+            Self::Retention { q, k, v, .. } => vec![q, k, v],
         }
     }
 
@@ -274,6 +313,11 @@ impl Recurrence {
                 let cols = spec.heads * spec.dim;
                 assert!([r, k, v, decay, forget, rate].into_iter().all(|x| of(x) == cols));
                 2 * cols
+            }
+            Self::Retention { q, k, v, spec } => {
+                let cols = spec.heads * spec.dim;
+                assert!([q, k, v].into_iter().all(|x| of(x) == cols));
+                cols
             }
         }
     }

@@ -210,6 +210,15 @@ impl<'a> Keys<'a> {
         Ok(Some(flags))
     }
 
+    /// Which layers do not attend: the list, or all but the last of each period, which is a key or else `default`.
+    pub fn recurrent_layers(&self, layers: usize, default: usize) -> Result<Vec<bool>, ModelError> {
+        if let Some(flags) = self.flags("attention.recurrent_layers", layers)? {
+            return Ok(flags);
+        }
+        let period = self.count_or("full_attention_interval", default)?;
+        Ok((1..=layers).map(|i| !i.is_multiple_of(period)).collect())
+    }
+
     fn slides(
         &self,
         layers: usize,

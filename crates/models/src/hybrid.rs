@@ -53,6 +53,8 @@ pub struct Hybrid {
     pub block: usize,
     /// Behind every how many blocks the stream is halved: files have smaller weights there.
     pub halved_every: Option<usize>,
+    /// What the parts of a layer add to, where that is not the stream: what they read themselves, times this.
+    pub kept_of_norm: Option<f32>,
 }
 
 impl Hybrid {
@@ -68,7 +70,12 @@ impl Hybrid {
 
     /// These layers between what is before and behind those of a decoder.
     pub fn between(around: Decoder, layers: Vec<HybridLayer>) -> Self {
-        Self { around, layers, block: 1, halved_every: None }
+        Self { around, layers, block: 1, halved_every: None, kept_of_norm: None }
+    }
+
+    /// What a part adds to, that reads `h` of the stream `x`.
+    fn kept(&self, g: &mut Graph, x: ValueId, h: ValueId) -> ValueId {
+        self.kept_of_norm.map_or(x, |by| g.scale("residual_scaled", h, by))
     }
 
     /// As a model.
@@ -87,6 +94,7 @@ impl Architecture for Hybrid {
             let block = i / self.block;
             g.set_layer(Some(block));
             let h = layer.norm.apply(g, "attn_norm", x);
+            x = self.kept(g, x, h);
             let is_last = outputs_only && i + 1 == self.layers.len();
             let mut parts = Vec::with_capacity(layer.mixers.len());
             for mixer in &layer.mixers {
@@ -103,6 +111,7 @@ impl Architecture for Hybrid {
             }
             if let Some((norm, ffn)) = &layer.ffn {
                 let h = norm.apply(g, "ffn_norm", x);
+                x = self.kept(g, x, h);
                 let f = ffn.forward(g, h);
                 x = self.around.add_scaled(g, "l_out", x, f);
             }

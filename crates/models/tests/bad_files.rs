@@ -126,6 +126,7 @@ fn what_an_architecture_alone_needs_is_named() {
         ("rwkv7", "blk.1.time_mix_v0.weight"),
         ("arwkv7", "blk.0.time_mix_r_k.weight"),
         ("plamo2", "blk.0.ssm_dt_norm"),
+        ("minimax-01", "blk.2.attn_norm_2.weight"),
     ] {
         assert_eq!(refused(name, keep, tensor), format!("tensor `{tensor}` is missing"), "{name}");
     }
@@ -133,6 +134,8 @@ fn what_an_architecture_alone_needs_is_named() {
     assert!(text.contains("xielu.beta"), "{text}");
     let text = refused("llama4", |meta| drop(meta.remove("llama4.interleave_moe_layer_step")), "");
     assert!(text.contains("llama4.interleave_moe_layer_step"), "{text}");
+    let text = refused("minimax-01", |meta| drop(meta.remove("minimax-01.residual_scale")), "");
+    assert!(text.contains("minimax-01.residual_scale"), "{text}");
     let text = refused("modern-bert", with("modern-bert.hidden_activation", "swish"), "");
     assert!(text.starts_with("key `modern-bert.hidden_activation` is `swish`"), "{text}");
     for count in [0u32, 3, 257] {

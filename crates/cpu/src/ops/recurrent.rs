@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use puna_graph::{ConvSpec, DeltaSpec, Place, ScanSpec, Segment, Wkv7Spec, WkvSpec};
+use puna_graph::{ConvSpec, DeltaSpec, Place, RetentionSpec, ScanSpec, Segment, Wkv7Spec, WkvSpec};
 
 use crate::kernels::{DeltaStep, ScanStep, Tap, Wkv7Step, WkvStep};
 use crate::states::States;
@@ -440,3 +440,50 @@ unsafe impl Instruction for Wkv7 {
 
 /// `1 / √e`: the negative logarithm of the strongest decay.
 const LEAST_DECAY: f32 = 0.606_530_66;
+
+/// Linear attention that forgets. Its state has for each head a row a feature of keys.
+pub struct Retention {
+    pub q: Place,
+    pub k: Place,
+    pub v: Place,
+    pub out: Place,
+    pub spec: RetentionSpec,
+}
+
+// SAFETY: a task writes columns of the result and a part of the state that are its own.
+unsafe impl Instruction for Retention {
+    fn name(&self) -> &'static str {
+        "retention"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        step.input.segments.len() * self.spec.heads
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        let (s, head) = segment(step, task, self.spec.heads);
+        let n = self.spec.dim;
+        let (at, rate) = (head * n, self.spec.rate_of(head));
+        // SAFETY: the head belongs to this task, here and in the state; inputs were computed before a barrier.
+        unsafe {
+            let state = begun(step, s, self.spec.state, at * n, n * n);
+            for row in s.first_row..s.first_row + s.rows {
+                // A scan of values with steps of one, of which nothing goes to the result as it is.
+                (step.level.vector.recurrent.scan)(ScanStep {
+                    state,
+                    x: columns(step, &self.v, row, at, n),
+                    dt: &[1.0],
+                    a: &[-rate],
+                    b: columns(step, &self.k, row, at, n),
+                    c: columns(step, &self.q, row, at, n),
+                    d: &[0.0],
+                    y: columns_mut(step, &self.out, row, at, n),
+                });
+            }
+        }
+    }
+
+    fn work(&self, step: &Step<'_>) -> (u64, u64) {
+        state_work(step, self.spec.values(), 3)
+    }
+}

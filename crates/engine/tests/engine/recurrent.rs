@@ -6,9 +6,13 @@ use puna_engine::{DraftModel, Speculation, plan_memory};
 
 use super::*;
 
-/// One that only has states, and one that attends as well.
-const MODELS: [&str; 3] =
-    ["tests/data/zoo/mamba2.gguf", "tests/data/zoo/granitehybrid.gguf", "tests/data/zoo/rwkv7.gguf"];
+/// Some that only have states, and some that attend as well.
+const MODELS: [&str; 4] = [
+    "tests/data/zoo/mamba2.gguf",
+    "tests/data/zoo/granitehybrid.gguf",
+    "tests/data/zoo/rwkv7.gguf",
+    "tests/data/zoo/minimax-01.gguf",
+];
 
 fn portable(path: &str, options: &EngineOptions) -> Engine {
     open_at(Some("portable"), path, options)

@@ -51,6 +51,7 @@ mod maple;
 mod mellum;
 mod mimo2;
 mod minicpm3;
+mod minimax_01;
 mod minimax_m2;
 mod mistral3;
 mod modern_bert;
@@ -175,6 +176,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "mimo2", load: mimo2::load },
     Entry { name: "minicpm", load: granite::load_minicpm },
     Entry { name: "minicpm3", load: minicpm3::load },
+    Entry { name: "minimax-01", load: minimax_01::load },
     Entry { name: "minimax-m2", load: minimax_m2::load },
     Entry { name: "mistral3", load: mistral3::load },
     Entry { name: "mistral4", load: deepseek2::load },

@@ -29,7 +29,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     }
     // Of text all sections are equal, so that pairs turn as in any other model.
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
-    let recurrent = recurrent_layers(keys, hp.n_layer)?;
+    let recurrent = keys.recurrent_layers(hp.n_layer, 4)?;
     let has_experts = keys.opt_count("expert_count")?.unwrap_or(0) > 0;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let mixer: Box<dyn Mixer> = if recurrent[b.i] {
@@ -50,15 +50,6 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer], ffn })
     })?;
     Ok(Hybrid::new(w, &hp, norm, layers)?.loaded(&hp))
-}
-
-/// Which layers do not attend: the key, or all but the last of each period.
-fn recurrent_layers(keys: &Keys<'_>, layers: usize) -> Result<Vec<bool>, ModelError> {
-    if let Some(flags) = keys.flags("attention.recurrent_layers", layers)? {
-        return Ok(flags);
-    }
-    let period = keys.count_or("full_attention_interval", 4)?;
-    Ok((1..=layers).map(|i| !i.is_multiple_of(period)).collect())
 }
 
 /// A layer of the gated delta rule.

@@ -135,27 +135,6 @@ pub(super) const BAILINGMOE2: Family = Family {
     ..BASE
 };
 
-const MINIMAX: [Rule; 1] = [one("block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias")];
-
-pub(super) const MINIMAX_M2: Family = Family {
-    architecture: "minimax-m2",
-    classes: &["MiniMaxM2ForCausalLM"],
-    layer: &[&ATTENTION, &BEFORE, &MINIMAX, &MIXTRAL, &EXPERTS],
-    keys: |keys| {
-        keys.usual()?;
-        keys.count("expert_feed_forward_length", &["intermediate_size"])?;
-        match keys.config.opt_count("rotary_dim")? {
-            Some(turning) => keys.set("rope.dimension_count", turning),
-            None => {
-                let turning = keys.turning(1.0)?;
-                keys.set("rope.dimension_count", turning);
-            }
-        }
-        Ok(())
-    },
-    ..BASE
-};
-
 const SMALL: [Rule; 4] = [
     one("block_sparse_moe.primary_router", "ffn_gate_inp"),
     one("block_sparse_moe.experts.{}.gate", "ffn_gate_exps"),

@@ -20,6 +20,7 @@ mod latent;
 mod layered;
 mod lfm2;
 mod llama;
+mod minimax;
 mod mixture;
 mod names;
 mod nemotron_h;
@@ -202,7 +203,8 @@ pub(super) const FAMILIES: &[&Family] = &[
     &mixture::DOTS1,
     &mixture::BAILINGMOE,
     &mixture::BAILINGMOE2,
-    &mixture::MINIMAX_M2,
+    &minimax::MINIMAX_01,
+    &minimax::MINIMAX_M2,
     &mixture::SMALLTHINKER,
     &mixture::AFMOE,
     &mixture::MELLUM,

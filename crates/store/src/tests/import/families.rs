@@ -175,6 +175,15 @@ fn mixtures_become_what_llama_cpp_makes_of_them() {
         .fixed(json!({"num_shared_experts": 1, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5,
             "score_function": "sigmoid"}))
         .check();
+    case("minimax-01", "MiniMaxM1ForCausalLM")
+        .keys(&[
+            ("layernorm_full_attention_alpha", "residual_scale"),
+            ("layernorm_linear_attention_alpha", "residual_scale"),
+            ("layernorm_mlp_alpha", "residual_scale"),
+        ])
+        .fixed(json!({"rotary_dim": 8, "attn_type_list": [0, 1, 0, 1], "layernorm_full_attention_beta": 1.0,
+            "layernorm_linear_attention_beta": 1.0, "layernorm_mlp_beta": 1.0, "postnorm": true}))
+        .check();
     case("minimax-m2", "MiniMaxM2ForCausalLM")
         .fixed(json!({"rotary_dim": 8, "scoring_func": "sigmoid"}))
         .check();

@@ -211,6 +211,20 @@ fn mixture(mut model: Model<'_>) -> Vec<Stored> {
 fn mixture_apart(mut model: Model<'_>) -> Vec<Stored> {
     match &*model.arch.clone() {
         "granitemoe" | "granite_swa" => granite(model),
+        "minimax-01" => {
+            model.experts(LAYERS, MIXTRAL);
+            model.move_where("attn_output", "attn_q", "lightning_output");
+            like_llama(
+                model,
+                &[
+                    ("attn_qkv", "self_attn.qkv_proj"),
+                    ("attn_norm_2", "self_attn.norm"),
+                    ("attn_gate", "self_attn.output_gate"),
+                    ("lightning_output", "self_attn.out_proj"),
+                    ("ffn_gate_inp", "block_sparse_moe.gate"),
+                ],
+            )
+        }
         "minimax-m2" => {
             model.experts(LAYERS, MIXTRAL);
             like_llama(

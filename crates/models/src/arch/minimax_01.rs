@@ -1,0 +1,84 @@
+//! MiniMax Text 01 and M1 (2025): seven layers of linear attention that forgets, then one that attends and turns part of each head; mixtures
+//! of experts. What a part of a layer adds to is what its norm gave, times a factor, and not the stream before that norm.
+//! GGUF: `general.architecture = "minimax-01"`.
+
+use puna_graph::*;
+
+use crate::decoder::{self, AnyNorm, Block, NormKind};
+use crate::error::ModelError;
+use crate::experts::ExpertShape;
+use crate::hparams::{Hparams, Keys};
+use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, Trail};
+use crate::model::{LoadOptions, Loaded};
+use crate::rope::RopeKeys;
+use crate::weights::Weights;
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hp = Hparams::read(keys)?;
+    let norm = NormKind::Rms(keys.rms_eps()?);
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    let recurrent = keys.recurrent_layers(hp.n_layer, 8)?;
+    let kept_of_norm = Some(keys.meta().f32(&keys.name("residual_scale"))?);
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let mixer: Box<dyn Mixer> = if recurrent[b.i] {
+            Box::new(Lightning::load(b)?)
+        } else {
+            Box::new(Attention { rope: Some(rope), ..Attention::load(b, false)? })
+        };
+        let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hp.ff(b.i))? };
+        let ffn = Some((b.norm("ffn_norm")?, b.experts(shape)?));
+        Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer], ffn })
+    })?;
+    Ok(Hybrid { kept_of_norm, ..Hybrid::new(w, &hp, norm, layers)? }.loaded(&hp))
+}
+
+/// Linear attention. The lower a layer, the faster it forgets; the last one hardly does.
+struct Lightning {
+    /// For each head its query, its key and its value.
+    qkv: Linear,
+    /// How much of each result is let through.
+    gate: Linear,
+    retention: RetentionSpec,
+    /// Of all heads' results together.
+    norm: AnyNorm,
+    out: Linear,
+}
+
+impl Lightning {
+    fn load(b: &mut Block<'_, '_>) -> Result<Self, ModelError> {
+        let (n_embd, heads, dim) = (b.hp.n_embd, b.hp.heads[b.i], b.hp.key_dim);
+        let cols = heads * dim;
+        // The published code has the small numbers, of which the first keeps a single layer from dividing by zero.
+        let depth = b.i as f32 / (b.hp.n_layer as f32 - 1.0 + 1e-5);
+        Ok(Self {
+            qkv: b.linear("attn_qkv", n_embd, 3 * cols)?,
+            gate: b.linear("attn_gate", n_embd, cols)?,
+            retention: RetentionSpec {
+                state: b.state("attn_norm_2.weight", cols, dim)?,
+                heads,
+                dim,
+                rate: 1.0 - depth + 1e-5,
+            },
+            norm: b.norm_of("attn_norm_2", &[cols])?,
+            out: b.linear("attn_output", cols, n_embd)?,
+        })
+    }
+}
+
+impl Mixer for Lightning {
+    fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
+        let spec = self.retention;
+        let all = g.linear("la_qkv", &self.qkv, h);
+        let all = g.activate("la_qkv_silu", Activation::Silu, all);
+        let [q, k, v] = [0, 1, 2].map(|i| g.pick("la_part", all, i * spec.dim, spec.dim, 3 * spec.dim));
+        let gate = g.linear("la_gate", &self.gate, h);
+        let y = g.recur("la_out", Recurrence::Retention { q, k, v, spec });
+        let y = self.norm.apply(g, "la_normed", y);
+        let gate = g.activate("la_gate_sigmoid", Activation::Sigmoid, gate);
+        g.mul("la_gated", y, gate)
+    }
+
+    fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {
+        g.linear("la_proj", &self.out, mixed)
+    }
+}
