@@ -214,6 +214,38 @@ def kimi():
     }
 
 
+def minimax(**parts):
+    """What MiniMax's folders have in all layers, with these parts for layers of these numbers: names within the layer, and shapes."""
+    tensors = {"model.embed_tokens.weight": (320, 64), "model.norm.weight": (64,), "lm_head.weight": (320, 64)}
+    attention = {"self_attn.q_proj.weight": (64, 64), "self_attn.k_proj.weight": (32, 64), "self_attn.v_proj.weight": (32, 64), "self_attn.o_proj.weight": (64, 64)}
+    experts = {f"block_sparse_moe.experts.{i}.{part}.weight": shape for i in range(4) for part, shape in (("w1", (32, 64)), ("w2", (64, 32)), ("w3", (32, 64)))}
+    kinds = {"attention": attention, "experts": experts | {"block_sparse_moe.gate.weight": (4, 64)}} | parts
+    both = {"input_layernorm.weight": (64,), "post_attention_layernorm.weight": (64,)}
+    return lambda which: tensors | {
+        f"model.layers.{i}.{name}": shape for i, of in enumerate(which) for part in [both, *(kinds[kind] for kind in of)] for name, shape in part.items()}
+
+
+def minimax_01():
+    tensors = minimax(lightning={"self_attn.qkv_proj.weight": (192, 64), "self_attn.norm.weight": (64,), "self_attn.output_gate.weight": (64, 64),
+                                 "self_attn.out_proj.weight": (64, 64)})([("lightning", "experts")] * 7 + [("attention", "experts")])
+    factors = {f"layernorm_{part}_{of}": number for part in ("full_attention", "linear_attention", "mlp") for of, number in (("alpha", 1.5), ("beta", 1.0))}
+    config = plain(num_hidden_layers=8, intermediate_size=32, num_local_experts=4, num_experts_per_tok=2, rotary_dim=8, model_type="minimax_text_01",
+                   attn_type_list=[0] * 7 + [1], **factors)
+    index = {"metadata": {}, "weight_map": {name: "model.safetensors" for name in tensors}}
+    # The converter leaves out which layers attend where it is every eighth, and has a template of its own.
+    return Family("minimax-01", config=config, architecture="MiniMaxText01ForCausalLM", tensors=tensors, files={"model.safetensors.index.json": index},
+                  unlike=("minimax-01.attention.recurrent_layers", "tokenizer.chat_template"))
+
+
+def minimax_m3():
+    heads = {"self_attn.q_norm.weight": (16,), "self_attn.k_norm.weight": (16,)}
+    indexer = {"self_attn.index_q_proj.weight": (32, 64), "self_attn.index_k_proj.weight": (16, 64), "self_attn.index_q_norm.weight": (16,), "self_attn.index_k_norm.weight": (16,)}
+    shared = {f"block_sparse_moe.shared_experts.{part}_proj.weight": shape for part, shape in (("gate", (32, 64)), ("up", (32, 64)), ("down", (64, 32)))}
+    dense = {f"mlp.{part}_proj.weight": shape for part, shape in (("gate", (96, 64)), ("up", (96, 64)), ("down", (64, 96)))}
+    sparse = indexer | shared | {"block_sparse_moe.e_score_correction_bias": (4,)}
+    return minimax(heads=heads, sparse=sparse, dense=dense)([("attention", "heads", "dense")] + [("attention", "heads", "experts", "sparse")] * 2)
+
+
 def minicpm3():
     width, heads, inner = 64, 4, 96
     parts = {
@@ -327,11 +359,10 @@ FAMILIES = [
     F("ernie4_5-moe", "Ernie4_5_MoeForCausalLM", "Ernie4_5_MoeConfig", plain(head_dim=None, tie_word_embeddings=True, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1,
       moe_intermediate_size=32, moe_layer_start_index=1), "pieces"),
     F("seed_oss", "SeedOssForCausalLM", "SeedOssConfig", plain(attention_bias=True, pad_token_id=0)),
-    F("minimax-01", "MiniMaxForCausalLM", "MiniMaxConfig", plain(num_hidden_layers=8, intermediate_size=32, num_local_experts=4, num_experts_per_tok=2, full_attn_alpha_factor=1.5,
-      linear_attn_alpha_factor=1.5, mlp_alpha_factor=1.5, layer_types=["linear_attention"] * 7 + ["full_attention"]), architecture="MiniMaxText01ForCausalLM",
-      patch={f"layernorm_{part}_{of}": 1.5 if of == "alpha" else 1.0 for part in ("full_attention", "linear_attention", "mlp") for of in ("alpha", "beta")} | {"rotary_dim": 16},
-      files={"model.safetensors.index.json": {"metadata": {}, "weight_map": {"model.embed_tokens.weight": "model.safetensors"}}},
-      unlike=("minimax-01.attention.recurrent_layers", "tokenizer.chat_template")),
+    minimax_01(),
+    F("minimax-m3", config=plain(num_hidden_layers=3, intermediate_size=32, dense_intermediate_size=96, num_local_experts=4, num_experts_per_tok=2, n_shared_experts=1,
+      routed_scaling_factor=2.0, rotary_dim=8, scoring_func="sigmoid", moe_layer_freq=[0, 1, 1], model_type="minimax_m3", sparse_attention_config={"sparse_num_index_heads": 2,
+      "sparse_index_dim": 16, "sparse_topk_blocks": 4, "sparse_block_size": 8, "sparse_local_block": 1}), architecture="MiniMaxM3SparseForCausalLM", tensors=minimax_m3()),
     F("minimax-m2", "MiniMaxM2ForCausalLM", "MiniMaxM2Config", plain(num_local_experts=4, num_experts_per_tok=2, rotary_dim=8, rope_parameters=HALF), patch={"scoring_func": "sigmoid"}),
     F("dots1", "Dots1ForCausalLM", "Dots1Config", plain(n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=32, first_k_dense_replace=1,
       n_group=1, topk_group=1), patch={"scoring_func": "sigmoid"}),

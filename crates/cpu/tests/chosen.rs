@@ -248,6 +248,7 @@ impl Choice {
                 let of_blocks =
                     scores.chunks(block).map(|scores| scores.iter().copied().fold(f32::MIN, f32::max));
                 let mut blocks: Vec<(u32, f32)> = (0..).zip(of_blocks).collect();
+                blocks.iter_mut().rev().take(self.spec.near).for_each(|(_, score)| *score = f32::MAX);
                 blocks.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
                 let mut chosen: Vec<u32> = blocks.into_iter().take(count).map(|(block, _)| block).collect();
                 chosen.sort();
@@ -260,13 +261,15 @@ impl Choice {
 
 #[test]
 fn the_blocks_with_the_largest_scores_are_chosen_and_of_equal_ones_the_first() {
-    let plain =
-        ChoiceSpec { heads: 5, dim: 32, rectified: true, chosen: Chosen { lists: 1, count: 11, block: 1 } };
-    let heads =
-        ChoiceSpec { heads: 2, dim: 13, rectified: false, chosen: Chosen { lists: 2, count: 4, block: 7 } };
+    let chosen = Chosen { lists: 1, count: 11, block: 1 };
+    let plain = ChoiceSpec { heads: 5, dim: 32, rectified: true, near: 0, chosen };
+    let chosen = Chosen { lists: 2, count: 4, block: 7 };
+    let heads = ChoiceSpec { heads: 2, dim: 13, rectified: false, near: 0, chosen };
     for (choice, types) in [
         (Choice::new(plain, true, 150), &[KvType::F32, KvType::F16, KvType::Bf16][..]),
         (Choice::new(heads, false, 200), &[KvType::F16]),
+        (Choice::new(ChoiceSpec { near: 1, ..heads }, false, 200), &[KvType::F16]),
+        (Choice::new(ChoiceSpec { near: 3, ..heads }, true, 200), &[KvType::F16]),
     ] {
         let want = choice.sorted();
         for (level, &ty) in kernels::levels().iter().flat_map(|level| types.iter().map(move |ty| (level, ty)))
@@ -282,7 +285,7 @@ fn the_blocks_with_the_largest_scores_are_chosen_and_of_equal_ones_the_first() {
 #[test]
 fn tasks_of_spans_choose_what_one_task_does() {
     let chosen = Chosen { lists: 1, count: 4000, block: 1 };
-    let choice = Choice::new(ChoiceSpec { heads: 3, dim: 32, rectified: true, chosen }, true, 4150);
+    let choice = Choice::new(ChoiceSpec { heads: 3, dim: 32, rectified: true, near: 2, chosen }, true, 4150);
     for ty in [KvType::F16, KvType::Q4_0] {
         let level = kernels::levels().last().unwrap().name;
         let want = choice.lists(level, 1, ty, 4150);

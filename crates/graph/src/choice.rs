@@ -50,6 +50,8 @@ pub struct ChoiceSpec {
     pub dim: usize,
     /// Whether products of query and key below zero count as zero.
     pub rectified: bool,
+    /// Blocks up to the token's own that are chosen whatever their scores.
+    pub near: usize,
     /// The lists.
     pub chosen: Chosen,
 }
@@ -82,10 +84,11 @@ impl Graph {
         weights: Option<ValueId>,
         spec: ChoiceSpec,
     ) -> ValueId {
-        let ChoiceSpec { heads, dim, chosen, .. } = spec;
+        let ChoiceSpec { heads, dim, near, chosen, .. } = spec;
         assert_eq!([q, k].map(|x| self.value(x).cols), [heads * dim, dim]);
         assert!(weights.is_none_or(|weights| self.value(weights).cols == heads));
         assert!(chosen.block > 0 && chosen.count > 0 && heads.is_multiple_of(chosen.lists));
+        assert!(near <= chosen.count);
         self.push(name, Op::Choose { q, k, weights, layer, spec }, Rows::Tokens, chosen.cols())
     }
 

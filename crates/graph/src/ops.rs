@@ -245,7 +245,7 @@ pub enum Op {
     },
     /// Appends keys to the cache, and chooses blocks of positions for each token: those with the largest scores, of equal ones the
     /// first. A block's score is the largest of its positions up to the token's own; a position's is the sum of weight times
-    /// product of query and key over the list's heads. The result is lists as [`crate::Chosen`] says.
+    /// product of query and key over the list's heads. The nearest blocks may be chosen whatever they score. The result is lists as [`crate::Chosen`] says.
     Choose {
         /// `heads · dim` columns.
         q: ValueId,

@@ -22,8 +22,12 @@ pub struct IndexerForm {
     pub heads: usize,
     /// Features of a head.
     pub dim: usize,
-    /// Positions that are chosen, at most.
+    /// Blocks that are chosen, at most.
     pub count: usize,
+    /// Positions of a block.
+    pub block: usize,
+    /// Blocks up to the token's own that always are.
+    pub near: usize,
 }
 
 impl IndexerForm {
@@ -46,7 +50,26 @@ impl IndexerForm {
             let reason = "must not be less than rope.dimension_count";
             return Err(ModelError::KeyValue { key, value, reason });
         }
-        Ok(Self { heads, dim, count })
+        Ok(Self { heads, dim, count, block: 1, near: 0 })
+    }
+
+    /// The same with `attention.indexer.{block_size,local_blocks}`, of an indexer with a head for each of a layer's key heads,
+    /// of which layers have these numbers.
+    pub fn read_blocks(keys: &Keys<'_>, turned: usize, kv_heads: &[usize]) -> Result<Self, ModelError> {
+        let block = keys.count("attention.indexer.block_size")?;
+        let near = keys.opt_count("attention.indexer.local_blocks")?.unwrap_or(0);
+        let form = Self { block, near, ..Self::read(keys, turned)? };
+        let of = |part: &str, value: usize, reason| {
+            let key = keys.name(&format!("attention.indexer.{part}"));
+            Err(ModelError::KeyValue { key, value: value.to_string(), reason })
+        };
+        if near > form.count {
+            return of("local_blocks", near, "must not be more than attention.indexer.top_k");
+        }
+        if kv_heads.iter().any(|&kv_heads| kv_heads != form.heads) {
+            return of("head_count", form.heads, "must be attention.head_count_kv");
+        }
+        Ok(form)
     }
 }
 
@@ -75,9 +98,11 @@ pub type Turned = (RopeId, usize);
 #[derive(Debug, Clone, Copy)]
 pub struct Indexer {
     query: Linear,
+    query_norm: Option<AnyNorm>,
     key: Linear,
     key_norm: AnyNorm,
-    weights: Linear,
+    /// Of query heads; without, each is a list's only one.
+    weights: Option<Linear>,
     turned: Option<Turned>,
     spec: ChoiceSpec,
 }
@@ -90,15 +115,33 @@ impl Indexer {
         source: usize,
         (turned, eps): (Option<Turned>, f32),
     ) -> Result<Self, ModelError> {
-        let IndexerForm { heads, dim, count } = form;
+        let IndexerForm { heads, dim, count, block, near } = form;
         let n_embd = b.hp.n_embd;
+        let chosen = Chosen { lists: 1, count, block };
         Ok(Self {
             query: b.linear("indexer.attn_q_b", source, heads * dim)?,
+            query_norm: None,
             key: b.linear("indexer.attn_k", n_embd, dim)?,
             key_norm: NormKind::Layer(eps).load(b.w, &format!("{}.indexer.k_norm", b.name), &[dim])?,
-            weights: b.linear("indexer.proj", n_embd, heads)?,
+            weights: Some(b.linear("indexer.proj", n_embd, heads)?),
             turned,
-            spec: ChoiceSpec { heads, dim, rectified: true, chosen: Chosen { lists: 1, count, block: 1 } },
+            spec: ChoiceSpec { heads, dim, rectified: true, near, chosen },
+        })
+    }
+
+    /// Loads `indexer.{q_proj,k_proj,q_norm,k_norm}` of a layer, each of whose heads chooses blocks for a key head of its own.
+    pub fn load_blocks(b: &mut Block<'_, '_>, form: IndexerForm, turned: RopeId) -> Result<Self, ModelError> {
+        let IndexerForm { heads, dim, count, block, near } = form;
+        let n_embd = b.hp.n_embd;
+        let chosen = Chosen { lists: heads, count, block };
+        Ok(Self {
+            query: b.linear("indexer.q_proj", n_embd, heads * dim)?,
+            query_norm: Some(b.norm_of("indexer.q_norm", &[dim])?),
+            key: b.linear("indexer.k_proj", n_embd, dim)?,
+            key_norm: b.norm_of("indexer.k_norm", &[dim])?,
+            weights: None,
+            turned: Some((turned, 0)),
+            spec: ChoiceSpec { heads, dim, rectified: false, near, chosen },
         })
     }
 
@@ -113,13 +156,14 @@ impl Indexer {
     pub fn choose(&self, g: &mut Graph, layer: usize, x: ValueId, source: ValueId) -> (ValueId, Chosen) {
         let q = g.linear("indexer_q", &self.query, source);
         let k = g.linear("indexer_k", &self.key, x);
-        let weights = g.linear("indexer_weights", &self.weights, x);
+        let weights = self.weights.as_ref().map(|weights| g.linear("indexer_weights", weights, x));
+        let q = self.query_norm.as_ref().map_or(q, |norm| norm.apply(g, "indexer_q_normed", q));
         let k = self.key_norm.apply(g, "indexer_k_normed", k);
         let [q, k] = match self.turned {
             Some((rope, start)) => [q, k].map(|x| g.rope_from("indexer_pe", x, (self.spec.dim, start), rope)),
             None => [q, k],
         };
-        (g.choose("top_k", layer, [q, k], Some(weights), self.spec), self.spec.chosen)
+        (g.choose("top_k", layer, [q, k], weights, self.spec), self.spec.chosen)
     }
 }
 

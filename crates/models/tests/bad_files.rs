@@ -290,6 +290,15 @@ fn what_an_indexer_needs_is_named() {
     let key = "deepseek32.attention.indexer.key_length";
     let text = refused("deepseek32", with(key, 6u32), "");
     assert!(text.starts_with(&format!("key `{key}` is 6, of which 8 turn: ")), "{text}");
+    for part in ["q_proj", "k_proj", "q_norm", "k_norm"] {
+        let tensor = format!("blk.1.indexer.{part}.weight");
+        assert_eq!(refused("minimax-m3", keep, &tensor), format!("tensor `{tensor}` is missing"));
+    }
+    for (part, value) in [("block_size", 0u32), ("local_blocks", 4), ("head_count", 3)] {
+        let key = format!("minimax-m3.attention.indexer.{part}");
+        let text = refused("minimax-m3", with(&key, value), "");
+        assert!(text.starts_with(&format!("key `{key}` is {value}: ")), "{text}");
+    }
     let key = "glm-dsa.attention.indexer.types";
     for (value, found) in [
         (Value::from(vec![false, true, true, true]), "the first layer has none"),

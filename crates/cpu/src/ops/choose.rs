@@ -122,12 +122,14 @@ impl Choose {
 
     /// The lists of a task's token, of its scores list by list.
     fn choose(&self, task: Task, step: &Step<'_>, scores: &mut [f32], keys: &mut Vec<u32>) {
-        let chosen = self.spec.chosen;
+        let ChoiceSpec { chosen, near, .. } = self.spec;
         let s = &step.input.segments[task.segment];
         // SAFETY: a token's lists are written once.
         let lists = unsafe { step.arena.row_mut(&self.out, s.first_row + task.row) };
         for (scores, list) in scores.chunks_exact_mut(task.seen).zip(lists.chunks_exact_mut(chosen.count)) {
             let scores = of_blocks(scores, chosen.block);
+            let far = scores.len().saturating_sub(near);
+            scores[far..].fill(f32::INFINITY);
             let mut numbers = largest(scores, chosen.count, keys);
             list.fill_with(|| Chosen::entry(numbers.next().unwrap_or(Chosen::NONE)));
         }
@@ -182,13 +184,13 @@ unsafe impl Instruction for Choose {
 }
 
 /// The largest score of each block of positions, in the place of the first ones.
-fn of_blocks(scores: &mut [f32], block: usize) -> &[f32] {
+fn of_blocks(scores: &mut [f32], block: usize) -> &mut [f32] {
     let count = scores.len().div_ceil(block);
     for i in 0..if block > 1 { count } else { 0 } {
         let end = scores.len().min((i + 1) * block);
         scores[i] = scores[i * block..end].iter().copied().fold(f32::NEG_INFINITY, f32::max);
     }
-    &scores[..count]
+    &mut scores[..count]
 }
 
 /// Numbers of the `count` largest scores, ascending; of equal ones the first. They are found without sorting all.

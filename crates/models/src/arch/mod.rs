@@ -53,6 +53,7 @@ mod mimo2;
 mod minicpm3;
 mod minimax_01;
 mod minimax_m2;
+mod minimax_m3;
 mod mistral3;
 mod modern_bert;
 mod mpt;
@@ -178,6 +179,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "minicpm3", load: minicpm3::load },
     Entry { name: "minimax-01", load: minimax_01::load },
     Entry { name: "minimax-m2", load: minimax_m2::load },
+    Entry { name: "minimax-m3", load: minimax_m3::load },
     Entry { name: "mistral3", load: mistral3::load },
     Entry { name: "mistral4", load: deepseek2::load },
     Entry { name: "modern-bert", load: modern_bert::load },

@@ -12,8 +12,8 @@ use super::safetensors::Dtype;
 use super::weights::{Tensor, Weights};
 use crate::error::StoreError;
 
-/// Weights that stay exact beside norms and vectors: routers, tables of positions, small matrices of states.
-const EXACT: [&str; 17] = [
+/// Weights that stay exact beside norms and vectors: routers, tables of positions, small matrices of states and of what chooses blocks.
+const EXACT: [&str; 19] = [
     "ffn_gate_inp.weight",
     "ffn_gate_inp_shexp.weight",
     "position_embd.weight",
@@ -31,6 +31,8 @@ const EXACT: [&str; 17] = [
     "time_mix_decay_w1.weight",
     "time_mix_decay_w2.weight",
     "time_mix_lerp_fused.weight",
+    "indexer.q_proj.weight",
+    "indexer.k_proj.weight",
 ];
 
 /// What tensors are made with.

@@ -205,6 +205,7 @@ pub(super) const FAMILIES: &[&Family] = &[
     &mixture::BAILINGMOE2,
     &minimax::MINIMAX_01,
     &minimax::MINIMAX_M2,
+    &minimax::MINIMAX_M3,
     &mixture::SMALLTHINKER,
     &mixture::AFMOE,
     &mixture::MELLUM,

@@ -187,6 +187,18 @@ fn mixtures_become_what_llama_cpp_makes_of_them() {
     case("minimax-m2", "MiniMaxM2ForCausalLM")
         .fixed(json!({"rotary_dim": 8, "scoring_func": "sigmoid"}))
         .check();
+    let sparse = json!({"use_sparse_attention": true, "sparse_num_index_heads": 2, "sparse_index_dim": 12,
+        "sparse_topk_blocks": 3, "sparse_block_size": 5, "sparse_local_block": 1});
+    case("minimax-m3", "MiniMaxM3SparseForConditionalGeneration")
+        .keys(&[
+            ("dense_intermediate_size", "feed_forward_length"),
+            ("intermediate_size", "expert_feed_forward_length"),
+            ("n_shared_experts", "expert_shared_count"),
+            ("routed_scaling_factor", "expert_weights_scale"),
+        ])
+        .fixed(json!({"rotary_dim": 8, "scoring_func": "sigmoid", "moe_layer_freq": [0, 1, 1], "moe_intermediate_size": null,
+            "sparse_attention_config": sparse}))
+        .check();
     case("afmoe", "AfmoeForCausalLM")
         .keys(GROUPED)
         .fixed(json!({"num_shared_experts": 1, "num_dense_layers": 1, "route_norm": true, "route_scale": 1.5,

@@ -93,7 +93,10 @@ fn dense(mut model: Model<'_>) -> Vec<Stored> {
             model.unpair();
             like_llama(model, &[])
         }
-        "nemotron" => minus_one(model),
+        "nemotron" => {
+            from_one(&mut model);
+            like_llama(model, &[])
+        }
         "baichuan" => {
             let heads = 3 * model.heads();
             // The file has queries and keys as they are in the folder of the model of 13 billions; halves of pairs
@@ -214,6 +217,7 @@ fn mixture_apart(mut model: Model<'_>) -> Vec<Stored> {
         "minimax-01" => {
             model.experts(LAYERS, MIXTRAL);
             model.move_where("attn_output", "attn_q", "lightning_output");
+            model.put(format!("{LAYERS}0.self_attn.slope_rate"), (vec![3, 1, 1], vec![0.5; 3]));
             like_llama(
                 model,
                 &[
@@ -232,6 +236,27 @@ fn mixture_apart(mut model: Model<'_>) -> Vec<Stored> {
                 &[
                     ("ffn_gate_inp", "block_sparse_moe.gate"),
                     ("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias"),
+                ],
+            )
+        }
+        "minimax-m3" => {
+            from_one(&mut model);
+            model.experts(LAYERS, MIXTRAL);
+            // What it sees with.
+            model.put("model.vision_tower.layers.0.norm1.weight".into(), (vec![1], vec![0.0]));
+            model.put("patch_merge_mlp.linear_1.bias".into(), (vec![1], vec![0.0]));
+            like_llama(
+                model,
+                &[
+                    ("indexer.q_proj", "self_attn.index_q_proj"),
+                    ("indexer.k_proj", "self_attn.index_k_proj"),
+                    ("indexer.q_norm", "self_attn.index_q_norm"),
+                    ("indexer.k_norm", "self_attn.index_k_norm"),
+                    ("ffn_gate_inp", "block_sparse_moe.gate"),
+                    ("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias"),
+                    ("ffn_gate_shexp", "block_sparse_moe.shared_experts.gate_proj"),
+                    ("ffn_up_shexp", "block_sparse_moe.shared_experts.up_proj"),
+                    ("ffn_down_shexp", "block_sparse_moe.shared_experts.down_proj"),
                 ],
             )
         }
@@ -264,11 +289,7 @@ fn mixture_apart(mut model: Model<'_>) -> Vec<Stored> {
             )
         }
         "step35" => {
-            model.all(&|name, numbers| {
-                if name.ends_with("norm.weight") {
-                    numbers.1.iter_mut().for_each(|x| *x -= 1.0);
-                }
-            });
+            from_one(&mut model);
             like_llama(model, STEP)
         }
         "llama4" => llama4(model),
@@ -298,13 +319,12 @@ fn mixture_apart(mut model: Model<'_>) -> Vec<Stored> {
 }
 
 /// Weights of norms as what differs from one.
-fn minus_one(mut model: Model<'_>) -> Vec<Stored> {
+fn from_one(model: &mut Model<'_>) {
     model.all(&|name, numbers| {
         if name.ends_with("norm.weight") {
             numbers.1.iter_mut().for_each(|x| *x -= 1.0);
         }
     });
-    like_llama(model, &[])
 }
 
 fn granite(mut model: Model<'_>) -> Vec<Stored> {
