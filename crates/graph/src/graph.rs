@@ -324,7 +324,8 @@ impl Graph {
             up: halves(self, spec.up),
             down: self.changes_of(spec.down),
         };
-        self.push_like(name, Op::Moe { x, router, spec: Box::new(spec) }, x)
+        let (rows, out) = (self.value(x).rows, spec.out);
+        self.push(name, Op::Moe { x, router, spec: Box::new(spec) }, rows, out)
     }
 
     /// `a + b`.

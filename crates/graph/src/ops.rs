@@ -60,6 +60,8 @@ pub enum Glu {
     GeluAlone,
     /// `max(gate, 0)²`: of experts without a gate, which name one matrix as both.
     ReluSquared,
+    /// `gate` as it is: of experts that are two matrices one behind the other, which name the first as both.
+    Alone,
     /// With g = min(gate, limit), u = clamp(up, ±limit): `(u + 1) · g · σ(alpha · g)`.
     Clamped {
         /// Slope of the sigmoid.
@@ -82,7 +84,7 @@ pub enum Glu {
 impl Glu {
     /// Whether there is a gate beside the other half.
     pub fn has_gate(self) -> bool {
-        !matches!(self, Self::GeluAlone | Self::ReluSquared)
+        !matches!(self, Self::GeluAlone | Self::ReluSquared | Self::Alone)
     }
 }
 
@@ -134,19 +136,23 @@ pub struct MoeSpec {
     pub glu: Glu,
     /// Width of an expert's hidden layer.
     pub hidden: usize,
+    /// Columns of the result.
+    pub out: usize,
+    /// So many experts that follow each other have one matrix of each kind together: then there are as many fewer of them.
+    pub sharing: usize,
     /// `[in, hidden, experts]`.
     pub gate: WeightId,
     /// `[in, hidden, experts]`.
     pub up: WeightId,
     /// Whether `gate` and `up` are one tensor, `[in, 2 · hidden, experts]`, with the gate's rows first for each expert.
     pub is_joined: bool,
-    /// `[hidden, in, experts]`.
+    /// `[hidden, out, experts]`.
     pub down: WeightId,
     /// `[hidden, experts]` each; added to the products of the chosen expert.
     pub gate_bias: Option<WeightId>,
     /// See `gate_bias`.
     pub up_bias: Option<WeightId>,
-    /// `[in, experts]`, see `gate_bias`.
+    /// `[out, experts]`, see `gate_bias`.
     pub down_bias: Option<WeightId>,
     /// Filled in when the mixture is recorded.
     pub changes: ExpertChanges,

@@ -40,6 +40,8 @@ pub enum Rows {
 pub enum Index {
     /// Its id.
     Token,
+    /// What this list (I32) has for its id.
+    Instead(WeightId),
     /// Its position in the sequence.
     Position,
     /// Always this one.

@@ -144,6 +144,8 @@ pub struct Decoder {
     pub n_embd: usize,
     /// Vectors of tokens.
     pub table: WeightId,
+    /// Which of them a token takes.
+    pub index: Index,
     /// Vectors of positions, added to those of tokens.
     pub positions: Option<WeightId>,
     /// Multiplies embeddings.
@@ -191,6 +193,7 @@ impl Decoder {
         Ok(Self {
             n_embd: hp.n_embd,
             table,
+            index: Index::Token,
             positions: None,
             embd_scale: 1.0,
             embd_norm: None,
@@ -347,7 +350,7 @@ fn norm_both(g: &mut Graph, norms: &[AnyNorm; 2], [q, k]: [ValueId; 2]) -> [Valu
 impl Decoder {
     /// The stream before the first layer.
     pub fn enter(&self, g: &mut Graph) -> ValueId {
-        let mut x = g.embed("inp_embd", self.table, self.n_embd, Index::Token);
+        let mut x = g.embed("inp_embd", self.table, self.n_embd, self.index);
         x = scaled(g, "inp_scaled", x, self.embd_scale);
         if let Some(positions) = self.positions {
             let positions = g.embed("pos_embd", positions, self.n_embd, Index::Position);

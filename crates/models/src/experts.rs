@@ -14,6 +14,8 @@ pub struct Experts {
     /// To what the experts read, and from what they give.
     latent: Option<[Linear; 2]>,
     spec: MoeSpec,
+    /// Of the same choice: smaller experts, which so many of the others have together.
+    adjugates: Option<MoeSpec>,
 }
 
 /// What an architecture decides about its experts.
@@ -184,6 +186,8 @@ impl Experts {
                 weighs_input,
                 glu,
                 hidden,
+                out: width,
+                sharing: 1,
                 gate,
                 up,
                 is_joined,
@@ -194,14 +198,48 @@ impl Experts {
                 down_bias: w.opt(&name("down", "bias"), &[width, experts])?,
                 changes: ExpertChanges::default(),
             },
+            adjugates: None,
         })
+    }
+
+    /// The same beside `ffn_{gate,up,down}_chexps` of this width, of which `sharing` experts that follow each other have one together: it
+    /// reads what they read, once for each of them that is chosen, with that one's weight times `scale`.
+    pub fn beside_adjugates(
+        self,
+        w: &mut Weights<'_>,
+        block: &str,
+        (n_embd, hidden): (usize, usize),
+        (sharing, scale): (usize, f32),
+    ) -> Result<Self, ModelError> {
+        let matrices = self.spec.experts / sharing;
+        let mut matrix = |part: &str, shape: [usize; 2]| {
+            w.tensor(&format!("{block}.ffn_{part}_chexps.weight"), &[shape[0], shape[1], matrices])
+        };
+        let adjugates = MoeSpec {
+            scale,
+            hidden,
+            sharing,
+            gate: matrix("gate", [n_embd, hidden])?,
+            up: matrix("up", [n_embd, hidden])?,
+            is_joined: false,
+            down: matrix("down", [hidden, n_embd])?,
+            factors: None,
+            gate_bias: None,
+            up_bias: None,
+            down_bias: None,
+            ..self.spec.clone()
+        };
+        Ok(Self { adjugates: Some(adjugates), ..self })
     }
 
     /// The feed-forward part of a layer, where `by` is what the router reads.
     pub fn forward_by(&self, g: &mut Graph, x: ValueId, by: ValueId) -> ValueId {
         let logits = g.linear("ffn_moe_logits", &self.router, by);
         let Some([down, up]) = &self.latent else {
-            return g.moe("ffn_moe_out", self.spec.clone(), x, logits);
+            let y = g.moe("ffn_moe_out", self.spec.clone(), x, logits);
+            let Some(adjugates) = &self.adjugates else { return y };
+            let beside = g.moe("ffn_adj_moe_out", adjugates.clone(), x, logits);
+            return g.add("ffn_final_moe_out", y, beside);
         };
         let x = g.linear("ffn_latent_down", down, x);
         let y = g.moe("ffn_moe_out", self.spec.clone(), x, logits);

@@ -56,6 +56,25 @@ impl<'a> Weights<'a> {
         Ok(Some(self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data })))
     }
 
+    /// Numbers that the file does not hold, of this shape.
+    pub fn constant(&mut self, name: &str, shape: &[usize], numbers: &[f32]) -> WeightId {
+        assert_eq!(shape.iter().product::<usize>(), numbers.len());
+        let data: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.add(Weight {
+            name: name.into(),
+            ty: TensorType::F32,
+            shape: shape.to_vec(),
+            data: Arc::new(data),
+        })
+    }
+
+    /// A list that the file does not hold.
+    pub fn list(&mut self, name: &str, entries: &[u32]) -> WeightId {
+        let data: Vec<u8> = entries.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let (ty, shape) = (TensorType::I32, vec![entries.len()]);
+        self.add(Weight { name: name.into(), ty, shape, data: Arc::new(data) })
+    }
+
     fn add(&mut self, weight: Weight) -> WeightId {
         self.tensors.push(weight);
         WeightId(self.tensors.len() as u32 - 1)

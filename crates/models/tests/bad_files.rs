@@ -113,6 +113,11 @@ fn what_an_architecture_alone_needs_is_named() {
         ("modern-bert", "blk.1.attn_norm.weight"),
         ("t5encoder", "enc.blk.0.attn_rel_b.weight"),
         ("t5encoder", "enc.output_norm.weight"),
+        ("chameleon", "blk.1.attn_q_norm.weight"),
+        ("cogvlm", "blk.1.attn_output.weight"),
+        ("grovemoe", "blk.1.ffn_up_chexps.weight"),
+        ("graniteswitch", "blk.1.ffn_down.lora_b"),
+        ("graniteswitch", "blk.0.attn_k.lora_a"),
         ("mamba", "blk.1.ssm_dt.bias"),
         ("mamba2", "blk.0.ssm_dt.bias"),
         ("jamba", "blk.2.attn_k.weight"),
@@ -369,4 +374,23 @@ fn a_weight_of_integers_is_refused() {
         matches!(&error, ModelError::TensorType { name, .. } if name == "blk.0.attn_q.weight"),
         "{error}"
     );
+}
+
+#[test]
+fn what_adapters_in_a_model_cannot_be_is_refused() {
+    let of = |key: &str| format!("graniteswitch.adapters.{key}");
+    for (key, value) in [("count", 0u32), ("count", 2), ("count", 4097), ("lora_rank", 5000)] {
+        let text = refused("graniteswitch", with(&of(key), value), "");
+        assert!(text.starts_with("key `graniteswitch.adapters."), "{key} = {value}: {text}");
+    }
+    let text = refused("graniteswitch", with(&of("lora_rank"), 6u32), "");
+    assert!(text.contains("lora_a") && text.contains('6'), "{text}");
+    for key in ["token_ids_activate", "token_ids_substitute"] {
+        let text = refused("graniteswitch", with(&of(key), vec![1u32, 2]), "");
+        assert!(text.contains(key) && text.contains("2 tokens"), "{text}");
+        let text = refused("graniteswitch", with(&of(key), vec![1u32, 320, 2]), "");
+        assert!(text.contains(key) && text.contains("no such token"), "{text}");
+    }
+    let text = refused("grovemoe", with("grovemoe.experts_per_group", 2u32), "");
+    assert!(text.starts_with("key `grovemoe.experts_per_group` is 2"), "{text}");
 }

@@ -288,3 +288,64 @@ fn older_files_of_latent_attention_give_the_same_logits() {
         assert_eq!(complaint(&entry, &rows, true), None, "{name}");
     }
 }
+
+#[test]
+fn pieces_of_images_are_nothing_that_chameleon_says() {
+    const VOCAB: usize = 8200;
+    let entry = Entry::load("chameleon");
+    let file = Gguf::open(&entry.file).unwrap();
+    let n = entry_width(&file);
+    // The vocabulary of the published models, in which the entry's tokens are what they were.
+    let longer = |name: &str| -> Matrix {
+        let mut numbers = values(&file, name).unwrap();
+        numbers.resize(VOCAB * n, 0.25);
+        (name.into(), [n, VOCAB], numbers)
+    };
+    let keys = |metadata: &mut Metadata| {
+        metadata.remove("tokenizer.ggml.tokens");
+        metadata.set("chameleon.vocab_size", VOCAB as u32);
+    };
+    let large =
+        rewritten(&entry, "chameleon", &keys, &[longer("token_embd.weight"), longer("output.weight")]);
+    let rows = feed(&large, "portable", "whole");
+    std::fs::remove_file(&large.file).unwrap();
+    let (first, want) = (&rows[entry.positions[0]], &entry.want[0]);
+    assert_eq!(first.len(), VOCAB);
+    assert!(first[4..8196].iter().all(|logit| *logit == f32::MIN));
+    for token in 0..4 {
+        assert!((f64::from(first[token]) - want[token]).abs() < 1e-3, "{token}");
+    }
+    assert!(first[8196..].iter().all(|logit| logit.abs() < 100.0));
+}
+
+fn entry_width(file: &Gguf) -> usize {
+    file.metadata().u32("chameleon.embedding_length").unwrap() as usize
+}
+
+#[test]
+fn heads_of_cogvlm_that_share_keys_turn_by_the_base_of_its_second_form() {
+    let bases = |kv_heads: u32| {
+        let file = Gguf::open(&Entry::load("cogvlm").file).unwrap();
+        let mut metadata = file.metadata().clone();
+        metadata.set("cogvlm.attention.head_count_kv", kv_heads);
+        let mut writer = puna_gguf::Writer::with_metadata(metadata);
+        let mut data: Vec<&[u8]> = Vec::new();
+        for tensor in file.tensors() {
+            let mut shape = tensor.shape.to_vec();
+            let mut bytes = file.data(tensor);
+            if tensor.name.ends_with(".attn_qkv.weight") {
+                // Of keys and values as many heads as there are now.
+                shape[1] = 48 + 2 * 12 * u64::from(kv_heads);
+                bytes = &bytes[..(shape[0] * shape[1] * 4) as usize];
+            }
+            writer.tensor(&tensor.name, tensor.ty, &shape).unwrap();
+            data.push(bytes);
+        }
+        let view = View::new(Arc::new(Gguf::from_bytes(writer.to_vec(data).unwrap()).unwrap())).unwrap();
+        let model = Model::load(&view, LoadOptions::default()).unwrap();
+        model.ropes()[0].frequencies[1]
+    };
+    let near = |base: f32| base.powf(-2.0 / 12.0);
+    assert!((bases(4) - near(10_000.0)).abs() < 1e-6);
+    assert!((bases(2) - near(500_000.0)).abs() < 1e-6);
+}

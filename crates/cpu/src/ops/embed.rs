@@ -30,6 +30,7 @@ unsafe impl Instruction for Embed {
         for row in task_rows(task, &self.out, step) {
             let entry = match self.index {
                 Index::Token => step.input.tokens[row],
+                Index::Instead(list) => listed(step.weight(list.index()), step.input.tokens[row]),
                 Index::Position => step.input.positions[row],
                 Index::Fixed(entry) => entry,
             };
@@ -39,6 +40,13 @@ unsafe impl Instruction for Embed {
             (self.dequantize)(&table[entry * self.row_bytes..][..self.row_bytes], out);
         }
     }
+}
+
+/// What a list of I32 has for a token, or the token itself behind its end.
+fn listed(list: &[u8], token: u32) -> u32 {
+    let at = (token as usize).saturating_mul(4);
+    let entry = list.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+    entry.map_or(token, u32::from_le_bytes)
 }
 
 /// Copies the rows whose results are wanted.

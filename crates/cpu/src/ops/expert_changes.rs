@@ -72,7 +72,7 @@ unsafe impl Instruction for AddChanges {
     unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
         let (m, Local { scratch, floats, .. }) = (&*self.mixture, local);
         for slot in task * SLOTS_A_TASK..((task + 1) * SLOTS_A_TASK).min(m.slots(step)) {
-            let expert = m.expert_of(slot);
+            let expert = m.matrix_of(m.expert_of(slot));
             // SAFETY: written before a barrier.
             let token = unsafe { m.state.tokens.slice(slot, 1)[0] as usize };
             for ExpertChange { down, up, scale, adapter } in &self.changes {

@@ -99,6 +99,11 @@ impl Mixture {
         starts.partition_point(|&start| start as usize <= slot) - 1
     }
 
+    /// Which of the matrices of a kind an expert has.
+    pub(super) fn matrix_of(&self, expert: usize) -> usize {
+        expert / self.spec.sharing
+    }
+
     /// The weight of a slot's expert for its token.
     fn weight_of(&self, slot: usize) -> f32 {
         let used = self.spec.used;
@@ -144,7 +149,8 @@ impl Mixture {
     ) {
         let count = self.rows_a_task(m, step).min(m.n - first);
         let slots = self.slots_of(expert);
-        let row = expert * m.each + m.first + first;
+        let matrix = self.matrix_of(expert);
+        let row = matrix * m.each + m.first + first;
         let data = &step.weight(m.w)[row * m.row_bytes..][..count * m.row_bytes];
         let w = WeightRows { ty: m.ty, rows: count, k: m.k, data };
         let start = slots.start * m.n + first;
@@ -153,7 +159,7 @@ impl Mixture {
         let window = unsafe { OutMut::from_raw(base, m.n, slots.len(), count) };
         (m.kernel.for_rows(slots.len()))(w, acts, window, scratch);
         if !m.bias.is_empty() {
-            let bias = &m.bias[expert * m.n + first..][..count];
+            let bias = &m.bias[matrix * m.n + first..][..count];
             for slot in 0..slots.len() {
                 // SAFETY: as above.
                 (step.level.vector.add)(unsafe { out.slice_mut(start + slot * m.n, count) }, bias);
@@ -502,7 +508,7 @@ mod tests {
         let (gate, up, down) = (WeightId(0), WeightId(1), WeightId(2));
         let (gate_bias, up_bias, down_bias, favour, factors) = (None, None, None, None, None);
         let (normalise, scale, groups, weighs_input) = (false, 1.0, None, false);
-        let (glu, hidden, changes) = (Glu::Silu, 1, ExpertChanges::default());
+        let (glu, hidden, out, sharing, changes) = (Glu::Silu, 1, 1, 1, ExpertChanges::default());
         MoeSpec {
             experts,
             used,
@@ -515,6 +521,8 @@ mod tests {
             weighs_input,
             glu,
             hidden,
+            out,
+            sharing,
             gate,
             up,
             is_joined: false,

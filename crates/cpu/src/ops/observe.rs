@@ -123,7 +123,7 @@ unsafe impl Instruction for ObserveExperts {
 
     unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut Local) {
         let m = &*self.mixture;
-        let (experts, hidden) = (m.spec.experts, m.spec.hidden);
+        let (matrices, hidden) = (m.spec.experts / m.spec.sharing, m.spec.hidden);
         let rows = (0..m.slots(step)).map(|slot| {
             // SAFETY: routes, inputs and hidden values were written before a barrier, and nothing else runs.
             let row = unsafe {
@@ -133,9 +133,9 @@ unsafe impl Instruction for ObserveExperts {
                     step.arena.row(&m.x, m.state.tokens.slice(slot, 1)[0] as usize)
                 }
             };
-            (m.expert_of(slot), row)
+            (m.matrix_of(m.expert_of(slot)), row)
         });
         let weights = if self.is_hidden { vec![m.down.w] } else { vec![m.gate.w, m.up.w] };
-        self.into.add(&weights, experts, rows);
+        self.into.add(&weights, matrices, rows);
     }
 }

@@ -1,6 +1,7 @@
 //! ERNIE 4.5: a llama with tied output; the MoE form has dense layers first, then a mixture with a bias for choosing and experts that every
 //! token uses.
-//! GGUF: `general.architecture = "ernie4_5"` and `"ernie4_5-moe"`.
+//! GGUF: `general.architecture = "ernie4_5"` and `"ernie4_5-moe"`, and `"paddleocr"` for the language model of PaddleOCR-VL, whose heads turn
+//! in halves, in sections that are all the same for text.
 
 use puna_graph::*;
 
@@ -13,9 +14,17 @@ use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    load_turning(keys, w, RopeKind::Norm)
+}
+
+pub(super) fn load_ocr(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    load_turning(keys, w, RopeKind::Neox)
+}
+
+fn load_turning(keys: &Keys<'_>, w: &mut Weights<'_>, kind: RopeKind) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Norm, None));
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(kind, None));
     let experts = match keys.opt_count("expert_count")?.unwrap_or(0) {
         0 => None,
         _ => Some(Mixture::read(keys)?),

@@ -7,6 +7,8 @@ mod arctic;
 mod bert;
 mod bitnet;
 mod bloom;
+mod chameleon;
+mod cogvlm;
 mod cohere;
 mod dbrx;
 mod deci;
@@ -34,6 +36,7 @@ mod gpt2;
 mod gpt_oss;
 mod gptneox;
 mod granite;
+mod granite_switch;
 mod granitehybrid;
 mod grok;
 mod hrm_text;
@@ -113,8 +116,10 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "bert", load: bert::load },
     Entry { name: "bitnet", load: bitnet::load },
     Entry { name: "bloom", load: bloom::load },
+    Entry { name: "chameleon", load: chameleon::load },
     Entry { name: "chatglm", load: glm4::load },
     Entry { name: "codeshell", load: starcoder2::load },
+    Entry { name: "cogvlm", load: cogvlm::load },
     Entry { name: "cohere2", load: cohere::load_2 },
     Entry { name: "cohere2moe", load: cohere::load_2_moe },
     Entry { name: "command-r", load: cohere::load_1 },
@@ -150,7 +155,9 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "granite_swa", load: granite::load },
     Entry { name: "granitehybrid", load: granitehybrid::load },
     Entry { name: "granitemoe", load: granite::load },
+    Entry { name: "graniteswitch", load: granite_switch::load },
     Entry { name: "grok", load: grok::load },
+    Entry { name: "grovemoe", load: qwen3::load_grove },
     Entry { name: "hrm_text", load: hrm_text::load },
     Entry { name: "hunyuan-dense", load: hunyuan::load },
     Entry { name: "hunyuan-moe", load: hunyuan::load },
@@ -197,6 +204,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "olmoe", load: olmoe::load },
     Entry { name: "openelm", load: qwen3::load_dense },
     Entry { name: "orion", load: stablelm::load },
+    Entry { name: "paddleocr", load: ernie4_5::load_ocr },
     Entry { name: "pangu-embedded", load: exaone::load },
     Entry { name: "phi2", load: phi2::load },
     Entry { name: "phi3", load: phi3::load },

@@ -1,11 +1,12 @@
 //! Qwen3: pre-norm decoder, grouped-query attention with RMS-normed query and key heads, SwiGLU or a mixture of experts;
 //! rerankers have a projection to labels, whose probabilities are the scores.
 //! GGUF: `general.architecture = "qwen3"` and `"qwen3moe"`, `"qwen3vl"` and `"qwen3vlmoe"` for the language models of Qwen 3 VL, whose sections of the rotation are
-//! all the same for text, and `"openelm"`, whose layers have numbers of heads of their own.
+//! all the same for text, `"openelm"`, whose layers have numbers of heads of their own, and `"grovemoe"`, whose experts have smaller
+//! ones beside them.
 
 use puna_graph::*;
 
-use crate::blocks::FeedForward;
+use crate::blocks::{Experts, FeedForward};
 use crate::decoder::{self, Block, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
@@ -22,6 +23,25 @@ pub(super) fn load_moe(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> 
     let hidden = keys.count("expert_feed_forward_length")?;
     let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hidden)? };
     load(keys, w, |b| b.experts(shape))
+}
+
+/// Groups of experts have a smaller one together, which is used with each of them.
+pub(super) fn load_grove(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let hidden = keys.count("expert_feed_forward_length")?;
+    let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hidden)? };
+    let each = keys.count("experts_per_group")?;
+    if !shape.experts.is_multiple_of(each) {
+        let (key, value) = (keys.name("experts_per_group"), each.to_string());
+        let reason = "the experts must come in groups of this size";
+        return Err(ModelError::KeyValue { key, value, reason });
+    }
+    let scale = keys.meta().f32(&keys.name("expert_group_scale"))?;
+    load(keys, w, |b| {
+        let width = keys.count_or("expert_chunk_feed_forward_length", b.hp.key_dim)?;
+        let experts = Experts::load(b.w, &b.name, b.hp.n_embd, shape)?;
+        let experts = experts.beside_adjugates(b.w, &b.name, (b.hp.n_embd, width), (each, scale))?;
+        Ok(FeedForward::Moe(experts))
+    })
 }
 
 fn load(
