@@ -204,6 +204,10 @@ impl Compiler<'_> {
                 let (work, scores) = (choose::Work::default(), Shared::new(0));
                 self.push(Choose { q, weights, out, layer, spec, work, scores });
             }
+            Op::Keep { k, v, layer, spec } => {
+                let [k, v] = [k, v].map(|id| self.place(id));
+                self.push(StoreKv { k, v, layer, spec });
+            }
             Op::Glu { kind, gate, up } => {
                 let (gate, up) = (self.place(gate), self.place(up));
                 self.push(GluRows { kind, gate, up, out });

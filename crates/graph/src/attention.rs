@@ -19,6 +19,10 @@ pub enum Mask {
     Full,
     /// Tokens of its sequence up to `n` positions before or behind it: encoders. Nothing is cached.
     Around(u32),
+    /// What an encoder has read: the first `encoded` tokens of its segment.
+    Encoded,
+    /// All tokens at or before its position but those that an encoder has read.
+    Decoded,
 }
 
 impl Mask {
@@ -32,7 +36,7 @@ impl Mask {
     pub fn reach(self) -> Option<usize> {
         match self {
             Mask::Window(n) | Mask::Chunk(n) => Some(n.max(1) as usize),
-            Mask::Causal | Mask::Full | Mask::Around(_) => None,
+            Mask::Causal | Mask::Full | Mask::Around(_) | Mask::Encoded | Mask::Decoded => None,
         }
     }
 
@@ -41,7 +45,7 @@ impl Mask {
         match self {
             Mask::Window(n) => (position + 1).saturating_sub(n.max(1) as usize),
             Mask::Chunk(n) => position - position % n.max(1) as usize,
-            Mask::Causal | Mask::Full | Mask::Around(_) => 0,
+            Mask::Causal | Mask::Full | Mask::Around(_) | Mask::Encoded | Mask::Decoded => 0,
         }
     }
 
@@ -129,13 +133,15 @@ impl AttentionSpec {
 }
 
 /// Amounts that are added to scores, one for each bucket of distances and each query head (Raffel et al., 2020): half of the
-/// buckets are for keys behind the query. Near distances have a bucket each, farther ones share.
+/// buckets are for keys behind the query where tokens see such. Near distances have a bucket each, farther ones share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shifts {
     /// `[heads, buckets]`.
     pub table: WeightId,
     /// How many there are, see [`Self::BUCKETS`].
     pub buckets: usize,
+    /// Whether tokens see keys behind them.
+    pub both_sides: bool,
 }
 
 impl Shifts {
@@ -146,8 +152,9 @@ impl Shifts {
 
     /// The bucket of a key that lies so many positions behind the query.
     pub fn bucket(self, behind: i64) -> usize {
-        let half = self.buckets / 2;
+        let half = if self.both_sides { self.buckets / 2 } else { self.buckets };
         let near = half / 2;
+        let behind = if self.both_sides { behind } else { behind.min(0) };
         let distance = usize::try_from(behind.unsigned_abs()).unwrap_or(usize::MAX);
         let side = if behind > 0 { half } else { 0 };
         if distance < near {
@@ -175,7 +182,9 @@ mod tests {
 
     #[test]
     fn what_a_token_does_not_see_no_later_one_does() {
-        for mask in [Mask::Causal, Mask::Window(1), Mask::Window(5), Mask::Chunk(4), Mask::Window(0)] {
+        let all =
+            [Mask::Causal, Mask::Decoded, Mask::Window(1), Mask::Window(5), Mask::Chunk(4), Mask::Window(0)];
+        for mask in all {
             let seen: Vec<usize> = (0..40).map(|position| mask.first_seen(position)).collect();
             assert!(seen.is_sorted(), "{mask:?}: {seen:?}");
             let most = (0..40).map(|position| position + 1 - seen[position]).max();
@@ -195,13 +204,22 @@ mod tests {
 
     #[test]
     fn near_keys_have_a_bucket_each_and_far_ones_share() {
-        let bucket = |behind| Shifts { table: WeightId(0), buckets: 32 }.bucket(behind);
+        let bucket = |behind| Shifts { table: WeightId(0), buckets: 32, both_sides: true }.bucket(behind);
         assert_eq!([0, -1, -7, -8, -9, -12, -16, -32].map(bucket), [0, 1, 7, 8, 8, 9, 10, 12]);
         assert_eq!([1, 7, 8, 127, 128, i64::MAX].map(bucket), [17, 23, 24, 31, 31, 31]);
         assert_eq!((bucket(-127), bucket(-128), bucket(i64::MIN)), (15, 15, 15));
         for buckets in Shifts::BUCKETS {
-            let all = (-300..300).map(|behind| Shifts { table: WeightId(0), buckets }.bucket(behind));
-            assert!(all.max().unwrap() < buckets);
+            for both_sides in [true, false] {
+                let shifts = Shifts { table: WeightId(0), buckets, both_sides };
+                assert!((-300..300).map(|behind| shifts.bucket(behind)).max().unwrap() < buckets);
+            }
         }
+    }
+
+    #[test]
+    fn where_nothing_behind_is_seen_all_buckets_are_for_what_came_before() {
+        let bucket = |behind| Shifts { table: WeightId(0), buckets: 32, both_sides: false }.bucket(behind);
+        assert_eq!([0, -1, -15, -16, -19, -32, -64].map(bucket), [0, 1, 15, 16, 17, 21, 26]);
+        assert_eq!([-113, -127, -128, i64::MIN, 1, 9].map(bucket), [30, 31, 31, 31, 0, 0]);
     }
 }

@@ -121,6 +121,9 @@ pub struct Segment {
     pub pages: Vec<u32>,
     /// Those of layers that only keep what is near.
     pub recent: RecentPages,
+    /// The first tokens of the sequence that an encoder has read: their keys and values are what it made of them. Zero where models have
+    /// none.
+    pub encoded: usize,
     /// Slot of the sequence's recurrent states: those after `past` tokens become those after all. Without a past they begin
     /// anew, whatever the slot holds. Of no matter where a model has none.
     pub state: u32,

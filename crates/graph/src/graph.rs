@@ -285,6 +285,14 @@ impl Graph {
         self.attend(name, layer, [q; 3], None, AttentionSpec { only_reads: true, ..spec })
     }
 
+    /// Keys and values for cache layer `layer`, which attention of later steps reads in this form.
+    pub fn keep(&mut self, name: &'static str, layer: usize, [k, v]: [ValueId; 2], spec: AttentionSpec) {
+        let cols = |id| self.value(id).cols;
+        assert!(!spec.values_in_keys && cols(k) == spec.kv_heads * spec.key_dim);
+        assert_eq!(cols(v), spec.kv_heads * spec.value_dim);
+        self.push(name, Op::Keep { k, v, layer, spec }, Rows::Tokens, 0);
+    }
+
     fn attend(
         &mut self,
         name: &'static str,

@@ -264,6 +264,17 @@ pub enum Op {
         /// The form.
         spec: ChoiceSpec,
     },
+    /// Appends keys and values to the cache for attention of later steps. Gives nothing.
+    Keep {
+        /// `kv_heads · key_dim` columns.
+        k: ValueId,
+        /// `kv_heads · value_dim` columns.
+        v: ValueId,
+        /// Layer of the cache.
+        layer: usize,
+        /// The form of the attention that will read them.
+        spec: AttentionSpec,
+    },
     /// A gated unit of two values of the same shape.
     Glu {
         /// The unit.
@@ -388,7 +399,7 @@ impl Op {
             Op::RmsNorm { .. } => "rms_norm",
             Op::LayerNorm { .. } => "layer_norm",
             Op::Rope { .. } => "rope",
-            Op::Attention { .. } => "attention",
+            Op::Attention { .. } | Op::Keep { .. } => "attention",
             Op::Choose { .. } => "choose",
             Op::Glu { .. } => "glu",
             Op::Activate { .. } => "activate",
@@ -430,6 +441,7 @@ impl Op {
             Op::Resize { x, like } => [Some(x), Some(like), None, None],
             Op::Attention { q, k, v, chosen, .. } => [Some(q), Some(k), Some(v), chosen],
             Op::Choose { q, k, weights, .. } => [Some(q), Some(k), weights, None],
+            Op::Keep { k, v, .. } => [Some(k), Some(v), None, None],
             Op::Glu { gate, up, .. } => [Some(gate), Some(up), None, None],
             Op::Moe { x, router, .. } => [Some(x), Some(router), None, None],
             Op::Add { a, b } | Op::Concat { a, b } => [Some(a), Some(b), None, None],

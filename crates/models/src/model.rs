@@ -18,6 +18,8 @@ pub enum Want {
     Logits,
     /// Final hidden states, for all rows.
     Hidden,
+    /// What an encoder makes of prompts, for all rows: it reads each as a whole, and the cache keeps what the decoder needs of them.
+    Encode,
     /// The classifier head of a reranker, for the wanted rows: each sequence's first token, or its last in a causal
     /// model.
     Score,
@@ -43,6 +45,12 @@ pub(crate) trait Architecture: Send + Sync {
     /// Records one step: from token ids to the final hidden states of all rows, after the last norm; rows that
     /// are not wanted may be dropped on the way when `outputs_only`.
     fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId;
+
+    /// Records the step in which an encoder reads prompts, whose keys and values are kept for those that follow; `None` where the prompt is
+    /// read by what writes the answer.
+    fn encode(&self, _g: &mut Graph) -> Option<ValueId> {
+        None
+    }
 
     /// Logits of final hidden states.
     fn logits(&self, g: &mut Graph, hidden: ValueId) -> ValueId;
@@ -76,6 +84,8 @@ pub struct Shape {
     pub causal: bool,
     /// Whether there is an output matrix over the vocabulary.
     pub has_logits: bool,
+    /// The token that answers begin with, where an encoder reads the prompt ([`Want::Encode`]).
+    pub start: Option<u32>,
     /// Labels of the classifier head, if there is one.
     pub score_labels: usize,
     /// Whether scores are the softmax of what the head gives.
@@ -93,6 +103,7 @@ impl Shape {
             n_vocab,
             causal: true,
             has_logits: true,
+            start: None,
             score_labels: 0,
             score_is_softmax: false,
         }
@@ -149,7 +160,7 @@ impl Model {
             adapted,
         };
         if !adapters.is_empty() {
-            let wanted = [Want::Logits, Want::Hidden, Want::Score];
+            let wanted = [Want::Logits, Want::Hidden, Want::Encode, Want::Score];
             let graphs: Vec<Graph> = wanted.into_iter().filter_map(|want| model.graph(want)).collect();
             model.adapted.check_used(&graphs)?;
         }
@@ -201,6 +212,7 @@ impl Model {
                 self.arch.logits(&mut g, hidden)
             }
             Want::Logits => return None,
+            Want::Encode => self.arch.encode(&mut g)?,
             Want::Score => {
                 let hidden = self.arch.hidden(&mut g, true);
                 self.arch.score(&mut g, hidden)?

@@ -113,6 +113,10 @@ fn what_an_architecture_alone_needs_is_named() {
         ("modern-bert", "blk.1.attn_norm.weight"),
         ("t5encoder", "enc.blk.0.attn_rel_b.weight"),
         ("t5encoder", "enc.output_norm.weight"),
+        ("t5", "enc.blk.1.attn_q.weight"),
+        ("t5", "dec.blk.2.cross_attn_v.weight"),
+        ("t5", "dec.blk.0.attn_rel_b.weight"),
+        ("t5", "dec.output_norm.weight"),
         ("chameleon", "blk.1.attn_q_norm.weight"),
         ("cogvlm", "blk.1.attn_output.weight"),
         ("grovemoe", "blk.1.ffn_up_chexps.weight"),
@@ -393,4 +397,20 @@ fn what_adapters_in_a_model_cannot_be_is_refused() {
     }
     let text = refused("grovemoe", with("grovemoe.experts_per_group", 2u32), "");
     assert!(text.starts_with("key `grovemoe.experts_per_group` is 2"), "{text}");
+}
+
+#[test]
+fn what_two_stacks_cannot_be_is_refused() {
+    for (key, value) in [
+        ("decoder_block_count", 0u32),
+        ("decoder_block_count", 513),
+        ("decoder_start_token_id", 320),
+        ("attention.relative_buckets_count", 3),
+    ] {
+        let key = format!("t5.{key}");
+        let text = refused("t5", with(&key, value), "");
+        assert!(text.starts_with(&format!("key `{key}` is {value}")), "{text}");
+    }
+    let text = refused("t5", with("t5.decoder_block_count", 4u32), "");
+    assert!(text.contains("`dec.blk.3."), "{text}");
 }

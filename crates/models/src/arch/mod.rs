@@ -87,6 +87,7 @@ mod spark2_5;
 mod stablelm;
 mod starcoder2;
 mod step35;
+mod t5;
 mod t5encoder;
 mod talkie;
 
@@ -236,6 +237,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "starcoder", load: gpt2::load },
     Entry { name: "starcoder2", load: starcoder2::load },
     Entry { name: "step35", load: step35::load },
+    Entry { name: "t5", load: t5::load },
     Entry { name: "t5encoder", load: t5encoder::load },
     Entry { name: "talkie", load: talkie::load },
     Entry { name: "xverse", load: llama::load },

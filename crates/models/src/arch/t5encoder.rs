@@ -1,5 +1,5 @@
 //! T5's encoder: root-mean-square norms before each part, scores that are not scaled and shift with the distance of key and query by
-//! amounts that all layers share, a GELU gate or a rectifier without one.
+//! amounts that all layers share or that each has of its own (UMT5), a GELU gate or a rectifier without one.
 //! GGUF: `general.architecture = "t5encoder"`.
 
 use puna_graph::*;
@@ -13,38 +13,60 @@ use crate::weights::Weights;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
-    let norm = NormKind::Rms(keys.rms_eps()?);
-    let shifts = shifts(keys, w, &hp)?;
-    let layers = (0..hp.n_layer).map(|i| layer(w, &hp, norm, i, shifts));
-    let layers = layers.collect::<Result<Vec<_>, _>>()?;
-    let last = norm.load(w, "enc.output_norm", &[hp.n_embd])?;
-    Ok(Decoder::with_norm(w, &hp, last, layers)?.loaded(&hp))
+    Ok(encoder(keys, w, &hp)?.loaded(&hp))
 }
 
-/// The amounts by which scores shift. They are kept with the first layer.
-fn shifts(keys: &Keys<'_>, w: &mut Weights<'_>, hp: &Hparams) -> Result<Shifts, ModelError> {
+/// The encoder; what it gives is normed.
+pub(super) fn encoder(keys: &Keys<'_>, w: &mut Weights<'_>, hp: &Hparams) -> Result<Decoder, ModelError> {
+    let norm = NormKind::Rms(keys.rms_eps()?);
+    let layers = (0..hp.n_layer).map(|i| layer(keys, w, hp, norm, i));
+    let layers = layers.collect::<Result<Vec<_>, _>>()?;
+    let last = norm.load(w, "enc.output_norm", &[hp.n_embd])?;
+    Decoder::with_norm(w, hp, last, layers)
+}
+
+/// The amounts by which scores of layer `i` shift. Those of the first layer are those of all that have none of their own.
+pub(super) fn shifts(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    (side, i, heads): (&str, usize, usize),
+    both_sides: bool,
+) -> Result<Shifts, ModelError> {
     let buckets = keys.count("attention.relative_buckets_count")?;
     if !Shifts::BUCKETS.contains(&buckets) {
         let (key, value) = (keys.name("attention.relative_buckets_count"), buckets.to_string());
         return Err(ModelError::KeyValue { key, value, reason: "must be between 4 and 256" });
     }
-    let table = w.tensor("enc.blk.0.attn_rel_b.weight", &[hp.heads[0], buckets])?;
-    Ok(Shifts { table, buckets })
+    let name = |i: usize| format!("{side}.blk.{i}.attn_rel_b.weight");
+    let own = w.opt(&name(i), &[heads, buckets])?;
+    let table = own.map_or_else(|| w.tensor(&name(0), &[heads, buckets]), Ok)?;
+    Ok(Shifts { table, buckets, both_sides })
+}
+
+/// A unit with a GELU gate, or a pair with a rectifier.
+pub(super) fn feed_forward(
+    w: &mut Weights<'_>,
+    block: &str,
+    n: usize,
+    ff: usize,
+) -> Result<FeedForward, ModelError> {
+    Ok(if w.has(&format!("{block}.ffn_gate.weight")) {
+        FeedForward::Dense(Mlp::load(w, block, n, ff, Glu::Gelu)?)
+    } else {
+        FeedForward::Plain(Plain::load(w, block, n, ff, Activation::Relu)?)
+    })
 }
 
 fn layer(
+    keys: &Keys<'_>,
     w: &mut Weights<'_>,
     hp: &Hparams,
     norm: NormKind,
     i: usize,
-    shifts: Shifts,
 ) -> Result<Layer, ModelError> {
-    let (b, n, ff) = (format!("enc.blk.{i}"), hp.n_embd, hp.ff(i));
-    let ffn = if w.has(&format!("{b}.ffn_gate.weight")) {
-        FeedForward::Dense(Mlp::load(w, &b, n, ff, Glu::Gelu)?)
-    } else {
-        FeedForward::Plain(Plain::load(w, &b, n, ff, Activation::Relu)?)
-    };
+    let (b, n) = (format!("enc.blk.{i}"), hp.n_embd);
+    let shifts = shifts(keys, w, ("enc", i, hp.heads[i]), true)?;
+    let ffn = feed_forward(w, &b, n, hp.ff(i))?;
     let qkv = Qkv::load(w, &b, n, hp.widths(i))?;
     let attention = AttentionSpec { scale: 1.0, mask: Mask::Full, shifts: Some(shifts), ..hp.attention(i) };
     let wo = w.linear(&format!("{b}.attn_o"), hp.heads[i] * hp.value_dim, n)?;

@@ -30,6 +30,8 @@ pub struct Entry {
     pub file: PathBuf,
     pub json: Value,
     pub tokens: Vec<u32>,
+    /// What an encoder has read before them; empty for most.
+    pub prompt: Vec<u32>,
     pub positions: Vec<usize>,
     pub want: Vec<Vec<f64>>,
     /// Changes of its model.
@@ -49,9 +51,11 @@ impl Entry {
         let rows = json.get("logits").or_else(|| json.get("token_embeddings")).unwrap();
         let want = rows.as_array().unwrap().iter().map(numbers).collect();
         let tokens: Vec<usize> = ints("tokens");
-        let (tokens, positions) = (tokens.into_iter().map(|t| t as u32).collect(), ints("positions"));
+        let ids = |tokens: Vec<usize>| tokens.into_iter().map(|t| t as u32).collect();
+        let prompt = json.get("encoder_tokens").map(|_| ids(ints("encoder_tokens"))).unwrap_or_default();
+        let (tokens, positions) = (ids(tokens), ints("positions"));
         let file = zoo().join(format!("{name}.gguf"));
-        Self { name: name.into(), file, tokens, positions, want, json, adapters: Vec::new() }
+        Self { name: name.into(), file, tokens, prompt, positions, want, json, adapters: Vec::new() }
     }
 
     pub fn is_embedding(&self) -> bool {
@@ -144,6 +148,10 @@ pub struct Runner {
     /// others, they take turns.
     windows: Vec<Mask>,
     recent: usize,
+    /// What makes prompts of models that have an encoder.
+    encoder: Option<ProgramId>,
+    /// Tokens that it has read of each sequence.
+    encoded: [usize; SLOTS],
     /// Of each sequence; those that are not named have the adapters as they are.
     pub doses: Vec<Doses>,
 }
@@ -175,13 +183,34 @@ impl Runner {
         let graph = model.graph(want).unwrap();
         let cols = graph.value(graph.result().unwrap()).cols;
         let program = backend.compile(Plan::new(graph, Capacity { tokens: 256, outputs: 256 })).unwrap();
-        Self { backend, program, cols, page, windows, recent, doses: Vec::new() }
+        let capacity = Capacity { tokens: 512, outputs: 1 };
+        let encoder =
+            model.graph(Want::Encode).map(|graph| backend.compile(Plan::new(graph, capacity)).unwrap());
+        let encoded = [0; SLOTS];
+        Self { backend, program, cols, page, windows, recent, encoder, encoded, doses: Vec::new() }
+    }
+
+    /// Has the encoder read the prompts of sequences in one step.
+    pub fn read(&mut self, prompts: &[(usize, &[u32])]) {
+        let feeds: Vec<_> = prompts.iter().map(|&(sequence, prompt)| (sequence, 0, prompt)).collect();
+        prompts.iter().for_each(|(sequence, prompt)| self.encoded[*sequence] = prompt.len());
+        let input = self.input(&feeds, |_| 0);
+        self.backend.run(self.encoder.expect("the model has an encoder"), &input);
     }
 
     /// Runs one step of several sequences, each given as its number, past and new tokens; returns a row a token.
     pub fn step(&mut self, sequences: &[(usize, usize, &[u32])]) -> Vec<Vec<f32>> {
+        let mut input = self.input(sequences, |sequence| self.encoded[sequence]);
+        input.outputs = (0..input.tokens.len() as u32).collect();
+        self.backend.run(self.program, &input);
+        self.backend.result().chunks_exact(self.cols).map(<[f32]>::to_vec).collect()
+    }
+
+    /// A step of tokens behind so many others that are `before` all those that a sequence has had.
+    fn input(&self, sequences: &[(usize, usize, &[u32])], before: impl Fn(usize) -> usize) -> StepInput {
         let mut input = StepInput::default();
         for &(sequence, past, tokens) in sequences {
+            let past = before(sequence) + past;
             let first_row = input.tokens.len();
             input.tokens.extend_from_slice(tokens);
             input.positions.extend((past..past + tokens.len()).map(|p| p as u32));
@@ -192,13 +221,19 @@ impl Runner {
             let (first, end) = (seen / self.page, (past + tokens.len()).div_ceil(self.page));
             assert!(end - first <= self.recent);
             let recent = RecentPages { first, pages: (first..end).map(|p| odd(p % self.recent)).collect() };
-            let state = (sequence * 3 % SLOTS) as u32;
-            input.segments.push(Segment { first_row, rows: tokens.len(), past, pages, recent, state });
+            let (state, encoded) = ((sequence * 3 % SLOTS) as u32, self.encoded[sequence]);
+            input.segments.push(Segment {
+                first_row,
+                rows: tokens.len(),
+                past,
+                pages,
+                recent,
+                encoded,
+                state,
+            });
             input.doses.push(self.doses.get(sequence).cloned().unwrap_or_default());
         }
-        input.outputs = (0..input.tokens.len() as u32).collect();
-        self.backend.run(self.program, &input);
-        self.backend.result().chunks_exact(self.cols).map(<[f32]>::to_vec).collect()
+        input
     }
 }
 
@@ -236,6 +271,9 @@ pub fn feed(entry: &Entry, level: &str, how: &str) -> Vec<Vec<f32>> {
         "one" => 1,
         _ => return beside_others(entry, &mut runner),
     };
+    if !entry.prompt.is_empty() {
+        runner.read(&[(0, &entry.prompt)]);
+    }
     let mut rows = Vec::new();
     for start in (0..tokens.len()).step_by(chunk) {
         rows.extend(runner.step(&[(0, start, &tokens[start..(start + chunk).min(tokens.len())])]));
@@ -250,6 +288,11 @@ fn beside_others(entry: &Entry, runner: &mut Runner) -> Vec<Vec<f32>> {
         tokens.iter().cycle().skip(shift).take(tokens.len()).copied().collect()
     };
     let others = [other(1), other(5), other(9)];
+    if let Some(end) = entry.prompt.len().checked_sub(3) {
+        let prompt = &entry.prompt[..];
+        runner.read(&[(3, &prompt[2..end]), (1, prompt), (0, &prompt[3..])]);
+        runner.read(&[(2, &prompt[1..end])]);
+    }
     let middle = if entry.is_embedding() { tokens.len() } else { tokens.len() / 3 };
     let mut rows = Vec::new();
     for (from, to) in [(0, middle), (middle, tokens.len())] {

@@ -387,6 +387,10 @@ impl Attend {
 
     /// What the weighted values of a head are multiplied by at the end.
     fn factor(&self, max: f32, sum: f32, head: usize) -> f32 {
+        // Nothing was seen: an encoder has read nothing.
+        if sum == 0.0 && self.sinks.is_empty() {
+            return 0.0;
+        }
         let Some(&sink) = self.sinks.get(head) else { return 1.0 / sum };
         // The sink joins the sum: shift everything to the larger maximum.
         let top = max.max(sink);

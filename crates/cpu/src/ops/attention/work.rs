@@ -157,6 +157,8 @@ fn visible(mask: Mask, s: &Segment, row: usize, rows: usize) -> (usize, usize) {
     let (first, last) = (s.past + row, s.past + row + rows - 1);
     match mask {
         Mask::Full => (0, s.rows),
+        Mask::Encoded => (0, s.encoded),
+        Mask::Decoded => (s.encoded.min(first), last + 1),
         Mask::Around(n) => (first.saturating_sub(n as usize), s.rows.min(last + 1 + n as usize)),
         Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => (mask.first_seen(first), last + 1),
     }
@@ -166,6 +168,8 @@ fn visible(mask: Mask, s: &Segment, row: usize, rows: usize) -> (usize, usize) {
 pub(super) fn row_visible(mask: Mask, s: &Segment, position: usize) -> (usize, usize) {
     match mask {
         Mask::Full => (0, s.rows),
+        Mask::Encoded => (0, s.encoded),
+        Mask::Decoded => (s.encoded.min(position), position + 1),
         Mask::Around(n) => (position.saturating_sub(n as usize), s.rows.min(position + 1 + n as usize)),
         Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => (mask.first_seen(position), position + 1),
     }
