@@ -86,8 +86,7 @@ impl Engine {
         let stepper = Stepper::new(&view, backend, options)?;
         // What the model was shortened to holds for both.
         let alike = EngineOptions { num_ctx: Some(stepper.info.n_ctx), ..options.clone() };
-        // A recurrent state cannot take back what did not come true.
-        let draft = draft.filter(|_| !stepper.info.recurrent);
+        let draft = draft.filter(|_| stepper.info.takes_drafts());
         let drafts =
             draft.map(|draft| Drafts::open(draft, &name_of(&view), &tokenizer, &alike)).transpose()?;
         let drafted = drafts.as_ref().map_or(0, |drafts| drafts.planned().total());
@@ -157,13 +156,22 @@ impl Engine {
             return Err(EngineError::CannotGenerate);
         }
         self.check(&job.prompt, job.context_in(info.n_ctx))?;
+        if info.start.is_some() {
+            if job.prompt_logprobs.is_some() {
+                return Err(EngineError::CannotScorePrompt);
+            }
+            // Beside the prompt there must be room for the token that the answer begins with.
+            let (tokens, n_ctx) = (job.prompt.len() + 1, job.context_in(info.n_ctx));
+            if tokens > n_ctx {
+                return Err(EngineError::PromptTooLong { tokens, n_ctx });
+            }
+        }
         let id = self.next_id();
         job.speculation.get_or_insert(self.inner.speculation);
         let drafter = (self.inner.drafters)();
         let masks = &self.inner.masks;
         let constrained = job.grammar.take().map(|grammar| Constrained::new(grammar, Arc::clone(masks)));
-        let sequence =
-            Sequence::new(id, job, sink, &self.inner.tokenizer, info.n_vocab, drafter, constrained);
+        let sequence = Sequence::new(id, job, sink, &self.inner.tokenizer, info, drafter, constrained);
         self.send(Command::Submit(Box::new(sequence)))?;
         Ok(id)
     }
@@ -176,6 +184,9 @@ impl Engine {
 
     /// One vector for each input, pooled as the file says and not normalised; scores for rerankers.
     pub fn embed(&self, inputs: Vec<Vec<u32>>, done: Done) -> Result<JobId, EngineError> {
+        if self.inner.info.start.is_some() {
+            return Err(EngineError::CannotEmbed);
+        }
         for input in &inputs {
             self.check(input, self.inner.info.n_ctx)?;
         }

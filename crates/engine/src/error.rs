@@ -67,6 +67,20 @@ pub enum EngineError {
         /// The draft model's architecture.
         architecture: &'static str,
     },
+    /// A draft model that reads prompts in another way than it writes.
+    #[error(
+        "a draft model of architecture {architecture} reads prompts with an encoder and cannot go on with what another model \
+         writes; take one without"
+    )]
+    EncoderDraft {
+        /// The draft model's architecture.
+        architecture: &'static str,
+    },
+    /// Log-probabilities of a prompt that an encoder reads.
+    #[error(
+        "an encoder reads the prompt of this model as a whole, which gives no log-probabilities of its tokens"
+    )]
+    CannotScorePrompt,
     /// The loop has ended.
     #[error("the engine has stopped")]
     Stopped,

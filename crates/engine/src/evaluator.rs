@@ -35,6 +35,8 @@ pub struct Feed<'a> {
 pub struct Evaluator {
     stepper: Stepper,
     lengths: Vec<usize>,
+    /// How many of these an encoder has read.
+    encoded: Vec<usize>,
 }
 
 impl Evaluator {
@@ -51,7 +53,8 @@ impl Evaluator {
             recent_pages: Some(usize::MAX),
             ..options.clone()
         };
-        Ok(Self { stepper: Stepper::new(view, backend, &options)?, lengths })
+        let encoded = vec![0; lengths.len()];
+        Ok(Self { stepper: Stepper::new(view, backend, &options)?, lengths, encoded })
     }
 
     /// Figures of the model.
@@ -83,6 +86,17 @@ impl Evaluator {
     /// they stay as they are.
     pub fn truncate(&mut self, sequence: usize, len: usize) {
         self.lengths[sequence] = self.lengths[sequence].min(len);
+        self.encoded[sequence] = self.encoded[sequence].min(len);
+    }
+
+    /// Has the encoder of a model read what sequences begin with, where it has one: hidden states of all rows. What follows is fed from
+    /// [`ModelInfo::start`] on.
+    pub fn encode(&mut self, feeds: &[Feed<'_>]) -> Result<&[f32], EngineError> {
+        for feed in feeds {
+            self.truncate(feed.sequence, 0);
+            self.encoded[feed.sequence] = feed.tokens.len();
+        }
+        self.step(Want::Encode, feeds)?.ok_or(EngineError::CannotEmbed)
     }
 
     /// One step: logits of the wanted rows, one after the other.
@@ -132,7 +146,8 @@ impl Evaluator {
             // All are kept, as what was fed may be forgotten again.
             let recent = RecentPages { first: 0, pages: pages.clone() };
             let (rows, state) = (feed.tokens.len(), feed.sequence as u32);
-            input.segments.push(Segment { first_row, rows, past, pages, recent, state });
+            let encoded = self.encoded[feed.sequence];
+            input.segments.push(Segment { first_row, rows, past, pages, recent, encoded, state });
         }
         if input.tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);

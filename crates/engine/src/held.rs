@@ -1,8 +1,8 @@
 //! The pages that a sequence holds and its recurrent state, and how they come from the tree and go back to it.
 
-use puna_graph::{Backend, Doses, RecentPages, Segment};
+use puna_graph::{Backend, RecentPages, Segment};
 
-use crate::pages::{Match, NodeId, PAGE_TOKENS, Page, Pages, Parent};
+use crate::pages::{Match, NodeId, Origin, PAGE_TOKENS, Page, Pages, Parent};
 
 /// Between copies of the state that are made while a prompt is read, at least.
 const LEAST_APART: usize = 8 * PAGE_TOKENS;
@@ -20,8 +20,8 @@ pub struct Held {
     recent_from: usize,
     /// Where texts end and part: what these places see is of value to others.
     places: [usize; 2],
-    /// The doses of the adapters that all of them were computed with.
-    doses: Doses,
+    /// What all of them were computed with.
+    origin: Origin,
     /// Slot of its state, that after all tokens that it has computed.
     state: Option<u32>,
     /// Copies of earlier states and after how many tokens they were made, for when their page goes to the tree.
@@ -31,31 +31,34 @@ pub struct Held {
 }
 
 impl Held {
-    /// What there is of a sequence's `tokens` with these doses of the adapters, and how many tokens that are. The beginning of a page that agrees only so far
-    /// is copied: from the tree or, as one of them may just have computed it, from what the `others` hold and have computed.
-    /// Where sequences have states, there must be a slot for one.
+    /// What there is of a sequence's `tokens` with this origin, and how many tokens that are. The beginning of a page that agrees only
+    /// so far is copied: from the tree or, as one of them may just have computed it, from what the `others` hold and have computed.
+    /// Where sequences have states, there must be a slot for one. What an encoder has read is found as a whole or not at all.
     pub fn find<'a>(
         pages: &mut Pages,
         backend: &mut dyn Backend,
-        doses: &Doses,
+        origin: &Origin,
         tokens: &[u32],
         others: impl Iterator<Item = (&'a Self, &'a [u32])>,
     ) -> (Self, usize) {
-        let found = pages.find(doses, tokens);
+        let found = pages.find(origin, tokens);
         if pages.has_states() {
-            return Self::with_state(pages, backend, (doses, tokens), found, others);
+            return Self::with_state(pages, backend, (origin, tokens), found, others);
         }
         let mut computed = found.path.len() * PAGE_TOKENS;
         // The page that an unfinished one continues with, if it comes to more than the tree has.
         let least = found.partial.map_or(0, |(_, tokens)| tokens);
-        let alike = others.filter(|(held, _)| held.doses == *doses && held.path == found.path);
+        let alike = others.filter(|(held, _)| held.origin == *origin && held.path == found.path);
         let unfinished = alike.filter_map(|(held, theirs)| {
             let common = theirs.get(computed..)?.iter().zip(&tokens[computed..]).take_while(|(a, b)| a == b);
             Some((*held.own.first()?, common.take(PAGE_TOKENS).count()))
         });
         let unfinished = unfinished.max_by_key(|(_, tokens)| *tokens).filter(|(_, tokens)| *tokens > least);
         let more = unfinished.map_or(least, |(_, tokens)| tokens);
-        let mut held = Self::on(pages, found.path, computed + more, doses);
+        if computed + more < origin.read.len() {
+            return (Self::on(pages, Vec::new(), 0, origin), 0);
+        }
+        let mut held = Self::on(pages, found.path, computed + more, origin);
         held.places = [tokens.len(), found.seen / PAGE_TOKENS * PAGE_TOKENS];
         let copied = match (unfinished, found.partial) {
             (Some((theirs, _)), _) => held.copy(pages, backend, theirs),
@@ -64,20 +67,20 @@ impl Held {
         };
         if copied {
             computed += more;
-        } else if pages.has_recent() {
-            // Without it, what follows would see further back.
+        } else if pages.has_recent() || computed < origin.read.len() {
+            // Without it, what follows would see further back, or a part of the prompt.
             return (held.let_go(pages), 0);
         }
         (held, computed)
     }
 
     /// The pages of a path in the tree for a sequence that goes on after so many tokens.
-    fn on(pages: &mut Pages, path: Vec<NodeId>, tokens: usize, doses: &Doses) -> Self {
+    fn on(pages: &mut Pages, path: Vec<NodeId>, tokens: usize, origin: &Origin) -> Self {
         pages.retain(&path);
         let seen = pages.seen_of(&path, tokens);
         pages.retain_recent(seen);
         let recent_from = path.len() - seen.len();
-        Self { path, recent_from, doses: doses.clone(), ..Self::default() }
+        Self { path, recent_from, origin: origin.clone(), ..Self::default() }
     }
 
     /// Gives back all pages, which are of no use; what stays is as empty as at first.
@@ -99,7 +102,7 @@ impl Held {
     fn with_state<'a>(
         pages: &mut Pages,
         backend: &mut dyn Backend,
-        (doses, tokens): (&Doses, &[u32]),
+        (origin, tokens): (&Origin, &[u32]),
         found: Match,
         others: impl Iterator<Item = (&'a Self, &'a [u32])>,
     ) -> (Self, usize) {
@@ -108,7 +111,7 @@ impl Held {
         let copies =
             others.flat_map(|(held, theirs)| held.kept.iter().map(move |copy| (held, theirs, *copy)));
         let theirs = copies
-            .filter(|(held, ..)| held.doses == *doses)
+            .filter(|(held, ..)| held.origin == *origin)
             .filter(|(held, theirs, (at, _))| {
                 let further = *at > found.tokens() && at / PAGE_TOKENS == held.path.len();
                 let same = theirs.len() >= *at && tokens.len() >= *at && theirs[..*at] == tokens[..*at];
@@ -119,7 +122,7 @@ impl Held {
             Some((held, _, (at, slot))) => (held.path.clone(), Some(slot), at),
             None => (found.path.clone(), found.state, found.tokens()),
         };
-        let mut held = Self::on(pages, path, computed, doses);
+        let mut held = Self::on(pages, path, computed, origin);
         (held.parts_at, held.places) = (parts_at, [tokens.len(), parts_at]);
         let partial = match (theirs, found.partial) {
             _ if computed.is_multiple_of(PAGE_TOKENS) => true,
@@ -182,6 +185,7 @@ impl Held {
             past,
             pages: shared(0).chain(own()).map(|page| page.all).collect(),
             recent: RecentPages { first: self.recent_from, pages: recent },
+            encoded: self.origin.read.len(),
             state: self.state.unwrap_or(0),
         }
     }
@@ -259,7 +263,7 @@ impl Held {
 
     /// What its own pages follow.
     fn last(&self) -> Parent {
-        self.path.last().map_or_else(|| Parent::Root(self.doses.clone()), |&id| Parent::Node(id))
+        self.path.last().map_or_else(|| Parent::Root(self.origin.clone()), |&id| Parent::Node(id))
     }
 
     /// Has a node keep the copies that were made in its page, which begins after `start` tokens.

@@ -78,6 +78,8 @@ pub struct ModelInfo {
     pub causal: bool,
     /// Whether it has recurrent states, which cannot be cut back.
     pub recurrent: bool,
+    /// The token that answers begin with, where an encoder reads the prompt.
+    pub start: Option<u32>,
     /// Whether text can be generated.
     pub can_generate: bool,
     /// Whether pairs of texts can be scored.
@@ -86,6 +88,14 @@ pub struct ModelInfo {
     pub pooling: Pooling,
     /// Parameters.
     pub parameters: u64,
+}
+
+impl ModelInfo {
+    /// Whether a draft model is of use: a recurrent state cannot take back what did not come true, and what an encoder has read no draft
+    /// model reads.
+    pub(crate) fn takes_drafts(&self) -> bool {
+        !self.recurrent && self.start.is_none()
+    }
 }
 
 /// Bytes by purpose.
@@ -140,9 +150,9 @@ pub fn plan_memory_with_draft(
     options: &EngineOptions,
     draft: DraftModel,
 ) -> Result<MemoryReport, EngineError> {
-    let alone = plan_memory(view, backend, options)?;
-    // With a recurrent model it is not loaded.
-    let draft = if alone.states > 0 { 0 } else { Drafts::plan(draft, options)?.total() };
+    let mut stepper = Stepper::bare(view, backend, options)?;
+    let alone = stepper.memory(options)?;
+    let draft = if stepper.info.takes_drafts() { Drafts::plan(draft, options)?.total() } else { 0 };
     Ok(MemoryReport { draft, ..alone })
 }
 

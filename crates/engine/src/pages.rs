@@ -1,7 +1,7 @@
 //! Pages of the cache and the tree of what they hold.
 //!
 //! A page holds the keys and values of [`PAGE_TOKENS`] consecutive tokens. What a sequence computes stays in a tree keyed by
-//! token ids after the sequence ends, for each mix of the model's adapters one: a node is a page, its children are the pages that followed it. A new sequence walks
+//! token ids after the sequence ends, for each [`Origin`] one: a node is a page, its children are the pages that followed it. A new sequence walks
 //! the tree along its prompt and computes only what it does not find. Full pages are shared; of a page that agrees only
 //! at its beginning, that beginning is copied. When pages run out, the leaf that was used longest ago goes first.
 
@@ -9,6 +9,7 @@ mod recent;
 mod states;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use puna_graph::Doses;
 
@@ -48,13 +49,29 @@ struct Node {
     last_used: u64,
 }
 
-/// What a page follows: another, or nothing, in the tree of these doses of the adapters.
+/// What the pages of a tree have in common beside their beginning: only where it is the same do the same tokens have the same keys and
+/// values.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Origin {
+    /// How much of the model's adapters they were computed with.
+    pub doses: Doses,
+    /// The whole prompt, where an encoder has read it: what it makes of the first token depends on the last. Else nothing.
+    pub read: Arc<[u32]>,
+}
+
+impl From<Doses> for Origin {
+    fn from(doses: Doses) -> Self {
+        Self { doses, ..Self::default() }
+    }
+}
+
+/// What a page follows: another, or nothing, in the tree of this origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Parent {
     /// The page before.
     Node(NodeId),
     /// The beginning of texts.
-    Root(Doses),
+    Root(Origin),
 }
 
 /// All pages: free, in the tree, or owned by a running sequence.
@@ -64,7 +81,7 @@ pub struct Pages {
     total: usize,
     nodes: Vec<Option<Node>>,
     empty: Vec<usize>,
-    roots: BTreeMap<Doses, Vec<NodeId>>,
+    roots: BTreeMap<Origin, Vec<NodeId>>,
     clock: u64,
     slots: Slots,
     recent: Recent,
@@ -147,16 +164,16 @@ impl Pages {
         Page { all: self.node(id).page, recent: self.recent_page(id) }
     }
 
-    /// The longest prefix of `tokens` that the tree of these doses holds, with a state where sequences have such, and all recent
+    /// The longest prefix of `tokens` that the tree of this origin holds, with a state where sequences have such, and all recent
     /// pages that what follows sees.
-    pub fn find(&self, doses: &Doses, tokens: &[u32]) -> Match {
-        let mut found = self.find_pages(doses, tokens);
+    pub fn find(&self, origin: &Origin, tokens: &[u32]) -> Match {
+        let mut found = self.find_pages(origin, tokens);
         if !self.has_states() && !self.has_recent() {
             return found;
         }
         let seen = found.tokens();
         if self.has_states() {
-            found = self.find_state(doses, tokens);
+            found = self.find_state(origin, tokens);
         }
         loop {
             let before = found.tokens();
@@ -170,9 +187,9 @@ impl Pages {
         }
     }
 
-    fn find_pages(&self, doses: &Doses, tokens: &[u32]) -> Match {
+    fn find_pages(&self, origin: &Origin, tokens: &[u32]) -> Match {
         let mut found = Match::default();
-        let Some(mut children) = self.roots.get(doses) else { return found };
+        let Some(mut children) = self.roots.get(origin) else { return found };
         let mut rest = tokens;
         loop {
             let common = children.iter().map(|&id| (self.common(id, rest), id));
@@ -250,11 +267,11 @@ impl Pages {
         let node = self.nodes[oldest].take().expect("just found");
         match node.parent {
             Parent::Node(parent) => self.node_mut(parent).children.retain(|id| id.0 != oldest),
-            Parent::Root(doses) => {
-                if let Some(roots) = self.roots.get_mut(&doses) {
+            Parent::Root(origin) => {
+                if let Some(roots) = self.roots.get_mut(&origin) {
                     roots.retain(|id| id.0 != oldest);
                     if roots.is_empty() {
-                        self.roots.remove(&doses);
+                        self.roots.remove(&origin);
                     }
                 }
             }
@@ -308,7 +325,7 @@ impl Pages {
         self.nodes[index] = Some(node);
         match parent {
             Parent::Node(parent) => self.node_mut(*parent).children.push(NodeId(index)),
-            Parent::Root(doses) => self.roots.entry(doses.clone()).or_default().push(NodeId(index)),
+            Parent::Root(origin) => self.roots.entry(origin.clone()).or_default().push(NodeId(index)),
         }
         NodeId(index)
     }
@@ -317,7 +334,7 @@ impl Pages {
     fn children(&self, parent: &Parent) -> &[NodeId] {
         match parent {
             Parent::Node(parent) => &self.node(*parent).children,
-            Parent::Root(doses) => self.roots.get(doses).map(Vec::as_slice).unwrap_or_default(),
+            Parent::Root(origin) => self.roots.get(origin).map(Vec::as_slice).unwrap_or_default(),
         }
     }
 }
@@ -327,7 +344,7 @@ mod tests {
     use super::*;
 
     fn root() -> Parent {
-        Parent::Root(Doses::default())
+        Parent::Root(Origin::default())
     }
 
     fn full(start: u32) -> Vec<u32> {
@@ -343,8 +360,8 @@ mod tests {
         let prompt: Vec<u32> =
             full(0).into_iter().chain(full(100).into_iter().take(7)).chain([999]).collect();
         let found = Match { path: vec![first], partial: Some((second, 7)), ..Match::default() };
-        assert_eq!(pages.find(&Doses::default(), &prompt), found);
-        assert_eq!(pages.find(&Doses::default(), &[5]), Match::default());
+        assert_eq!(pages.find(&Origin::default(), &prompt), found);
+        assert_eq!(pages.find(&Origin::default(), &[5]), Match::default());
     }
 
     #[test]
@@ -379,17 +396,29 @@ mod tests {
     fn what_other_adapters_made_of_the_same_tokens_is_something_else() {
         let mut pages = Pages::new(2);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
-        let half = Doses::new(&[0.5]);
+        let half = Origin::from(Doses::new(&[0.5]));
         let plain = pages.insert(&root(), a, &full(0));
         assert_eq!(pages.find(&half, &full(0)), Match::default());
         let other = pages.insert(&Parent::Root(half.clone()), b, &full(0));
         assert_ne!(plain, other);
         assert_eq!(pages.find(&half, &full(0)).path, [other]);
-        assert_eq!(pages.find(&Doses::default(), &full(0)).path, [plain]);
+        assert_eq!(pages.find(&Origin::default(), &full(0)).path, [plain]);
         // Both make room in their turn.
         assert!(pages.take().is_some() && pages.take().is_some());
         assert_eq!(pages.find(&half, &full(0)), Match::default());
         assert!(pages.roots.is_empty());
+    }
+
+    #[test]
+    fn what_an_encoder_made_of_the_same_beginning_of_another_prompt_is_something_else() {
+        let mut pages = Pages::new(2);
+        let read = |prompt: &[u32]| Origin { read: prompt.into(), ..Origin::default() };
+        let prompt: Vec<u32> = full(0).into_iter().chain([500, 501]).collect();
+        let page = pages.take().unwrap();
+        let first = pages.insert(&Parent::Root(read(&prompt)), page, &full(0));
+        assert_eq!(pages.find(&read(&prompt), &prompt).path, [first]);
+        assert_eq!(pages.find(&read(&prompt[..65]), &prompt[..65]), Match::default());
+        assert_eq!(pages.find(&Origin::default(), &prompt), Match::default());
     }
 
     #[test]

@@ -12,7 +12,8 @@ use puna_tokenizer::{StreamDecoder, Tokenizer};
 use crate::constraint::{Constrained, Undrawn};
 use crate::held::Held;
 use crate::job::{Event, Finish, Job, Piece, PromptToken, Sink, Stage, Summary};
-use crate::pages::PAGE_TOKENS;
+use crate::options::ModelInfo;
+use crate::pages::{Origin, PAGE_TOKENS};
 use crate::speculate::guesser::Guesser;
 use crate::speculate::{Drafter, Guess, Speculation};
 use crate::vocab::SamplerVocab;
@@ -33,6 +34,8 @@ pub struct Sequence {
     pub tokens: Vec<u32>,
     /// How many of them are in the cache.
     pub computed: usize,
+    /// What they are computed with.
+    pub origin: Origin,
     pub held: Held,
     sampler: Sampler,
     constrained: Option<Constrained>,
@@ -68,26 +71,31 @@ impl Sequence {
         job: Job,
         sink: Box<dyn Sink>,
         tokenizer: &Arc<Tokenizer>,
-        n_vocab: usize,
+        info: &ModelInfo,
         drafter: Box<dyn Drafter>,
         constrained: Option<Constrained>,
     ) -> Self {
         let mut sampling = job.sampling.clone();
         sampling.logit_bias.extend(tokenizer.suppressed().iter().map(|&token| (token, f32::NEG_INFINITY)));
         let vocab: Arc<dyn Vocab> = Arc::new(SamplerVocab(Arc::clone(tokenizer)));
-        let mut sampler = Sampler::with_vocab(&sampling, n_vocab, &vocab);
+        let mut sampler = Sampler::with_vocab(&sampling, info.n_vocab, &vocab);
         job.prompt.iter().for_each(|&token| sampler.accept(token));
+        let decoder = tokenizer.decoder().showing(&job.shown);
+        // What is written behind an encoder's prompt goes on with nothing.
+        let decoder = if info.start.is_some() { decoder.at_start() } else { decoder };
+        let read: &[u32] = if info.start.is_some() { &job.prompt } else { &[] };
         Self {
             id,
-            tokens: job.prompt.clone(),
+            tokens: job.prompt.iter().copied().chain(info.start).collect(),
             computed: 0,
+            origin: Origin { doses: job.doses.clone(), read: read.into() },
             held: Held::default(),
             sampler,
             constrained,
             forced: VecDeque::new(),
             thought_ended: false,
             postponed: None,
-            decoder: tokenizer.decoder().showing(&job.shown),
+            decoder,
             stop: StopMatcher::new(job.stop.clone()),
             guesser: Guesser::new(job.speculation.unwrap_or(Speculation::OFF), drafter),
             submitted: Instant::now(),
@@ -113,6 +121,11 @@ impl Sequence {
     /// Whether the listener takes another event now.
     pub fn ready(&self) -> bool {
         self.sink.ready()
+    }
+
+    /// Tokens that an encoder is to read as a whole: none but where nothing of them is in the cache.
+    pub fn unread(&self) -> usize {
+        if self.computed == 0 { self.origin.read.len() } else { 0 }
     }
 
     /// Whether only the newest token is still to be computed.
@@ -380,12 +393,22 @@ impl Sequence {
 
     /// Drops the older half of what follows the kept beginning; the rest is computed anew.
     pub fn shift(&mut self) {
-        let keep = self.job.keep.min(self.tokens.len() - 1);
+        // What an encoder has read stays as it is, and the token that the answer begins with.
+        let least = if self.origin.read.is_empty() { 0 } else { self.origin.read.len() + 1 };
+        let keep = self.job.keep.max(least).min(self.tokens.len() - 1);
         let dropped = ((self.tokens.len() - keep) / 2).max(1);
         self.tokens.drain(keep..keep + dropped);
         self.shifted += dropped;
         self.guesser.forget();
         self.computed = 0;
+    }
+
+    /// Prompt and answer, as somebody may go on with them: the token that answers begin with where an encoder reads prompts is part of
+    /// neither.
+    fn text(&self) -> Vec<u32> {
+        let read = self.origin.read.len();
+        let behind = if read > 0 { read + 1 } else { 0 };
+        self.tokens[..read].iter().chain(&self.tokens[behind..]).copied().collect()
     }
 
     fn summary(&self, finish: Finish) -> Summary {
@@ -402,7 +425,7 @@ impl Sequence {
             queued: started - self.submitted,
             speculated: self.guesser.counts,
             shifted_tokens: self.shifted,
-            tokens: self.tokens.clone(),
+            tokens: self.text(),
         }
     }
 }

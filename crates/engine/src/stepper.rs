@@ -64,6 +64,7 @@ impl Stepper {
             n_vocab: shape.n_vocab,
             causal: shape.causal,
             recurrent: !model.states().is_empty(),
+            start: shape.start,
             can_generate: shape.has_logits,
             can_rank: model.pooling() == Pooling::Rank && shape.score_labels > 0,
             pooling: model.pooling(),
@@ -86,23 +87,33 @@ impl Stepper {
         let states = state_spec(&self.model, options);
         let states = states.slot_bytes() as u64 * states.slots as u64;
         // An encoder sees a text as a whole, however long.
-        let tokens = options.num_batch.max(if self.info.causal { 1 } else { self.info.n_ctx });
-        let (want, results) =
-            if self.info.can_generate { (Want::Logits, self.results) } else { (Want::Hidden, tokens) };
-        let (mut cols, room) = (0, self.results);
-        let mut with = |tokens: usize| -> Result<u64, EngineError> {
-            cols = self.program(want, Capacity::class(tokens, room))?.map_or(0, |(_, cols)| cols);
+        let whole = options.num_batch.max(self.info.n_ctx);
+        let kinds: &[(Want, usize, usize)] = match (self.info.can_generate, self.info.causal) {
+            (true, _) if self.info.start.is_some() => {
+                &[(Want::Encode, whole, whole), (Want::Logits, options.num_batch, self.results)]
+            }
+            (true, _) => &[(Want::Logits, options.num_batch, self.results)],
+            (false, true) => &[(Want::Hidden, options.num_batch, options.num_batch)],
+            (false, false) => &[(Want::Hidden, whole, whole)],
+        };
+        // The largest result as it is handed out.
+        let mut results = 0;
+        let room = self.results;
+        let mut with = |size: &dyn Fn(usize) -> usize| -> Result<u64, EngineError> {
+            for &(want, tokens, rows) in kinds {
+                let program = self.program(want, Capacity::class(size(tokens), room))?;
+                results = results.max(4 * rows as u64 * program.map_or(0, |(_, cols)| cols) as u64);
+            }
             Ok(self.backend.scratch_bytes() as u64)
         };
-        let largest = with(tokens)?;
+        let largest = with(&|tokens| tokens)?;
         // Steps of all sizes share buffers, but for those that each size keeps for itself. What grows with the size comes to
         // twice that of half the largest for all smaller ones; what does not comes again for each of them.
-        let half = with(tokens.div_ceil(2))?;
-        let one = with(1)?;
-        let sizes = u64::from(tokens.next_power_of_two().ilog2());
+        let half = with(&|tokens| tokens.div_ceil(2))?;
+        let one = with(&|_| 1)?;
+        let tokens = kinds.iter().map(|(_, tokens, _)| tokens.next_power_of_two());
+        let sizes = u64::from(tokens.max().unwrap_or(1).ilog2());
         let smaller = 2 * half.saturating_sub(largest) + sizes * one.saturating_sub(half);
-        // The result as it is handed out.
-        let results = 4 * results as u64 * cols as u64;
         Ok(MemoryReport { weights, cache, states, scratch: largest + smaller + results, draft: 0 })
     }
 
@@ -142,7 +153,7 @@ impl Stepper {
         input: &StepInput,
     ) -> Result<Option<(ProgramId, usize)>, EngineError> {
         // States of all tokens are the same steps whichever of them are wanted.
-        let outputs = if want == Want::Hidden { 1 } else { input.outputs.len() };
+        let outputs = if matches!(want, Want::Hidden | Want::Encode) { 1 } else { input.outputs.len() };
         self.program(want, Capacity::class(input.tokens.len(), outputs.max(self.results)))
     }
 

@@ -25,7 +25,7 @@ impl Borrowed {
             let numbers = recent.first..(past + rows).div_ceil(PAGE_TOKENS);
             recent.pages = numbers.map(|number| self.recent[number % self.recent.len()]).collect();
         }
-        Segment { first_row, rows, past, pages, recent, state }
+        Segment { first_row, rows, past, pages, recent, encoded: 0, state }
     }
 }
 

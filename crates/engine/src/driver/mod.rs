@@ -4,6 +4,7 @@
 //! step short while others wait for their next token.
 
 mod borrowed;
+mod encode;
 mod turns;
 
 use std::collections::{HashMap, VecDeque};
@@ -192,7 +193,7 @@ impl Driver {
             let s = &self.waiting[at];
             let (tokens, known) = (&s.tokens, s.known());
             let needed = (tokens.len() + 1).div_ceil(PAGE_TOKENS);
-            let known = self.pages.find(&s.job.doses, &tokens[..known]).path;
+            let known = self.pages.find(&s.origin, &tokens[..known]).path;
             let lacking = needed.saturating_sub(known.len());
             // Whoever is alone always fits.
             let alone = self.running.is_empty() && !self.embeds_hold_pages();
@@ -278,8 +279,7 @@ impl Driver {
     fn is_being_computed(&self, sequence: &Sequence) -> bool {
         let known = &sequence.tokens[..sequence.known()];
         let more = |than: usize| {
-            let alike =
-                |s: &Sequence| s.job.client == sequence.job.client && s.job.doses == sequence.job.doses;
+            let alike = |s: &Sequence| s.job.client == sequence.job.client && s.origin == sequence.origin;
             let reads = |s: &&Sequence| alike(s) && !s.is_decoding() && s.ready();
             self.running.iter().filter(reads).any(|s| {
                 let common = s.tokens.iter().zip(known).take_while(|(a, b)| a == b).count();
@@ -287,15 +287,15 @@ impl Driver {
             })
         };
         // Most have nothing in common, and need not be looked for in the tree.
-        more(0) && more(self.pages.find(&sequence.job.doses, known).tokens())
+        more(0) && more(self.pages.find(&sequence.origin, known).tokens())
     }
 
     /// Finds what there is of a sequence's tokens. The last token is always computed: its logits are wanted.
     fn begin(&mut self, sequence: &mut Sequence) {
         let known = &sequence.tokens[..sequence.known()];
         let others = self.running.iter().map(|s| (&s.held, &s.tokens[..s.computed]));
-        let doses = &sequence.job.doses;
-        let (held, computed) = Held::find(&mut self.pages, &mut *self.stepper.backend, doses, known, others);
+        let origin = &sequence.origin;
+        let (held, computed) = Held::find(&mut self.pages, &mut *self.stepper.backend, origin, known, others);
         sequence.held = held;
         sequence.start(computed);
     }
@@ -352,6 +352,7 @@ impl Driver {
         if self.running.is_empty() {
             return Ok(());
         }
+        self.encode()?;
         let chosen = self.choose();
         if chosen.is_empty() {
             let end = Instant::now() + SLOW_LISTENER_PAUSE;
@@ -380,17 +381,22 @@ impl Driver {
         };
         let seconds = start.elapsed().as_secs_f64();
         let prompt_rows: usize = parts.iter().filter(|p| p.prompt).map(|p| p.rows).sum();
-        if prompt_rows >= FIRST_CHUNK {
-            let rate = prompt_rows as f64 / seconds;
-            self.prefill_rate =
-                if self.prefill_rate == 0.0 { rate } else { 0.7 * self.prefill_rate + 0.3 * rate };
-        }
+        self.note_rate(prompt_rows, seconds);
         let came_true = self.hand_out(&parts, cols, prompt_rows);
         if prompt_rows == 0 {
             let (sequences, rows) = (parts.len(), input.tokens.len());
             self.speculator.ran(Ran { sequences, rows, seconds, came_true });
         }
         Ok(())
+    }
+
+    /// Notes how long a step took in which so many rows were prompts.
+    fn note_rate(&mut self, prompt_rows: usize, seconds: f64) {
+        if prompt_rows >= FIRST_CHUNK {
+            let rate = prompt_rows as f64 / seconds;
+            self.prefill_rate =
+                if self.prefill_rate == 0.0 { rate } else { 0.7 * self.prefill_rate + 0.3 * rate };
+        }
     }
 
     /// Guesses for a step in which nobody reads a prompt.

@@ -52,7 +52,7 @@ impl Driver {
         let mut results = self.stepper.results().saturating_sub(chosen.len()).max(1);
         let (served, running) = (&mut self.served, &mut self.running);
         let mut prompts: Vec<&mut Sequence> =
-            running.iter_mut().filter(|s| !s.is_decoding() && s.ready()).collect();
+            running.iter_mut().filter(|s| !s.is_decoding() && s.unread() == 0 && s.ready()).collect();
         let share = |client: u64| served.get(&client).copied().unwrap_or(0);
         prompts.sort_by_key(|s| (share(s.job.client), s.served, s.admitted));
         for s in prompts {
@@ -80,6 +80,28 @@ impl Driver {
                 chosen.push((s.id, rows));
             }
         }
+    }
+
+    /// The sequences whose prompts an encoder reads next, those first whose clients had least: as many as a step has time for, and at
+    /// least one.
+    pub(super) fn next_unread(&mut self) -> Vec<JobId> {
+        let budget = self.prompt_budget(0);
+        let (served, running) = (&mut self.served, &mut self.running);
+        let mut unread: Vec<&mut Sequence> =
+            running.iter_mut().filter(|s| s.unread() > 0 && s.ready()).collect();
+        let share = |client: u64| served.get(&client).copied().unwrap_or(0);
+        unread.sort_by_key(|s| (share(s.job.client), s.served, s.admitted));
+        let (mut rows, mut chosen) = (0, Vec::new());
+        for s in unread {
+            if rows > 0 && rows + s.unread() > budget {
+                break;
+            }
+            rows += s.unread();
+            s.served += s.unread() as u64;
+            *served.entry(s.job.client).or_default() += s.unread() as u64;
+            chosen.push(s.id);
+        }
+        chosen
     }
 
     /// Rows that prompts may take in a step in which so many sequences take a token.

@@ -199,16 +199,14 @@ impl Pages {
 
 #[cfg(test)]
 mod tests {
-    use puna_graph::Doses;
-
-    use super::super::Parent;
+    use super::super::{Origin, Parent};
     use super::*;
 
     /// Pages of a model with a window of so many tokens, `count` of them full and in the tree; and their tokens and nodes.
     fn chain(mask: Mask, count: usize, recent: usize) -> (Pages, Vec<u32>, Vec<NodeId>) {
         let mut pages = Pages::new(count + 2).with_recent(Windows::new([mask].into_iter()), recent);
         let tokens: Vec<u32> = (0..(count * PAGE_TOKENS) as u32).collect();
-        let (mut parent, mut nodes) = (Parent::Root(Doses::default()), Vec::new());
+        let (mut parent, mut nodes) = (Parent::Root(Origin::default()), Vec::new());
         for tokens in tokens.chunks(PAGE_TOKENS) {
             let page = pages.take().unwrap();
             let node = pages.insert(&parent, page, tokens);
@@ -219,7 +217,7 @@ mod tests {
     }
 
     fn found(pages: &Pages, tokens: &[u32]) -> usize {
-        pages.find(&Doses::default(), tokens).tokens()
+        pages.find(&Origin::default(), tokens).tokens()
     }
 
     #[test]
@@ -291,7 +289,7 @@ mod tests {
         two.into_iter().for_each(|page| pages.give_back_recent(page));
         assert_eq!(pages.recent_page(nodes[0]), None);
         let again = pages.take().unwrap();
-        let root = Parent::Root(Doses::default());
+        let root = Parent::Root(Origin::default());
         assert_eq!(pages.insert(&root, again, &tokens[..64]), nodes[0]);
         assert_eq!(pages.recent_page(nodes[0]), again.recent);
         // With one that is there, and with a part of a page, nothing changes.

@@ -4,9 +4,7 @@
 //! at some places, and of a prompt no more is known than up to the last of these. A running sequence has a slot for its own
 //! state; all other slots are for copies, of which the one used longest ago goes first.
 
-use puna_graph::Doses;
-
-use super::{Match, NodeId, PAGE_TOKENS, Pages};
+use super::{Match, NodeId, Origin, PAGE_TOKENS, Pages};
 
 /// The slots of states: free, of a copy in the tree, or owned by a running sequence.
 #[derive(Debug, Default)]
@@ -94,9 +92,9 @@ impl Pages {
 
     /// The prefix of `tokens` up to the last state that the tree has of it. A page that has more tokens of it may have no state as
     /// late as another beside it.
-    pub(super) fn find_state(&self, doses: &Doses, tokens: &[u32]) -> Match {
+    pub(super) fn find_state(&self, origin: &Origin, tokens: &[u32]) -> Match {
         let (mut path, mut found) = (Vec::new(), None);
-        let (mut children, mut rest) = (self.roots.get(doses).map_or(&[][..], |roots| roots), tokens);
+        let (mut children, mut rest) = (self.roots.get(origin).map_or(&[][..], |roots| roots), tokens);
         loop {
             let common = children.iter().map(|&id| (id, self.common(id, rest)));
             let states = common.clone().filter_map(|(id, common)| Some((id, self.last_state(id, common)?)));
@@ -151,7 +149,7 @@ mod tests {
     use super::*;
 
     fn find(pages: &Pages, tokens: &[u32]) -> Match {
-        pages.find(&Doses::default(), tokens)
+        pages.find(&Origin::default(), tokens)
     }
 
     fn full(start: u32) -> Vec<u32> {
@@ -162,7 +160,7 @@ mod tests {
     fn three_pages() -> (Pages, Vec<u32>, [NodeId; 3]) {
         let mut pages = Pages::new(4).with_states(3);
         let tokens = [full(0), full(100), full(200)[..10].to_vec()];
-        let mut parent = Parent::Root(Doses::default());
+        let mut parent = Parent::Root(Origin::default());
         let nodes = [0, 1, 2].map(|i: usize| {
             let page = pages.take().unwrap();
             let node = pages.insert(&parent, page, &tokens[i]);
@@ -194,7 +192,7 @@ mod tests {
     #[test]
     fn a_sibling_with_a_later_state_is_gone_on_from() {
         let mut pages = Pages::new(4).with_states(3);
-        let root = Parent::Root(Doses::default());
+        let root = Parent::Root(Origin::default());
         let add = |pages: &mut Pages, tokens: &[u32]| {
             let page = pages.take().unwrap();
             pages.insert(&root, page, tokens)

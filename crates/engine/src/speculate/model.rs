@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use puna_graph::{Backend, Doses, StepInput};
+use puna_graph::{Backend, StepInput};
 use puna_models::Want;
 use puna_tokenizer::Tokenizer;
 
@@ -17,7 +17,7 @@ use super::newest::Newest;
 use crate::error::EngineError;
 use crate::held::Held;
 use crate::options::{EngineOptions, MemoryReport};
-use crate::pages::{PAGE_TOKENS, Pages};
+use crate::pages::{Origin, PAGE_TOKENS, Pages};
 use crate::sequence::JobId;
 use crate::speculate::Speculation;
 use crate::stepper::Stepper;
@@ -204,7 +204,7 @@ impl Drafts {
                 let known = &question.tokens[..n - 1];
                 // A draft model goes without adapters.
                 let (pages, backend) = (&mut self.pages, &mut *self.stepper.backend);
-                let (held, seen) = Held::find(pages, backend, &Doses::default(), known, std::iter::empty());
+                let (held, seen) = Held::find(pages, backend, &Origin::default(), known, std::iter::empty());
                 Follower { held, seen, ahead: Vec::new(), has_read: false }
             });
             follower.settle(question.tokens);
@@ -296,10 +296,14 @@ fn options_of(options: &EngineOptions) -> EngineOptions {
     EngineOptions { speculation: Speculation::OFF, adapters: Vec::new(), ..options.clone() }
 }
 
-/// Whether guesses that did not come true can be taken back.
+/// Whether it goes on with what others write, and guesses that did not come true can be taken back.
 fn can_take_back(stepper: &Stepper) -> Result<(), EngineError> {
     let architecture = stepper.info.architecture;
-    if stepper.info.recurrent { Err(EngineError::RecurrentDraft { architecture }) } else { Ok(()) }
+    match stepper.info.start {
+        Some(_) => Err(EngineError::EncoderDraft { architecture }),
+        None if stepper.info.recurrent => Err(EngineError::RecurrentDraft { architecture }),
+        None => Ok(()),
+    }
 }
 
 /// Whether a draft model's tokens mean what those of the model called `model` mean.

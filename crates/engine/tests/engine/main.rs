@@ -3,6 +3,7 @@
 mod adapters;
 mod constrained;
 mod deterministic;
+mod encoder;
 mod fairness;
 
 mod many;

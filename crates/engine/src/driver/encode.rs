@@ -1,0 +1,65 @@
+//! Steps in which an encoder reads prompts, for models that have one: each prompt as a whole, whatever its length, in a step of its own
+//! kind before those in which answers are written.
+
+use std::time::Instant;
+
+use puna_graph::StepInput;
+use puna_models::Want;
+
+use super::Driver;
+use crate::error::EngineError;
+use crate::sequence::JobId;
+
+impl Driver {
+    /// Reads the prompts that are next, if there are such.
+    pub(super) fn encode(&mut self) -> Result<(), EngineError> {
+        if self.stepper.info.start.is_none() {
+            return Ok(());
+        }
+        let chosen = self.next_unread();
+        for id in &chosen {
+            if let Some(at) = self.running.iter().position(|s| s.id == *id) {
+                self.make_room(at, self.running[at].unread());
+            }
+        }
+        let (input, read) = self.assemble_unread(&chosen);
+        if read.is_empty() {
+            return Ok(());
+        }
+        self.stepper.prepare(Want::Encode, &input)?;
+        let start = Instant::now();
+        self.stepper.run(Want::Encode, &input)?.ok_or(EngineError::CannotGenerate)?;
+        self.note_rate(input.tokens.len(), start.elapsed().as_secs_f64());
+        let mut left = Vec::new();
+        for s in self.running.iter_mut().filter(|s| read.contains(&s.id)) {
+            s.computed = s.unread();
+            s.held.publish(&mut self.pages, &s.tokens[..s.computed]);
+            if !s.prefill_progress() {
+                left.push(s.id);
+            }
+        }
+        self.dismiss(&left);
+        let mut stats = self.stats.lock().expect("nobody panics with the statistics");
+        stats.steps += 1;
+        stats.prompt_tokens += input.tokens.len() as u64;
+        Ok(())
+    }
+
+    /// The step that reads the prompts of these, but for those that were sent back to the queue; and whose they are.
+    fn assemble_unread(&self, chosen: &[JobId]) -> (StepInput, Vec<JobId>) {
+        let (mut input, mut read) = (StepInput::default(), Vec::new());
+        for id in chosen {
+            let Some(s) = self.running.iter().find(|s| s.id == *id) else { continue };
+            let (first_row, rows) = (input.tokens.len(), s.unread());
+            if s.held.room() < rows {
+                continue;
+            }
+            input.tokens.extend_from_slice(&s.tokens[..rows]);
+            input.positions.extend(0..rows as u32);
+            input.segments.push(s.held.segment(&self.pages, first_row, rows, 0));
+            input.doses.push(s.job.doses.clone());
+            read.push(*id);
+        }
+        (input, read)
+    }
+}
