@@ -52,6 +52,8 @@ SENTENCES = {
     "1_Pooling/config.json": {"word_embedding_dimension": 64, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True},
 }
 HALF = rope(partial_rotary_factor=0.5)
+T5 = {"vocab_size": 320, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "relative_attention_num_buckets": 32, "feed_forward_proj": "gated-gelu",
+  "layer_norm_epsilon": 1e-6, "decoder_start_token_id": 0}
 NEMOTRON_H = {
     "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "ssm_state_size": 16,
     "mamba_num_heads": 6, "mamba_head_dim": 16, "n_groups": 2, "conv_kernel": 4, "expand": 2, "chunk_size": 16, "use_conv_bias": True, "use_bias": False,
@@ -260,6 +262,24 @@ def minicpm3():
     }
 
 
+def grove(width=64, experts=4, inner=32, small=16):
+    """Experts, and smaller ones of which two have one together."""
+    network = {f"mlp.{name}.{number}.{part}.weight": (width, size) if part == "down_proj" else (size, width) for name, count, size in
+      (("experts", experts, inner), ("chunk_experts", experts // 2, small)) for number in range(count) for part in ("gate_proj", "up_proj", "down_proj")}
+    attention = {"q_proj.weight": (64, width), "k_proj.weight": (32, width), "v_proj.weight": (32, width), "o_proj.weight": (width, 64), "q_norm.weight": (16,), "k_norm.weight": (16,)}
+    norms = {"input_layernorm.weight": (width,), "post_attention_layernorm.weight": (width,), "mlp.gate.weight": (experts, width), "mlp.expert_bias": (experts,)}
+    parts = {f"self_attn.{name}": shape for name, shape in attention.items()} | norms | network
+    return usual(width) | layers(2, {"model.layers.{}." + name: shape for name, shape in parts.items()})
+
+
+def cogvlm(width=64, inner=96):
+    """Matrices of text; those of images are left aside, which the converter does not do."""
+    network = {"gate_proj.weight": (inner, width), "up_proj.weight": (inner, width), "down_proj.weight": (width, inner)}
+    parts = {"input_layernorm.weight": (width,), "post_attention_layernorm.weight": (width,), "self_attn.language_expert_query_key_value.weight": (3 * width, width),
+      "self_attn.language_expert_dense.weight": (width, width)} | {f"mlp.language_mlp.{name}": shape for name, shape in network.items()}
+    return usual(width) | layers(2, {"model.layers.{}." + name: shape for name, shape in parts.items()})
+
+
 def nomic(moe=False):
     width, inner = 64, 96
     attention = {"attn.Wqkv.weight": (3 * width, width), "attn.out_proj.weight": (width, width)}
@@ -356,6 +376,10 @@ FAMILIES = [
       num_experts_per_tok=1, interleave_moe_layer_step=2, pad_token_id=0)),
     F("hunyuan-dense", "HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", plain(pad_token_id=0, tie_word_embeddings=True)),
     F("ernie4_5", "Ernie4_5ForCausalLM", "Ernie4_5Config", plain(use_bias=False, tie_word_embeddings=True), "pieces"),
+    F("chameleon", "ChameleonForConditionalGeneration", "ChameleonConfig", plain(head_dim=None, num_key_value_heads=4, vocabulary_map={"<image>": 3}, vq_config={
+      "embed_dim": 8, "num_embeddings": 8, "latent_channels": 32, "resolution": 8, "base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1})),
+    F("grovemoe", config=plain(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32), architecture="GroveMoeForCausalLM", tensors=grove()),
+    F("cogvlm", config=plain(head_dim=None, num_key_value_heads=None), vocabulary="pieces", architecture="CogVLMForCausalLM", tensors=cogvlm()),
     F("ernie4_5-moe", "Ernie4_5_MoeForCausalLM", "Ernie4_5_MoeConfig", plain(head_dim=None, tie_word_embeddings=True, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1,
       moe_intermediate_size=32, moe_layer_start_index=1), "pieces"),
     F("seed_oss", "SeedOssForCausalLM", "SeedOssConfig", plain(attention_bias=True, pad_token_id=0)),
@@ -491,8 +515,11 @@ FAMILIES = [
       "max_position_embeddings": 256, "local_attention": 16, "global_attn_every_n_layers": 3, "norm_eps": 1e-5, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
       "cls_token_id": 1, "sep_token_id": 2}, dtype="f16", files=SENTENCES, patch={"layer_norm_eps": 1e-5}),
     F("eurobert", "EuroBertModel", "EuroBertConfig", plain(pad_token_id=0, mask_token_id=3, classifier_pooling="mean"), files=SENTENCES),
-    F("t5encoder", "T5EncoderModel", "T5Config", {"vocab_size": 320, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "relative_attention_num_buckets": 32,
-      "feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 1e-6}, "unigram", dtype="f16"),
+    F("t5encoder", "T5EncoderModel", "T5Config", T5, "unigram", dtype="f16"),
+    # An encoder that reads prompts, and a decoder.
+    F("t5", "T5ForConditionalGeneration", "T5Config", T5, "unigram", dtype="f16"),
+    F("t5-relu", "T5ForConditionalGeneration", "T5Config", T5 | {"feed_forward_proj": "relu", "num_decoder_layers": 3}, "unigram", dtype="f16"),
+    F("umt5", "UMT5ForConditionalGeneration", "UMT5Config", T5, "unigram", dtype="f16"),
     # A vocabulary of its own form.
     F("rwkv6", config={"vocab_size": 320, "hidden_size": 128, "attention_hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "head_size": 64,
       "layer_norm_epsilon": 1e-5, "rescale_every": 2, "tie_word_embeddings": False, "model_type": "rwkv6"}, vocabulary="bytewise", architecture="Rwkv6ForCausalLM",

@@ -51,7 +51,7 @@ impl Facts {
             name: text(meta, "general.name"),
             parameter_count: gguf.parameter_count(),
             file_type: file_type(gguf),
-            context_length: number("context_length").unwrap_or(0),
+            context_length: number("context_length").unwrap_or(0).saturating_mul(sides(&architecture)),
             embedding_length: number("embedding_length").unwrap_or(0),
             pooling: number("pooling_type").and_then(|n| u32::try_from(n).ok()),
             vision: has("vision.block_count") || meta.opt_bool("clip.has_vision_encoder") == Ok(Some(true)),
@@ -163,6 +163,11 @@ impl Store {
     }
 }
 
+/// How often a context is there: a prompt that an encoder reads and the answer have one each.
+fn sides(architecture: &str) -> u64 {
+    if architecture == "t5" { 2 } else { 1 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,6 +196,8 @@ mod tests {
         let llama = of("llama-q4_k_m.gguf");
         assert_eq!((llama.architecture.as_str(), llama.file_type.as_str()), ("llama", "Q4_K_M"));
         assert!(llama.pooling.is_none() && llama.context_length > 0 && llama.embedding_length > 0);
+        // As many tokens are read as are written.
+        assert_eq!((of("t5.gguf").context_length, of("t5encoder.gguf").context_length), (2 * 96, 512));
         assert_eq!(of("bert-mean.gguf").pooling, Some(1));
         assert_eq!(of("bert-cls.gguf").pooling, Some(2));
         assert_eq!(of("bert-rank.gguf").pooling, Some(Facts::RANK));

@@ -25,6 +25,8 @@ const FILE_TYPE_MXFP4: u32 = 38;
 const HEAD: &str = "output.weight";
 /// The table of tokens, and the norm behind all layers of a family that has one.
 const AROUND: [&str; 3] = ["token_embd.weight", "output_norm.weight", "enc.output_norm.weight"];
+/// What the first layer has for all, or each for itself.
+const SHARED: &str = "attn_rel_b.weight";
 
 /// Writes the file of a folder.
 pub(super) fn convert(
@@ -105,10 +107,10 @@ fn scalar(weights: &mut Weights<'_>, name: String) -> Result<f32, ImportError> {
 /// Rows of the table of tokens.
 fn table_rows(family: &Family, weights: &Weights<'_>) -> Result<u64, ImportError> {
     let is_table = |rule: &&Rule| rule.here == "token_embd";
-    let rule = family.whole.iter().copied().flatten().find(is_table);
-    let there = rule.map_or("embed_tokens", |rule| rule.there);
-    let name = format!("{there}.weight");
-    let table = weights.get(&name);
+    let rules = family.whole.iter().copied().flatten().filter(is_table);
+    let names: Vec<String> = rules.map(|rule| format!("{}.weight", rule.there)).collect();
+    let name = names.first().cloned().unwrap_or_else(|| "embed_tokens.weight".to_owned());
+    let table = names.iter().find_map(|name| weights.get(name));
     let table = table.ok_or_else(|| ImportError::TensorMissing { name: format!("{}{name}", family.root) })?;
     Ok(table.entry.shape.first().copied().unwrap_or(0))
 }
@@ -173,6 +175,7 @@ fn check_whole(family: &Family, outputs: &[Output<'_>], sizes: &Sizes) -> Result
     let mut layers: BTreeMap<u32, BTreeSet<&str>> = BTreeMap::new();
     for name in names {
         let part = name.strip_prefix(family.blocks).and_then(|rest| rest.split_once('.'));
+        let part = part.filter(|(_, part)| *part != SHARED);
         if let Some((Ok(layer), part)) = part.map(|(number, part)| (number.parse(), part)) {
             layers.entry(layer).or_default().insert(part);
         }

@@ -79,16 +79,19 @@ impl Cutter<'_> {
         for (at, Slice { rows, step }) in slices.into_iter().enumerate() {
             let at = if names.len() == 1 { 0 } else { at };
             if let Some((name, parts)) = pieces.get_mut(at) {
-                parts.push((rows, self.order(name, step, rows)?));
+                parts.push((rows, self.order(name, rule.form, step, rows)?));
             }
         }
         Ok(Some(pieces))
     }
 
     /// The rows of a tensor of that name, out of those of a slice.
-    fn order(&self, name: &str, step: Step, rows: u64) -> Result<Order, ImportError> {
+    fn order(&self, name: &str, form: Form, step: Step, rows: u64) -> Result<Order, ImportError> {
         let order = Order::of(step);
-        if !self.family.pairs || !(name.starts_with("attn_q.") || name.starts_with("attn_k.")) {
+        // Norms with weights for each head have them across.
+        let norms = ["attn_q_norm.", "attn_k_norm."].iter().filter(|_| form == Form::Across);
+        let turns = ["attn_q.", "attn_k."].iter().chain(norms).any(|turns| name.starts_with(turns));
+        if !self.family.pairs || !turns {
             return Ok(order);
         }
         let head = u64::from(self.sizes.head);

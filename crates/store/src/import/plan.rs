@@ -33,6 +33,8 @@ pub(super) enum Content<'a> {
     /// Rows of so many values of tensors, one behind the other, with a change of each value. What the tensors have too few
     /// of is zero.
     Rows { parts: Vec<Part<'a>>, columns: u64, change: Change },
+    /// Rows of zeros, and those of a tensor behind them.
+    Behind { zeros: u64, part: Part<'a>, columns: u64 },
     /// Matrices with rows and columns exchanged, so many columns of each in some order, and they in another. In the source
     /// one begins so many rows behind the other.
     Transposed { tensor: Tensor<'a>, each: u64, take: u64, order: Order, matrices: Order, change: Change },
@@ -226,7 +228,7 @@ impl<'a> Output<'a> {
 
     fn columns(&self) -> u64 {
         match &self.content {
-            Content::Rows { columns, .. } => *columns,
+            Content::Rows { columns, .. } | Content::Behind { columns, .. } => *columns,
             _ => self.shape.last().copied().unwrap_or(1),
         }
     }
@@ -306,6 +308,11 @@ impl<'a> Output<'a> {
                 Ok(rows.flat_map(|row| (0..columns).map(|at| row[order.source(at) as usize])).collect())
             }
             Content::Mxfp4 { .. } => Ok(Vec::new()),
+            Content::Behind { zeros, part, .. } => {
+                let mut values = vec![0.0; ((*zeros.min(&to)).saturating_sub(from) * columns) as usize];
+                part.read(from.max(*zeros) - zeros..to.max(*zeros) - zeros, columns, &mut values)?;
+                Ok(values)
+            }
             Content::Rows { parts, change, .. } => {
                 let mut values = Vec::with_capacity(((to - from) * columns) as usize);
                 let mut start = 0;

@@ -345,32 +345,38 @@ pub(super) const T5_ENCODER: Family = Family {
     blocks: "enc.blk.",
     whole: &[&T5_WHOLE],
     layer: &[&T5_LAYER],
-    shape: |config| {
-        let heads = config.count("num_heads")?;
-        let layers = config.count("num_layers")?;
-        let sizes = Sizes { layers, heads, kv_heads: heads, head: config.count("d_kv")?, ..Sizes::default() };
-        let context = config.opt_count("n_positions")?.unwrap_or(512);
-        Ok(Shape { sizes, width: config.count("d_model")?, context, inner: config.count("d_ff")? })
-    },
+    shape: t5_shape,
     odd: Some(|_, weights, _| {
         leave_twin(weights);
         Ok(())
     }),
-    keys: |keys| {
-        let config = keys.config;
-        keys.set("context_length", keys.shape.context);
-        keys.set("embedding_length", keys.shape.width);
-        keys.count("feed_forward_length", &["d_ff"])?;
-        keys.set("block_count", keys.shape.sizes.layers);
-        keys.set("attention.head_count", keys.shape.sizes.heads);
-        keys.head_sizes();
-        let eps = config.float("layer_norm_epsilon", 1e-6)?;
-        keys.set("attention.layer_norm_epsilon", eps);
-        keys.set("attention.layer_norm_rms_epsilon", eps);
-        keys.count("attention.relative_buckets_count", &["relative_attention_num_buckets"])
-    },
+    keys: t5_keys,
     ..ENCODER
 };
+
+/// What a T5's configuration says about its encoder.
+pub(super) fn t5_shape(config: &Json) -> Result<Shape, StoreError> {
+    let heads = config.count("num_heads")?;
+    let layers = config.count("num_layers")?;
+    let sizes = Sizes { layers, heads, kv_heads: heads, head: config.count("d_kv")?, ..Sizes::default() };
+    let context = config.opt_count("n_positions")?.unwrap_or(512);
+    Ok(Shape { sizes, width: config.count("d_model")?, context, inner: config.count("d_ff")? })
+}
+
+/// The keys of its encoder.
+pub(super) fn t5_keys(keys: &mut Keys<'_>) -> Result<(), StoreError> {
+    let config = keys.config;
+    keys.set("context_length", keys.shape.context);
+    keys.set("embedding_length", keys.shape.width);
+    keys.count("feed_forward_length", &["d_ff"])?;
+    keys.count("block_count", &["num_layers"])?;
+    keys.set("attention.head_count", keys.shape.sizes.heads);
+    keys.head_sizes();
+    let eps = config.float("layer_norm_epsilon", 1e-6)?;
+    keys.set("attention.layer_norm_epsilon", eps);
+    keys.set("attention.layer_norm_rms_epsilon", eps);
+    keys.count("attention.relative_buckets_count", &["relative_attention_num_buckets"])
+}
 
 /// The table of tokens may be there twice.
 fn leave_twin(weights: &mut Weights<'_>) {

@@ -62,7 +62,7 @@ pub(super) const GRANITE_SWA: Family = Family {
     ..PLAIN
 };
 
-fn granite(keys: &mut Keys<'_>) -> Result<(), StoreError> {
+pub(super) fn granite(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     keys.sizes();
     keys.experts()?;
     keys.norms()?;

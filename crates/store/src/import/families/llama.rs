@@ -1,6 +1,6 @@
 //! Llama and those that differ from it in little.
 
-use super::super::keys::Keys;
+use super::super::keys::{Keys, Shape};
 use super::super::rules::{Cut, Form, Rule, aside, one, pieces};
 use super::names::{ATTENTION, BEFORE, BEHIND, EXPERTS, GATED, MIXTRAL};
 use super::{Alike, Family, PLAIN};
@@ -53,6 +53,63 @@ pub(super) const SEED_OSS: Family = Family {
 
 pub(super) const ERNIE4_5: Family =
     Family { architecture: "ernie4_5", classes: &["Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"], ..PLAIN };
+
+/// The language model of PaddleOCR-VL.
+pub(super) const PADDLE_OCR: Family = Family {
+    architecture: "paddleocr",
+    classes: &["PaddleOCRVLForConditionalGeneration"],
+    odd: Some(|_, weights, _| {
+        weights.leave(|name| name.starts_with("mlp_AR."));
+        Ok(())
+    }),
+    ..PLAIN
+};
+
+/// Norms of heads by mean and variance, with weights of each.
+const CHAMELEON_NORMS: [Rule; 2] = [
+    one("self_attn.q_norm", "attn_q_norm").form(Form::Across),
+    one("self_attn.k_norm", "attn_k_norm").form(Form::Across),
+];
+
+pub(super) const CHAMELEON: Family = Family {
+    architecture: "chameleon",
+    classes: &["ChameleonForConditionalGeneration", "ChameleonForCausalLM"],
+    layer: &[&CHAMELEON_NORMS, &ATTENTION, &GATED, &BEFORE],
+    pairs: true,
+    odd: Some(|_, weights, _| {
+        weights.leave(|name| name.starts_with("vqmodel."));
+        Ok(())
+    }),
+    keys: |keys| {
+        turning(keys)?;
+        keys.set("swin_norm", keys.config.flag("swin_norm").unwrap_or(false));
+        Ok(())
+    },
+    ..PLAIN
+};
+
+/// Beside each matrix there is another for what images say, which is left aside as all of images is.
+const COGVLM_LAYER: [Rule; 6] = [
+    one("input_layernorm", "attn_norm"),
+    one("self_attn.language_expert_query_key_value", "attn_qkv"),
+    one("self_attn.language_expert_dense", "attn_output"),
+    one("mlp.language_mlp.gate_proj", "ffn_gate"),
+    one("mlp.language_mlp.up_proj", "ffn_up"),
+    one("mlp.language_mlp.down_proj", "ffn_down"),
+];
+
+pub(super) const COGVLM: Family = Family {
+    architecture: "cogvlm",
+    classes: &["CogVLMForCausalLM"],
+    layer: &[&COGVLM_LAYER, &BEFORE],
+    shape: |config| {
+        let mut shape = Shape::usual(config)?;
+        shape.sizes.kv_heads = config.opt_count("num_multi_query_heads")?.unwrap_or(shape.sizes.kv_heads);
+        Ok(shape)
+    },
+    keys: turning,
+    ..PLAIN
+};
 
 /// All layers are gone through several times.
 pub(super) const NANBEIGE: Family = Family {

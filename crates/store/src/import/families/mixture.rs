@@ -52,6 +52,30 @@ pub(super) const DEEPSEEK_OCR: Family = Family {
 /// Rows between those of pictures.
 const PICTURES: [Rule; 2] = [aside("view_seperator"), aside("image_newline")];
 
+/// Smaller experts, of which some of the others have one together.
+const ADJUGATES: [Rule; 4] = [
+    one("mlp.chunk_experts.{}.gate_proj", "ffn_gate_chexps"),
+    one("mlp.chunk_experts.{}.up_proj", "ffn_up_chexps"),
+    one("mlp.chunk_experts.{}.down_proj", "ffn_down_chexps"),
+    aside("mlp.expert_bias"),
+];
+
+/// What its configuration does not say is the same in all of its models.
+pub(super) const GROVEMOE: Family = Family {
+    architecture: "grovemoe",
+    classes: &["GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM"],
+    layer: &[&ATTENTION, &BEFORE, &EXPERTS, &ADJUGATES],
+    keys: |keys| {
+        keys.usual()?;
+        keys.count("expert_feed_forward_length", &["moe_intermediate_size"])?;
+        keys.set("expert_chunk_feed_forward_length", keys.config.opt_count("head_dim")?.unwrap_or(128));
+        keys.set("experts_per_group", 2u32);
+        keys.set("expert_group_scale", 0.05f32);
+        Ok(())
+    },
+    ..BASE
+};
+
 pub(super) const DOTS1: Family = Family {
     architecture: "dots1",
     classes: &["Dots1ForCausalLM"],

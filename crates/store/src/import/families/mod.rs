@@ -14,6 +14,7 @@ mod glm;
 mod gpt;
 mod gpt_oss;
 mod granite;
+mod granite_switch;
 mod hrm_text;
 mod hunyuan;
 mod latent;
@@ -29,6 +30,7 @@ mod qwen;
 mod rwkv;
 mod rwkv7;
 mod state;
+mod t5;
 mod talkie;
 
 use std::collections::BTreeSet;
@@ -176,6 +178,7 @@ pub(super) const FAMILIES: &[&Family] = &[
     &granite::GRANITE,
     &granite::GRANITEMOE,
     &granite::GRANITE_SWA,
+    &granite_switch::GRANITE_SWITCH,
     &llama::SMOLLM3,
     &llama::ARCEE,
     &llama::SEED_OSS,
@@ -201,6 +204,7 @@ pub(super) const FAMILIES: &[&Family] = &[
     &mixture::DEEPSEEK,
     &mixture::DEEPSEEK_OCR,
     &mixture::DOTS1,
+    &mixture::GROVEMOE,
     &mixture::BAILINGMOE,
     &mixture::BAILINGMOE2,
     &minimax::MINIMAX_01,
@@ -226,6 +230,9 @@ pub(super) const FAMILIES: &[&Family] = &[
     &llama::PANGU,
     &llama::MAINCODER,
     &llama::NANBEIGE,
+    &llama::CHAMELEON,
+    &llama::COGVLM,
+    &llama::PADDLE_OCR,
     &llama::JAIS2,
     &gpt::GPT2,
     &gpt::STARCODER,
@@ -285,6 +292,7 @@ pub(super) const FAMILIES: &[&Family] = &[
     &encoders::NEO_BERT,
     &encoders::DISTIL_BERT,
     &encoders::T5_ENCODER,
+    &t5::T5,
 ];
 
 /// The family of a class, with such a configuration.

@@ -10,6 +10,7 @@ mod late;
 mod latent;
 mod memory;
 mod model;
+mod newest;
 mod old;
 mod plain;
 mod states;

@@ -48,7 +48,7 @@ const MIXTRAL: Names<'_> = &[
 const LAYERS: &str = "model.layers.";
 
 /// Names of Llama with those of a family before them.
-fn like_llama(model: Model<'_>, own: Names<'_>) -> Vec<Stored> {
+pub(super) fn like_llama(model: Model<'_>, own: Names<'_>) -> Vec<Stored> {
     model.named(WHOLE, LAYERS, &[own, LLAMA].concat())
 }
 
@@ -313,6 +313,7 @@ fn mixture_apart(mut model: Model<'_>) -> Vec<Stored> {
         | "gemma-embedding" | "modern-bert" | "eurobert" | "nomic-bert" | "neo-bert" | "plm" | "bert"
         | "mistral4" => super::latent::tensors(model),
         "arwkv7" | "rwkv6qwen2" => super::memory::tensors(model),
+        "paddleocr" | "chameleon" | "grovemoe" => super::newest::tensors(model),
         "llama-embed" | "jina-bert-v3" | "talkie" | "hrm_text" | "plamo2" => super::late::tensors(model),
         _ => super::old::tensors(model),
     }
