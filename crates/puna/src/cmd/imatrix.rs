@@ -75,6 +75,12 @@ fn evaluator(args: &ImatrixArgs, file: &ModelFile) -> Result<Evaluator> {
     if !info.can_generate {
         bail!("{} makes embeddings; importance is measured on models that generate text", file.shown);
     }
+    if info.start.is_some() {
+        bail!(
+            "{} reads prompts with an encoder; importance is measured on models that go on with a text",
+            file.shown
+        );
+    }
     if info.n_ctx < args.ctx {
         bail!("{} was trained with a context of {}; use --ctx {}", file.shown, info.n_ctx_train, info.n_ctx);
     }

@@ -41,6 +41,12 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
     if !info.can_generate {
         bail!("{} makes embeddings and predicts no text", file.shown);
     }
+    if info.start.is_some() {
+        bail!(
+            "{} reads prompts with an encoder: it has no perplexity of a text that nothing was asked for",
+            file.shown
+        );
+    }
     if info.n_ctx < args.ctx {
         bail!("{} was trained with a context of {}; use --ctx {}", file.shown, info.n_ctx_train, info.n_ctx);
     }

@@ -145,6 +145,7 @@ fn draft_error(draft: &Draft, error: EngineError, options: &EngineOptions) -> Lo
         EngineError::CannotGenerate
             | EngineError::DraftVocabulary { .. }
             | EngineError::RecurrentDraft { .. }
+            | EngineError::EncoderDraft { .. }
     );
     let its_own = only_a_drafts || alone().is_some_and(|found| found == error);
     let error = engine_error(error);

@@ -144,8 +144,14 @@ pub fn repeat(
 /// Runs a test of prompts or generation: once to warm up and to count bytes and multiply-adds, then timed.
 pub fn run(evaluator: &mut Evaluator, test: &Test, plan: &Plan) -> Result<Vec<Measured>> {
     let n_vocab = evaluator.info().n_vocab as u32;
+    let is_encoded = evaluator.info().start.is_some();
     for sequence in 0..test.sequences {
         evaluator.truncate(sequence, 0);
+        if is_encoded && test.depth > 0 {
+            let tokens = &tokens(test.depth, sequence, n_vocab);
+            evaluator.encode(&[Feed { sequence, tokens, outputs: Outputs::None }])?;
+            continue;
+        }
         for piece in tokens(test.depth, sequence, n_vocab).chunks(BATCH) {
             evaluator.logits(&[Feed { sequence, tokens: piece, outputs: Outputs::None }])?;
         }
@@ -167,7 +173,15 @@ fn once(evaluator: &mut Evaluator, test: &Test, n_vocab: u32) -> Result<()> {
     // A prompt goes in steps of up to 512 tokens over all sequences, generated tokens one by one.
     let step = if test.generate > 0 { 1 } else { (BATCH / test.sequences).max(1) };
     let length = test.prompt + test.generate;
-    for at in (0..length).step_by(step) {
+    let mut first = 0;
+    if evaluator.info().start.is_some() && test.prompt > 0 {
+        // An encoder reads prompts as a whole.
+        first = test.prompt;
+        let feed = |(sequence, text)| Feed { sequence, tokens: text, outputs: Outputs::None };
+        let prompts = texts.iter().map(|text| &text[..first]);
+        evaluator.encode(&prompts.enumerate().map(feed).collect::<Vec<_>>())?;
+    }
+    for at in (first..length).step_by(step) {
         let end = (at + step).min(length);
         let outputs = if test.generate > 0 || end == length { Outputs::Last } else { Outputs::None };
         let feed = |(sequence, text)| Feed { sequence, tokens: text, outputs };

@@ -1,6 +1,6 @@
 //! `puna debug logits`: raw logits of given tokens, however they are fed.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use puna_engine::{Feed, Outputs};
 use puna_graph::KvType;
 use serde_json::{Value, json};
@@ -34,6 +34,9 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     };
     let mut evaluator = compute.evaluator(&file)?;
     let info = evaluator.info().clone();
+    if info.start.is_some() {
+        bail!("{} reads prompts with an encoder: it has no logits behind their tokens", file.shown);
+    }
     // An encoder sees all of a text at once.
     let chunk = if info.causal { chunk } else { tokens.len() };
     let sequences = sequences(tokens, copies, others);
