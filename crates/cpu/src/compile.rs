@@ -24,6 +24,7 @@ use crate::ops::moe::{Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, Rout
 use crate::ops::norm::{NormKind, NormRows, Quantize, Rounded, Tiled};
 use crate::ops::observe::{Observations, Observe, ObserveExperts, ObserveHeads};
 use crate::ops::pick::Pick;
+use crate::ops::recall::Recall;
 use crate::ops::recurrent::{Conv, Delta, Retention, Scan, Wkv, Wkv7};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
 use crate::step::{Instruction, Q8Buffer, TileBuffer};
@@ -232,6 +233,11 @@ impl Compiler<'_> {
             Op::Resize { x, like } => {
                 let (x, like) = (self.place(x), self.place(like));
                 self.push(Resize { x, like, out });
+            }
+            Op::Recall { ref places, w, eps } => {
+                let places = places.iter().map(|&id| self.place(id)).collect();
+                let w = self.floats(Some(w))?;
+                self.push(Recall { places, out, w, eps });
             }
             Op::Add { a, b } => {
                 let (a, b) = (self.place(a), self.place(b));

@@ -377,6 +377,13 @@ impl Graph {
         self.push_like(name, Op::Resize { x, like }, x)
     }
 
+    /// What a token was at these places of the stream, by how much it heeds each; `norm` is of what they are weighed by.
+    pub fn recall(&mut self, name: &'static str, norm: (WeightId, f32), places: &[ValueId]) -> ValueId {
+        let (first, (w, eps)) = (self.value(places[0]), norm);
+        assert!(places.iter().all(|&x| self.value(x).cols == first.cols && self.value(x).rows == first.rows));
+        self.push(name, Op::Recall { places: places.to_vec(), w, eps }, first.rows, first.cols)
+    }
+
     /// What lies so many standard deviations above the mean of a row, and by how much; zero elsewhere.
     pub fn sparsify(&mut self, name: &'static str, x: ValueId, deviations: f32) -> ValueId {
         self.push_like(name, Op::Sparsify { x, deviations }, x)

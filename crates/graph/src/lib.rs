@@ -29,5 +29,5 @@ pub use graph::{Graph, HeadLinear, Linear, Node, Norm, Storage, Value};
 pub use kv::{CacheLayer, KvType, UnknownKvType};
 pub use ops::{Activation, Gating, Glu, Groups, MoeSpec, Op, Temperature};
 pub use plan::{Capacity, Place, Plan};
-pub use recurrent::{ConvSpec, DeltaSpec, Recurrence, RetentionSpec, ScanSpec, Wkv7Spec, WkvSpec};
+pub use recurrent::{ConvSpec, DeltaSpec, Fading, Recurrence, RetentionSpec, ScanSpec, Wkv7Spec, WkvSpec};
 pub use values::{Index, Rope, RopeId, RopeKind, Rows, ValueId, WeightId};

@@ -79,6 +79,13 @@ pub enum Glu {
         /// Bound of both halves.
         limit: f32,
     },
+    /// `bound · tanh(gate / bound) · σ(gate)` times the other half, or times `limit · tanh(up / limit)`.
+    BoundedSilu {
+        /// Of the gate.
+        bound: f32,
+        /// Of the other half, where that has one.
+        limit: Option<f32>,
+    },
 }
 
 impl Glu {
@@ -363,6 +370,16 @@ pub enum Op {
         /// What has the length.
         like: ValueId,
     },
+    /// What each token was at several places of the stream, by how much it heeds each: `Σ pᵢ xᵢ`, where `p` is the softmax of
+    /// `Σ w · xᵢ / √(mean(xᵢ²) + eps)` over the places.
+    Recall {
+        /// `xᵢ`, of the same shape.
+        places: Vec<ValueId>,
+        /// `[features]`.
+        w: WeightId,
+        /// Added to the mean square.
+        eps: f32,
+    },
     /// `max(x - mean - deviations · σ, 0)` with mean and standard deviation of each row.
     Sparsify {
         /// Input.
@@ -413,6 +430,7 @@ impl Op {
             Op::Steer { .. } => "steer",
             Op::Softcap { .. } => "softcap",
             Op::Resize { .. } => "resize",
+            Op::Recall { .. } => "recall",
             Op::Sparsify { .. } => "sparsify",
             Op::Pick { .. } => "pick",
             Op::Recur(recurrence) => recurrence.name(),
@@ -423,7 +441,7 @@ impl Op {
     /// The values that the operation reads.
     pub fn inputs(&self) -> impl Iterator<Item = ValueId> {
         let list: [Option<ValueId>; 4] = match *self {
-            Op::Embed { .. } | Op::Recur(_) => [None; 4],
+            Op::Embed { .. } | Op::Recur(_) | Op::Recall { .. } => [None; 4],
             Op::Linear { x, .. }
             | Op::LinearOfHeads { x, .. }
             | Op::RmsNorm { x, .. }
@@ -447,8 +465,12 @@ impl Op {
             Op::Add { a, b } | Op::Concat { a, b } => [Some(a), Some(b), None, None],
             Op::Mul { x, by } => [Some(x), Some(by), None, None],
         };
-        let recurrence = if let Op::Recur(recurrence) = self { recurrence.inputs() } else { Vec::new() };
-        list.into_iter().flatten().chain(recurrence)
+        let more = match self {
+            Op::Recur(recurrence) => recurrence.inputs(),
+            Op::Recall { places, .. } => places.clone(),
+            _ => Vec::new(),
+        };
+        list.into_iter().flatten().chain(more)
     }
 
     /// The input whose memory the result may take over, element by element.

@@ -31,8 +31,7 @@ pub enum Recurrence {
         /// The form.
         spec: ScanSpec,
     },
-    /// The gated delta rule (Yang et al., 2024). For each value head, with `g = a · softplus(decay + dt_bias)` and
-    /// `β = σ(beta)`: `S ← exp(g) S`, then `S ← S + k (β (v - Sᵀ k))ᵀ`, and the result is `Sᵀ q`. Queries and keys are multiplied
+    /// The gated delta rule (Yang et al., 2024). For each value head, with `g` as [`Fading`] has it and `β = σ(beta)`: `S ← exp(g) S`, then `S ← S + k (β (v - Sᵀ k))ᵀ`, and the result is `Sᵀ q`. Queries and keys are multiplied
     /// by `spec.scales` before.
     Delta {
         /// `key_heads · key_dim` columns.
@@ -165,10 +164,26 @@ pub struct DeltaSpec {
     pub runs: (usize, usize),
     /// Multiply queries and keys.
     pub scales: [f32; 2],
-    /// `[value_heads]`; negative.
+    /// How fast the state fades.
+    pub fading: Fading,
+    /// `[value_heads]`.
     pub a: WeightId,
     /// `[value_heads]`, or one for each column of `decay` where a head has several.
     pub dt_bias: WeightId,
+}
+
+/// The logarithm `g` of what stays of a [`Recurrence::Delta`]'s state, from `x = decay + dt_bias`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Fading {
+    /// `a · softplus(x)`, of negative `a`.
+    Free,
+    /// `least · σ(by · a · x)`: never less.
+    Bounded {
+        /// Negative.
+        least: f32,
+        /// One, or minus one where `a` is stored with the other sign.
+        by: f32,
+    },
 }
 
 impl DeltaSpec {

@@ -595,11 +595,21 @@ impl Block<'_, '_> {
 
     /// The same beside `ffn_{gate,up,down}_shexp` of width `shared`; zero means none.
     pub fn experts_beside(&mut self, shape: ExpertShape, shared: usize) -> Result<FeedForward, ModelError> {
+        self.experts_beside_other(shape, shared, shape.glu)
+    }
+
+    /// The same where the part that every token uses has a unit of its own.
+    pub fn experts_beside_other(
+        &mut self,
+        shape: ExpertShape,
+        shared: usize,
+        glu: Glu,
+    ) -> Result<FeedForward, ModelError> {
         if shared == 0 {
             return self.experts(shape);
         }
         let experts = Experts::load(self.w, &self.name, self.hp.n_embd, shape)?;
-        let shared = Shared::load(self.w, &self.name, self.hp.n_embd, shared, shape.glu)?;
+        let shared = Shared::load(self.w, &self.name, self.hp.n_embd, shared, glu)?;
         Ok(FeedForward::Shared(experts, shared))
     }
 }

@@ -1,6 +1,8 @@
 //! Mixtures of experts: a router, what it chooses from, and experts that every token uses.
 
-use puna_graph::{Activation, ExpertChanges, Gating, Glu, Graph, Groups, Linear, MoeSpec, ValueId, WeightId};
+use puna_graph::{
+    Activation, ExpertChanges, Gating, Glu, Graph, Groups, Linear, MoeSpec, Norm, ValueId, WeightId,
+};
 
 use crate::blocks::Mlp;
 use crate::error::ModelError;
@@ -12,7 +14,7 @@ use crate::weights::Weights;
 pub struct Experts {
     router: Linear,
     /// To what the experts read, and from what they give.
-    latent: Option<[Linear; 2]>,
+    latent: Option<Detour>,
     spec: MoeSpec,
     /// Of the same choice: smaller experts, which so many of the others have together.
     adjugates: Option<MoeSpec>,
@@ -40,7 +42,43 @@ pub struct ExpertShape {
     /// The experts' unit; with [`Glu::ReluSquared`] they have no gate.
     pub glu: Glu,
     /// Features that the experts read and give, where those are not the stream's.
-    pub latent: Option<usize>,
+    pub latent: Option<LatentExperts>,
+}
+
+/// Experts that read and give other features than the stream's.
+#[derive(Debug, Clone, Copy)]
+pub struct LatentExperts {
+    /// How many.
+    pub width: usize,
+    /// The ways there and back are `ffn_NAME_down` and `ffn_NAME_up`.
+    pub name: &'static str,
+    /// Of `ffn_NAME_norm`, which files may have for what the experts give; without, there is none.
+    pub eps: Option<f32>,
+}
+
+/// The ways of [`LatentExperts`].
+#[derive(Debug, Clone)]
+struct Detour {
+    down: Linear,
+    norm: Option<Norm>,
+    up: Linear,
+}
+
+impl Detour {
+    fn load(
+        w: &mut Weights<'_>,
+        block: &str,
+        n_embd: usize,
+        latent: LatentExperts,
+    ) -> Result<Self, ModelError> {
+        let LatentExperts { width, name, eps } = latent;
+        let name = |part: &str| format!("{block}.ffn_{name}_{part}");
+        Ok(Self {
+            down: w.linear(&name("down"), n_embd, width)?,
+            norm: eps.map_or(Ok(None), |eps| w.opt_norm(&name("norm"), &[width], eps))?,
+            up: w.linear(&name("up"), width, n_embd)?,
+        })
+    }
 }
 
 impl ExpertShape {
@@ -151,7 +189,7 @@ impl Experts {
             glu,
             latent,
         } = shape;
-        let width = latent.unwrap_or(n_embd);
+        let width = latent.map_or(n_embd, |latent| latent.width);
         let name = |part: &str, kind: &str| format!("{block}.ffn_{part}_exps.{kind}");
         // A factor of what an expert gives is one of its weight.
         let unknown =
@@ -167,13 +205,7 @@ impl Experts {
         let ([gate, up], is_joined) = halves(w, &name, [width, hidden, experts], glu)?;
         Ok(Self {
             router,
-            latent: match latent {
-                Some(_) => Some([
-                    w.linear(&format!("{block}.ffn_latent_down"), n_embd, width)?,
-                    w.linear(&format!("{block}.ffn_latent_up"), width, n_embd)?,
-                ]),
-                None => None,
-            },
+            latent: latent.map(|latent| Detour::load(w, block, n_embd, latent)).transpose()?,
             spec: MoeSpec {
                 experts,
                 used,
@@ -235,7 +267,7 @@ impl Experts {
     /// The feed-forward part of a layer, where `by` is what the router reads.
     pub fn forward_by(&self, g: &mut Graph, x: ValueId, by: ValueId) -> ValueId {
         let logits = g.linear("ffn_moe_logits", &self.router, by);
-        let Some([down, up]) = &self.latent else {
+        let Some(Detour { down, norm, up }) = &self.latent else {
             let y = g.moe("ffn_moe_out", self.spec.clone(), x, logits);
             let Some(adjugates) = &self.adjugates else { return y };
             let beside = g.moe("ffn_adj_moe_out", adjugates.clone(), x, logits);
@@ -243,6 +275,7 @@ impl Experts {
         };
         let x = g.linear("ffn_latent_down", down, x);
         let y = g.moe("ffn_moe_out", self.spec.clone(), x, logits);
+        let y = norm.as_ref().map_or(y, |norm| g.rms_norm("ffn_latent_norm", norm, y));
         g.linear("ffn_latent_up", up, y)
     }
 }

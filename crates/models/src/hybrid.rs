@@ -7,6 +7,7 @@ use crate::blocks::{FeedForward, Qkv};
 use crate::decoder::{AnyNorm, Block, Decoder, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
+use crate::latent::{Latent, LatentForm};
 use crate::model::{Architecture, Loaded, Shape};
 use crate::weights::Weights;
 
@@ -55,6 +56,48 @@ pub struct Hybrid {
     pub halved_every: Option<usize>,
     /// What the parts of a layer add to, where that is not the stream: what they read themselves, times this.
     pub kept_of_norm: Option<f32>,
+    /// What parts read and what becomes of what they give, where they do not read the stream and add to it.
+    pub residual: Option<Box<dyn Residual>>,
+}
+
+/// The stream between layers.
+pub struct Stream {
+    /// What the next part adds to.
+    pub x: ValueId,
+    /// What else later parts read.
+    pub kept: Vec<ValueId>,
+}
+
+/// Which of the parts of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// The mixer: the layer has one.
+    Mixer,
+    /// The feed-forward part.
+    FeedForward,
+}
+
+/// Another way for features from part to part than to be added up.
+pub trait Residual: Send + Sync {
+    /// What the norm of this part of a layer reads.
+    fn read(&self, g: &mut Graph, stream: &mut Stream, at: (usize, Part)) -> ValueId;
+
+    /// Takes in what the part gave.
+    fn join(&self, g: &mut Graph, stream: &mut Stream, at: (usize, Part), given: ValueId);
+
+    /// What the last norm reads.
+    fn leave(&self, g: &mut Graph, stream: Stream) -> ValueId;
+}
+
+impl Stream {
+    /// The rows of the tokens whose results are wanted.
+    fn gather_outputs(&mut self, g: &mut Graph) {
+        let x = g.gather_outputs(self.x);
+        for kept in &mut self.kept {
+            *kept = if *kept == self.x { x } else { g.gather_outputs(*kept) };
+        }
+        self.x = x;
+    }
 }
 
 impl Hybrid {
@@ -70,7 +113,7 @@ impl Hybrid {
 
     /// These layers between what is before and behind those of a decoder.
     pub fn between(around: Decoder, layers: Vec<HybridLayer>) -> Self {
-        Self { around, layers, block: 1, halved_every: None, kept_of_norm: None }
+        Self { around, layers, block: 1, halved_every: None, kept_of_norm: None, residual: None }
     }
 
     /// What a part adds to, that reads `h` of the stream `x`.
@@ -84,17 +127,31 @@ impl Hybrid {
         let cache = mixers.filter_map(|mixer| mixer.cache()).collect();
         Loaded { arch: Box::new(self), cache, shape: Shape::decoder(hp) }
     }
+
+    fn read(&self, g: &mut Graph, stream: &mut Stream, at: (usize, Part)) -> ValueId {
+        self.residual.as_ref().map_or(stream.x, |residual| residual.read(g, stream, at))
+    }
+
+    fn join(&self, g: &mut Graph, stream: &mut Stream, at: (usize, Part), given: ValueId) {
+        if let Some(residual) = &self.residual {
+            return residual.join(g, stream, at, given);
+        }
+        let name = if at.1 == Part::Mixer { "ffn_inp" } else { "l_out" };
+        stream.x = self.around.add_scaled(g, name, stream.x, given);
+    }
 }
 
 impl Architecture for Hybrid {
     fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
-        let mut x = self.around.enter(g);
+        let mut stream = Stream { x: self.around.enter(g), kept: Vec::new() };
         let mut trail = Trail::default();
         for (i, layer) in self.layers.iter().enumerate() {
             let block = i / self.block;
             g.set_layer(Some(block));
-            let h = layer.norm.apply(g, "attn_norm", x);
-            x = self.kept(g, x, h);
+            let at = (i, Part::Mixer);
+            let h = self.read(g, &mut stream, at);
+            let h = layer.norm.apply(g, "attn_norm", h);
+            stream.x = self.kept(g, stream.x, h);
             let is_last = outputs_only && i + 1 == self.layers.len();
             let mut parts = Vec::with_capacity(layer.mixers.len());
             for mixer in &layer.mixers {
@@ -103,27 +160,33 @@ impl Architecture for Hybrid {
                 parts.push(if is_last { g.gather_outputs(mixed) } else { mixed });
             }
             if is_last {
-                x = g.gather_outputs(x);
+                stream.gather_outputs(g);
             }
             for (mixer, part) in layer.mixers.iter().zip(parts) {
                 let part = mixer.finish(g, part);
-                x = self.around.add_scaled(g, "ffn_inp", x, part);
+                self.join(g, &mut stream, at, part);
             }
             if let Some((norm, ffn)) = &layer.ffn {
-                let h = norm.apply(g, "ffn_norm", x);
-                x = self.kept(g, x, h);
+                let at = (i, Part::FeedForward);
+                let h = self.read(g, &mut stream, at);
+                let h = norm.apply(g, "ffn_norm", h);
+                stream.x = self.kept(g, stream.x, h);
                 let f = ffn.forward(g, h);
-                x = self.around.add_scaled(g, "l_out", x, f);
+                self.join(g, &mut stream, at, f);
             }
             if !(i + 1).is_multiple_of(self.block) {
                 continue;
             }
             if self.halved_every.is_some_and(|every| (block + 1).is_multiple_of(every)) {
-                x = g.scale("l_out", x, 0.5);
+                stream.x = g.scale("l_out", stream.x, 0.5);
             }
-            x = g.steer(block, x);
+            stream.x = g.steer(block, stream.x);
         }
         g.set_layer(None);
+        let x = match &self.residual {
+            Some(residual) => residual.leave(g, stream),
+            None => stream.x,
+        };
         self.around.leave(g, x)
     }
 
@@ -199,6 +262,55 @@ impl Mixer for Attention {
         let Some(gate) = gate else { return a };
         let gate = g.activate("attn_gate_sigmoid", Activation::Sigmoid, gate);
         g.mul("attn_gated", a, gate)
+    }
+
+    fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {
+        g.linear("attn_out", &self.wo, mixed)
+    }
+}
+
+/// Latent attention as a mixer.
+pub struct LatentAttention {
+    latent: Latent,
+    spec: AttentionSpec,
+    /// From what each head read to its values.
+    values: HeadLinear,
+    /// Of what the mixer reads: its sigmoid weighs each value, or all of a head.
+    gate: Option<Linear>,
+    wo: Linear,
+}
+
+impl LatentAttention {
+    /// What [`Latent::load`] loads, with `attn_output`.
+    pub fn load(
+        b: &mut Block<'_, '_>,
+        (form, norm, rope): (LatentForm, NormKind, Option<RopeId>),
+    ) -> Result<Self, ModelError> {
+        let (n_embd, heads) = (b.hp.n_embd, b.hp.heads[b.i]);
+        let (latent, values) = Latent::load(b.w, &b.name, (n_embd, heads), (form, norm, rope))?;
+        let wo = b.linear("attn_output", heads * values.out, n_embd)?;
+        Ok(Self { latent, spec: form.attention(heads), values, gate: None, wo })
+    }
+
+    /// The same with this gate of its values.
+    pub fn gated(self, gate: Option<Linear>) -> Self {
+        Self { gate, ..self }
+    }
+}
+
+impl Mixer for LatentAttention {
+    fn cache(&self) -> Option<CacheLayer> {
+        Some(self.spec.cache_layer())
+    }
+
+    fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId {
+        let qkv = self.latent.project(g, h);
+        let gate = self.gate.as_ref().map(|gate| g.linear("attn_gate", gate, h));
+        let a = g.attention("kqv_out", trail.layer, qkv, self.spec);
+        let values = g.linear_of_heads("kqv_values", &self.values, a);
+        let Some(gate) = gate else { return values };
+        let gate = g.activate("attn_gate_sigmoid", Activation::Sigmoid, gate);
+        g.mul("attn_gated", values, gate)
     }
 
     fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {

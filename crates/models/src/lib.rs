@@ -15,6 +15,7 @@ mod experts;
 mod hparams;
 mod hybrid;
 mod indexer;
+mod kda;
 mod latent;
 mod mamba;
 mod model;

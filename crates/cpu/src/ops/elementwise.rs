@@ -274,6 +274,13 @@ pub fn gate(level: &Level, kind: Glu, x: &mut [f32], up: &[f32]) {
         Glu::ClampedSilu { limit } => {
             x.iter_mut().zip(up).for_each(|(x, &up)| *x = silu(*x).min(limit) * up.clamp(-limit, limit));
         }
+        Glu::BoundedSilu { bound, limit } => {
+            let within = |x: f32, bound: f32| bound * (x / bound).tanh();
+            for (x, &up) in x.iter_mut().zip(up) {
+                let up = limit.map_or(up, |limit| within(up, limit));
+                *x = within(*x, bound) / (1.0 + (-*x).exp()) * up;
+            }
+        }
     }
 }
 
@@ -302,6 +309,19 @@ mod tests {
         let xielu = Activation::Xielu { alpha_p: 0.8, alpha_n: 1.2, beta: 0.5, eps: -1e-6 };
         assert!((of(xielu, 2.0) - (0.8 * 4.0 + 0.5 * 2.0)).abs() < 1e-6);
         assert!((of(xielu, -2.0) - (1.2 * ((-2.0f32).exp() - 1.0 + 2.0) - 1.0)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_bounded_unit_is_silu_near_zero_and_within_its_bounds_far_from_it() {
+        let of = |x: f32, up: f32, limit| {
+            let mut x = [x];
+            gate(crate::kernels::levels()[0], Glu::BoundedSilu { bound: 4.0, limit }, &mut x, &[up]);
+            x[0]
+        };
+        let silu = |x: f32| x / (1.0 + (-x).exp());
+        assert!((of(0.02, 0.03, Some(2.0)) - silu(0.02) * 0.03).abs() < 1e-6);
+        assert_eq!((of(90.0, 90.0, Some(2.0)), of(90.0, 90.0, None)), (8.0, 360.0));
+        assert_eq!(of(-90.0, -90.0, Some(2.0)), 0.0);
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub mod moe;
 pub mod norm;
 pub mod observe;
 pub mod pick;
+pub mod recall;
 pub mod recurrent;
 pub mod rope;
 pub mod rotate;

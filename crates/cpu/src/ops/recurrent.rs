@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use puna_graph::{ConvSpec, DeltaSpec, Place, RetentionSpec, ScanSpec, Segment, Wkv7Spec, WkvSpec};
+use puna_graph::{ConvSpec, DeltaSpec, Fading, Place, RetentionSpec, ScanSpec, Segment, Wkv7Spec, WkvSpec};
 
 use crate::kernels::{DeltaStep, ScanStep, Tap, Wkv7Step, WkvStep};
 use crate::states::States;
@@ -72,6 +72,11 @@ unsafe fn begun<'a>(
 fn state_work(step: &Step<'_>, values: usize, each: usize) -> (u64, u64) {
     let (sequences, rows) = (step.input.segments.len(), step.input.tokens.len());
     ((4 * sequences * values) as u64, (rows * values * each) as u64)
+}
+
+/// `1 / (1 + e^-x)`.
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 /// `ln(1 + e^x)`.
@@ -288,7 +293,7 @@ unsafe impl Instruction for Delta {
                 }
                 decay.copy_from_slice(columns(step, &self.decay, row, at, count));
                 for (decay, bias) in decay.iter_mut().zip(bias) {
-                    *decay = (self.a[head] * softplus(*decay + bias)).exp();
+                    *decay = fade(spec.fading, self.a[head], *decay + bias);
                 }
                 let beta = columns(step, &self.beta, row, column, 1)[0];
                 (step.level.vector.recurrent.delta)(DeltaStep {
@@ -297,7 +302,7 @@ unsafe impl Instruction for Delta {
                     q,
                     k,
                     v: columns(step, &self.v, row, head * n, n),
-                    beta: 1.0 / (1.0 + (-beta).exp()),
+                    beta: sigmoid(beta),
                     y: columns_mut(step, &self.out, row, head * n, n),
                 });
             }
@@ -306,6 +311,14 @@ unsafe impl Instruction for Delta {
 
     fn work(&self, step: &Step<'_>) -> (u64, u64) {
         state_work(step, self.spec.values(), 4)
+    }
+}
+
+/// What stays of a state in a step.
+fn fade(fading: Fading, a: f32, x: f32) -> f32 {
+    match fading {
+        Fading::Free => (a * softplus(x)).exp(),
+        Fading::Bounded { least, by } => (least * sigmoid(by * a * x)).exp(),
     }
 }
 

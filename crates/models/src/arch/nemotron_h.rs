@@ -7,7 +7,7 @@ use puna_graph::*;
 use crate::blocks::Plain;
 use crate::decoder::{self, Block, NormKind};
 use crate::error::ModelError;
-use crate::experts::{ExpertShape, Experts};
+use crate::experts::{ExpertShape, Experts, LatentExperts};
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, SsmKeys, Trail};
 use crate::mamba::Mamba2;
@@ -48,7 +48,7 @@ impl Mixture {
         let shape = ExpertShape {
             glu: Glu::ReluSquared,
             gating: Gating::Sigmoid,
-            latent: keys.opt_count("moe_latent_size")?.filter(|&width| width > 0),
+            latent: latent_experts(keys)?,
             ..ExpertShape::using(keys, hidden, used)?.with_choice(keys, Gating::Sigmoid)?
         };
         let (n_embd, shared) = (b.hp.n_embd, keys.shared_width(hidden)?);
@@ -57,6 +57,12 @@ impl Mixture {
             shared: Plain::named(b.w, &b.name, "_shexp", (n_embd, shared), Activation::ReluSquared)?,
         })
     }
+}
+
+/// What the experts read, where that is not the stream.
+fn latent_experts(keys: &Keys<'_>) -> Result<Option<LatentExperts>, ModelError> {
+    let width = keys.opt_count("moe_latent_size")?.filter(|&width| width > 0);
+    Ok(width.map(|width| LatentExperts { width, name: "latent", eps: None }))
 }
 
 impl Mixer for Mixture {

@@ -4,7 +4,7 @@
 
 use puna_graph::*;
 
-use crate::blocks::{Experts, FeedForward, Mlp, Shared};
+use crate::blocks::FeedForward;
 use crate::decoder::{self, Block, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
@@ -59,9 +59,7 @@ fn feed_forward(
     if !b.has("ffn_gate_inp.weight") {
         return b.gated(dense);
     }
-    let n = b.hp.n_embd;
     let shape = ExpertShape::read_all(keys, keys.count("expert_feed_forward_length")?, Gating::Sigmoid)?;
-    let experts = Experts::load(b.w, &b.name, n, ExpertShape { glu, ..shape })?;
     let width = keys.count("expert_shared_feed_forward_length")?;
-    Ok(FeedForward::Shared(experts, Shared::always(Mlp::named(b.w, &b.name, "_shexp", (n, width), dense)?)))
+    b.experts_beside_other(ExpertShape { glu, ..shape }, width, dense)
 }

@@ -1,0 +1,91 @@
+//! What a token was at several places of the stream, by how much it heeds each.
+
+use puna_graph::Place;
+
+use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
+
+/// A mix of values of the same token.
+pub struct Recall {
+    pub places: Vec<Place>,
+    pub out: Place,
+    /// How much each feature of a normed value counts for heeding it.
+    pub w: Vec<f32>,
+    pub eps: f32,
+}
+
+// SAFETY: a task writes rows of the result that are its own.
+unsafe impl Instruction for Recall {
+    fn name(&self) -> &'static str {
+        "recall"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        row_tasks(&self.out, step)
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+        let weights = &mut local.floats;
+        for row in task_rows(task, &self.out, step) {
+            weights.clear();
+            // SAFETY: each row belongs to one task; the planner keeps inputs apart from the result.
+            let (places, out) = unsafe {
+                let places = self.places.iter().map(|place| step.arena.row(place, row));
+                (places, step.arena.row_mut(&self.out, row))
+            };
+            weights.extend(places.clone().map(|x| score(x, &self.w, self.eps)));
+            softmax(weights);
+            out.fill(0.0);
+            for (x, &weight) in places.zip(&*weights) {
+                out.iter_mut().zip(x).for_each(|(out, x)| *out += weight * x);
+            }
+        }
+    }
+}
+
+/// `Σ w · x / √(mean(x²) + eps)`. Sums are kept in lanes, which the compiler makes vectors of.
+fn score(x: &[f32], w: &[f32], eps: f32) -> f32 {
+    const LANES: usize = 8;
+    let (mut squares, mut product) = ([0.0f32; LANES], [0.0f32; LANES]);
+    for (x, w) in x.chunks(LANES).zip(w.chunks(LANES)) {
+        for (i, (x, w)) in x.iter().zip(w).enumerate() {
+            squares[i] += x * x;
+            product[i] += x * w;
+        }
+    }
+    let [squares, product] = [squares, product].map(|lanes| lanes.iter().sum::<f32>());
+    product / (squares / x.len() as f32 + eps).sqrt()
+}
+
+/// To shares of one.
+fn softmax(x: &mut [f32]) {
+    let most = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    x.iter_mut().for_each(|x| *x = (*x - most).exp());
+    let sum: f32 = x.iter().sum();
+    x.iter_mut().for_each(|x| *x /= sum);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_counts_by_its_direction_and_not_by_its_length() {
+        let w: Vec<f32> = (0..11).map(|i| (i % 5) as f32 - 1.5).collect();
+        let x: Vec<f32> = (0..11).map(|i| (i * 7 % 11) as f32 - 4.0).collect();
+        let root = (x.iter().map(|x| x * x).sum::<f32>() / 11.0).sqrt();
+        let want = x.iter().zip(&w).map(|(x, w)| x * w).sum::<f32>() / root;
+        let longer: Vec<f32> = x.iter().map(|x| 100.0 * x).collect();
+        for x in [x, longer] {
+            assert!((score(&x, &w, 0.0) - want).abs() < 1e-4, "{} is not {want}", score(&x, &w, 0.0));
+        }
+        assert_eq!(score(&[0.0; 11], &w, 1e-5), 0.0);
+    }
+
+    #[test]
+    fn shares_sum_to_one_also_where_scores_are_large() {
+        let mut shares = [200.0, 199.0, -1e30];
+        softmax(&mut shares);
+        assert_eq!((shares.iter().sum::<f32>(), shares[2]), (1.0, 0.0));
+        assert!((shares[0] / shares[1] - 1f32.exp()).abs() < 1e-4);
+    }
+}

@@ -1,0 +1,171 @@
+//! Kimi delta attention (Kimi Team, 2025): a layer of the delta rule whose decay is each key feature's own, with a convolution of queries,
+//! keys and values each and a gate of what it gives.
+
+use puna_graph::*;
+
+use crate::decoder::{AnyNorm, Block};
+use crate::error::ModelError;
+use crate::hparams::Keys;
+use crate::hybrid::{Mixer, Trail, taps};
+
+/// What an architecture decides about its layers of delta attention.
+#[derive(Debug, Clone, Copy)]
+pub struct KdaForm {
+    /// Rows that a convolution weighs.
+    pub taps: usize,
+    /// Features of a head.
+    pub dim: usize,
+    /// How fast states fade.
+    pub fading: Fading,
+    /// Of the norm that brings queries and keys to length one.
+    pub eps: f32,
+    /// The way to decays.
+    pub decay: Way,
+    /// The way to gates.
+    pub gate: Way,
+}
+
+/// How many columns come of the stream.
+#[derive(Debug, Clone, Copy)]
+pub enum Way {
+    /// By `NAME`.
+    Whole(&'static str),
+    /// By `NAME_a` and `NAME_b`, between which there are as few as a head has features.
+    Thin(&'static str),
+}
+
+impl KdaForm {
+    /// `ssm.conv_kernel` and `kda.head_dim`; free fading, and thin ways.
+    pub fn read(keys: &Keys<'_>) -> Result<Self, ModelError> {
+        Ok(Self {
+            taps: taps(keys, "ssm.conv_kernel")?,
+            dim: keys.count("kda.head_dim")?,
+            fading: Fading::Free,
+            eps: keys.rms_eps()?,
+            decay: Way::Thin("ssm_f"),
+            gate: Way::Thin("ssm_g"),
+        })
+    }
+
+    /// The same with the bound `kda.gate_lower_bound` of fading, where the file has one; `by` is the sign of what it stores as `ssm_a`.
+    pub fn bounded(self, keys: &Keys<'_>, by: f32) -> Result<Self, ModelError> {
+        const KEY: &str = "kda.gate_lower_bound";
+        match keys.opt_f32(KEY)? {
+            None => Ok(self),
+            Some(least) if least < 0.0 && least.is_finite() => {
+                Ok(Self { fading: Fading::Bounded { least, by }, ..self })
+            }
+            Some(least) => {
+                let (key, value) = (keys.name(KEY), least.to_string());
+                Err(ModelError::KeyValue { key, value, reason: "must be negative" })
+            }
+        }
+    }
+}
+
+/// A product, or two with few columns between them.
+enum Columns {
+    Whole(Linear),
+    Thin([Linear; 2]),
+}
+
+impl Columns {
+    fn load(b: &mut Block<'_, '_>, way: Way, [dim, cols]: [usize; 2]) -> Result<Self, ModelError> {
+        let n_embd = b.hp.n_embd;
+        Ok(match way {
+            Way::Whole(name) => Self::Whole(b.linear(name, n_embd, cols)?),
+            Way::Thin(name) => {
+                let down = b.linear(&format!("{name}_a"), n_embd, dim)?;
+                Self::Thin([down, b.linear(&format!("{name}_b"), dim, cols)?])
+            }
+        })
+    }
+
+    fn apply(&self, g: &mut Graph, [thin, whole]: [&'static str; 2], h: ValueId) -> ValueId {
+        match self {
+            Self::Whole(w) => g.linear(whole, w, h),
+            Self::Thin([down, up]) => {
+                let thin = g.linear(thin, down, h);
+                g.linear(whole, up, thin)
+            }
+        }
+    }
+}
+
+/// A layer of delta attention.
+pub struct DeltaAttention {
+    /// Of query, key and value: its projection and its convolution.
+    qkv: [(Linear, ConvSpec); 3],
+    decay: Columns,
+    gate: Columns,
+    beta: Linear,
+    /// Of queries and keys: together with the factors of the rule, to length one.
+    unit: Norm,
+    delta: DeltaSpec,
+    /// Of each head's result.
+    norm: AnyNorm,
+    out: Linear,
+}
+
+impl DeltaAttention {
+    /// `attn_{q,k,v,output}` and `ssm_*` of a layer.
+    pub fn load(b: &mut Block<'_, '_>, form: KdaForm) -> Result<Self, ModelError> {
+        let KdaForm { taps, dim, fading, eps, decay, gate } = form;
+        let (n_embd, heads) = (b.hp.n_embd, b.hp.heads[b.i]);
+        let cols = heads * dim;
+        let mut part = |of: &str| -> Result<(Linear, ConvSpec), ModelError> {
+            let kernel = format!("ssm_conv1d_{of}.weight");
+            let w = Some(b.tensor(&kernel, &[taps, 1, cols])?);
+            let state = b.state(&kernel, taps - 1, cols)?;
+            let conv = ConvSpec { state, taps, w, bias: None, silu: true };
+            Ok((b.linear(&format!("attn_{of}"), n_embd, cols)?, conv))
+        };
+        let qkv = [part("q")?, part("k")?, part("v")?];
+        let (decay, gate) = (Columns::load(b, decay, [dim, cols])?, Columns::load(b, gate, [dim, cols])?);
+        let root = (dim as f32).sqrt();
+        // One number a head, which some files have as a row each.
+        let a = if b.rows("ssm_a").is_some() { vec![1, heads] } else { vec![heads] };
+        Ok(Self {
+            qkv,
+            decay,
+            gate,
+            beta: b.linear("ssm_beta", n_embd, heads)?,
+            unit: Norm { w: None, b: None, dim, eps: eps / dim as f32 },
+            delta: DeltaSpec {
+                state: b.state("attn_v.weight", cols, dim)?,
+                key_heads: heads,
+                value_heads: heads,
+                key_dim: dim,
+                value_dim: dim,
+                tiled: false,
+                runs: (heads, heads),
+                // To length one, and scores over the root of their number.
+                scales: [1.0 / (root * root), 1.0 / root],
+                fading,
+                a: b.tensor("ssm_a", &a)?,
+                dt_bias: b.tensor("ssm_dt.bias", &[cols])?,
+            },
+            norm: b.norm_of("ssm_norm", &[dim])?,
+            out: b.linear("attn_output", cols, n_embd)?,
+        })
+    }
+}
+
+impl Mixer for DeltaAttention {
+    fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
+        let projected = self.qkv.map(|(projection, conv)| (g.linear("kda_qkv", &projection, h), conv));
+        let decay = self.decay.apply(g, ["kda_decay_thin", "kda_decay"], h);
+        let beta = g.linear("kda_beta", &self.beta, h);
+        let gate = self.gate.apply(g, ["kda_gate_thin", "kda_gate"], h);
+        let [q, k, v] = projected.map(|(x, spec)| g.recur("kda_conv", Recurrence::Conv { x, spec }));
+        let (q, k) = (g.rms_norm("kda_q", &self.unit, q), g.rms_norm("kda_k", &self.unit, k));
+        let y = g.recur("kda_out", Recurrence::Delta { q, k, v, decay, beta, spec: self.delta });
+        let y = self.norm.apply(g, "kda_normed", y);
+        let gate = g.activate("kda_gate_sigmoid", Activation::Sigmoid, gate);
+        g.mul("kda_gated", y, gate)
+    }
+
+    fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {
+        g.linear("kda_proj", &self.out, mixed)
+    }
+}
