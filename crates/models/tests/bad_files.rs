@@ -136,6 +136,12 @@ fn what_an_architecture_alone_needs_is_named() {
         ("arwkv7", "blk.0.time_mix_r_k.weight"),
         ("plamo2", "blk.0.ssm_dt_norm"),
         ("minimax-01", "blk.2.attn_norm_2.weight"),
+        ("kimi-k3", "blk.0.ssm_g.weight"),
+        ("kimi-k3", "blk.1.attn_res_score.weight"),
+        ("kimi-k3", "output_res_score.weight"),
+        ("kimi-k3", "blk.2.ffn_routed_up.weight"),
+        ("bailingmoe3", "blk.0.ssm_f_a.weight"),
+        ("bailingmoe3", "blk.1.attn_gate.weight"),
     ] {
         assert_eq!(refused(name, keep, tensor), format!("tensor `{tensor}` is missing"), "{name}");
     }
@@ -151,6 +157,28 @@ fn what_an_architecture_alone_needs_is_named() {
         let text = refused("t5encoder", with("t5encoder.attention.relative_buckets_count", count), "");
         assert!(text.starts_with("key `t5encoder.attention.relative_buckets_count` is"), "{text}");
     }
+}
+
+#[test]
+fn bounds_that_bound_nothing_are_named() {
+    for (name, key) in [
+        ("kimi-k3", "kda.gate_lower_bound"),
+        ("bailingmoe3", "kda.gate_lower_bound"),
+        ("kimi-k3", "activation.situ_beta"),
+    ] {
+        let key = format!("{name}.{key}");
+        let sign = if key.ends_with("beta") { -1.0 } else { 1.0 };
+        for value in [0.0f32, 2.0 * sign, f32::NAN, sign * f32::INFINITY] {
+            let text = refused(name, with(&key, value), "");
+            assert!(text.starts_with(&format!("key `{key}` is")), "{value}: {text}");
+        }
+    }
+    for key in ["kimi-k3.activation.situ_beta", "kimi-k3.activation.situ_linear_beta"] {
+        let text = refused("kimi-k3", |meta| drop(meta.remove(key)), "");
+        assert!(text.starts_with(&format!("key `{key}` is absent")), "{text}");
+    }
+    let text = refused("bailingmoe3", with("bailingmoe3.kda.safe_gate", false), "");
+    assert!(text.starts_with("key `bailingmoe3.kda.gate_lower_bound` is"), "{text}");
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod afmoe;
 mod apertus;
 mod arcee;
 mod arctic;
+mod bailingmoe3;
 mod bert;
 mod bitnet;
 mod bloom;
@@ -44,6 +45,7 @@ mod hunyuan;
 mod hy_v3;
 mod jais;
 mod jamba;
+mod kimi_k3;
 mod kimi_linear;
 mod laguna;
 mod lfm2;
@@ -114,6 +116,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "baichuan", load: llama::load_baichuan },
     Entry { name: "bailingmoe", load: deepseek::load },
     Entry { name: "bailingmoe2", load: dots1::load },
+    Entry { name: "bailingmoe3", load: bailingmoe3::load },
     Entry { name: "bert", load: bert::load },
     Entry { name: "bitnet", load: bitnet::load },
     Entry { name: "bloom", load: bloom::load },
@@ -170,6 +173,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "jamba", load: jamba::load },
     Entry { name: "jina-bert-v2", load: bert::load_jina },
     Entry { name: "jina-bert-v3", load: bert::load_jina_3 },
+    Entry { name: "kimi-k3", load: kimi_k3::load },
     Entry { name: "kimi-linear", load: kimi_linear::load },
     Entry { name: "laguna", load: laguna::load },
     Entry { name: "lfm2", load: lfm2::load },
