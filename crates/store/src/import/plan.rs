@@ -62,6 +62,8 @@ pub(super) enum Change {
     Times(f32),
     /// A rate of decay is stored as the logarithm of its size.
     Rate,
+    /// The same, of which the size is wanted.
+    Exp,
     /// Bands of rows have numbers of their own.
     Bands(Bands),
     /// Of each head of so many rows the second half changes its sign.
@@ -93,6 +95,7 @@ impl Change {
             Change::Add(number) => values.iter_mut().for_each(|x| *x += number),
             Change::Times(number) => values.iter_mut().for_each(|x| *x *= number),
             Change::Rate => values.iter_mut().for_each(|x| *x = -x.exp()),
+            Change::Exp => values.iter_mut().for_each(|x| *x = x.exp()),
             Change::Bands(bands) => by_row(values, from, columns, |row| bands.of(row)),
             Change::Opposed { head } => {
                 let sign = |row| if row % head.max(1) < head / 2 { 1.0 } else { -1.0 };

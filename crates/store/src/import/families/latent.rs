@@ -116,7 +116,7 @@ pub(super) const MISTRAL4: Family = Family {
 
 /// What the latent vector becomes is here one matrix for keys, the inputs of which come behind its outputs, and one for
 /// values.
-fn split<'a>(
+pub(super) fn split<'a>(
     cutter: &Cutter<'_>,
     weights: &mut Weights<'a>,
     outputs: &mut Vec<Output<'a>>,
@@ -156,7 +156,7 @@ pub(super) fn split_layer<'a>(
 }
 
 /// Sizes of what is computed through the latent vector, as one head of keys.
-fn latent(keys: &mut Keys<'_>) -> Result<(), StoreError> {
+pub(super) fn latent(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     let config = keys.config;
     let rank = config.opt_count("kv_lora_rank")?.unwrap_or(512);
     let turning = config.count("qk_rope_head_dim")?;
@@ -235,7 +235,8 @@ pub(super) const PLM: Family = Family {
     ..PLAIN
 };
 
-const KIMI: [Rule; 15] = [
+/// Layers of delta attention.
+pub(super) const KIMI_PARTS: [Rule; 11] = [
     one("self_attn.A_log", "ssm_a."),
     one("self_attn.dt_bias", "ssm_dt.bias"),
     one("self_attn.b_proj", "ssm_beta"),
@@ -247,6 +248,10 @@ const KIMI: [Rule; 15] = [
     one("self_attn.q_conv1d", "ssm_conv1d_q").form(Form::Lifted),
     one("self_attn.k_conv1d", "ssm_conv1d_k").form(Form::Lifted),
     one("self_attn.v_conv1d", "ssm_conv1d_v").form(Form::Lifted),
+];
+
+/// What is beside experts.
+pub(super) const KIMI_SHARED: [Rule; 4] = [
     one("block_sparse_moe.gate.e_score_correction_bias", "exp_probs_b.bias"),
     one("block_sparse_moe.shared_experts.gate_proj", "ffn_gate_shexp"),
     one("block_sparse_moe.shared_experts.up_proj", "ffn_up_shexp"),
@@ -256,7 +261,7 @@ const KIMI: [Rule; 15] = [
 pub(super) const KIMI_LINEAR: Family = Family {
     architecture: "kimi-linear",
     classes: &["KimiLinearForCausalLM", "KimiLinearModel"],
-    layer: &[&ATTENTION, &LATENT, &GATED, &BEFORE, &KIMI, &MIXTRAL, &SHARED],
+    layer: &[&ATTENTION, &LATENT, &GATED, &BEFORE, &KIMI_PARTS, &KIMI_SHARED, &MIXTRAL, &SHARED],
     alike: Alike::Nothing,
     change: rates,
     odd: Some(split),

@@ -106,7 +106,7 @@ pub(super) const ERNIE4_5_MOE: Family = Family {
     ..BASE
 };
 
-const BAILING_WHOLE: [Rule; 3] =
+pub(super) const BAILING_WHOLE: [Rule; 3] =
     [one("word_embeddings", "token_embd"), one("norm", "output_norm"), one("lm_head", "output")];
 
 const BAILING_PARTS: [Rule; 5] = [

@@ -17,6 +17,7 @@ mod granite;
 mod granite_switch;
 mod hrm_text;
 mod hunyuan;
+mod kda;
 mod latent;
 mod layered;
 mod lfm2;
@@ -272,6 +273,8 @@ pub(super) const FAMILIES: &[&Family] = &[
     &latent::MINICPM3,
     &latent::PLM,
     &latent::KIMI_LINEAR,
+    &kda::KIMI_K3,
+    &kda::BAILINGMOE3,
     &rwkv::RWKV6,
     &rwkv::RWKV6_QWEN2,
     &rwkv7::RWKV7,
