@@ -11,7 +11,7 @@ use crate::experts::{ExpertShape, Experts, Shared};
 use crate::hparams::Hparams;
 use crate::indexer::{Choices, Sight};
 use crate::latent::{Latent, LatentForm};
-use crate::model::{Architecture, Loaded, Shape};
+use crate::model::{Architecture, Loaded, Shape, Unmasking};
 use crate::weights::Weights;
 
 /// How an architecture normalises, with the epsilon.
@@ -228,6 +228,13 @@ impl Decoder {
             ..Shape::decoder(hp)
         };
         Loaded { arch: arch(self), cache, shape }
+    }
+
+    /// As a diffusion model: tokens see what lies before and behind them, and logits say what masked tokens are.
+    pub fn unmasking(mut self, hp: &Hparams, unmasking: Unmasking) -> Loaded {
+        self.layers.iter_mut().for_each(|layer| layer.attention.mask = Mask::Full);
+        let shape = Shape { causal: false, unmasking: Some(unmasking), ..Shape::decoder(hp) };
+        Loaded { arch: Box::new(self), cache: Vec::new(), shape }
     }
 
     /// What indexers before layer `i` have chosen: nothing that a graph would know which begins there.

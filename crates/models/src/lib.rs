@@ -27,4 +27,6 @@ mod windows;
 
 pub use adapter::{Adapter, AdapterError};
 pub use error::ModelError;
-pub use model::{LoadOptions, Model, Pooling, Shape, Want, check_architecture, known_architectures};
+pub use model::{
+    LoadOptions, Model, Order, Pooling, Shape, Unmasking, Want, check_architecture, known_architectures,
+};

@@ -40,6 +40,34 @@ pub enum Pooling {
     Rank,
 }
 
+/// How a diffusion model makes a text: of masks that it replaces by tokens, in any order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unmasking {
+    /// The token that stands for one that is not known.
+    pub mask: u32,
+    /// Whether the row of the token before it says what a mask is, rather than its own.
+    pub is_shifted: bool,
+    /// Places that are filled together before the next ones, as the model was published; `None` is the whole answer.
+    pub block: Option<usize>,
+    /// Which places come first, as the model was published.
+    pub order: Order,
+}
+
+/// Which of the masked places of a text become tokens first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// Those whose token is the likeliest.
+    Confidence,
+    /// Those whose distribution has least entropy.
+    Entropy,
+    /// Those whose two likeliest tokens differ most.
+    Margin,
+    /// Any, as many as are due.
+    Random,
+    /// Each with the same chance, so that as many as are due come on average.
+    Origin,
+}
+
 /// A family of models: what its layers compute.
 pub(crate) trait Architecture: Send + Sync {
     /// Records one step: from token ids to the final hidden states of all rows, after the last norm; rows that
@@ -90,6 +118,8 @@ pub struct Shape {
     pub score_labels: usize,
     /// Whether scores are the softmax of what the head gives.
     pub score_is_softmax: bool,
+    /// How text is made where that is not token by token.
+    pub unmasking: Option<Unmasking>,
 }
 
 impl Shape {
@@ -106,6 +136,7 @@ impl Shape {
             start: None,
             score_labels: 0,
             score_is_softmax: false,
+            unmasking: None,
         }
     }
 }

@@ -174,7 +174,7 @@ fn an_adapted_model_answers_as_the_one_with_the_changes_folded_in() {
         let levels = puna_cpu::kernels::levels().iter().chain(puna_cpu::kernels::emulated());
         for level in ["portable"].into_iter().chain(levels.map(|level| level.name)) {
             for how in ["whole", "one", "batch"] {
-                if entry.is_embedding() && how == "one" {
+                if entry.is_whole() && how == "one" {
                     continue;
                 }
                 let (worst, rms) = distance(&entry, &feed(&entry, level, how), &want);
@@ -258,7 +258,7 @@ fn together(entry: &Entry, level: &str, doses: &[Doses]) -> Vec<Vec<Vec<f32>>> {
     runner.doses = doses.to_vec();
     let mut rows = vec![Vec::new(); doses.len()];
     let all = entry.tokens.len();
-    let chunk = if entry.is_embedding() { all } else { 7 };
+    let chunk = if entry.is_whole() { all } else { 7 };
     for past in (0..all).step_by(chunk) {
         let tokens = &entry.tokens[past..(past + chunk).min(all)];
         let sequences: Vec<_> = (0..doses.len()).map(|sequence| (sequence, past, tokens)).collect();

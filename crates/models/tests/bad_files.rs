@@ -377,6 +377,12 @@ fn recurrent_parts_that_make_no_sense_are_named_with_their_key() {
     assert!(text.starts_with("attention in layer 2 is not supported"), "{text}");
     let text = refused("lfm2", with("lfm2.attention.causal", false), "");
     assert!(text.starts_with("key `lfm2.attention.causal` is false"), "{text}");
+    let text = refused("dream", |meta| drop(meta.remove("tokenizer.ggml.mask_token_id")), "");
+    assert!(text.contains("`tokenizer.ggml.mask_token_id`"), "{text}");
+    let text = refused("rnd1", with("tokenizer.ggml.mask_token_id", 320u32), "");
+    assert!(text.starts_with("key `tokenizer.ggml.mask_token_id` is 320: the vocabulary"), "{text}");
+    let text = refused("llada-moe", with("llada-moe.expert_used_count", 100u32), "");
+    assert!(text.starts_with("key `llada-moe.expert_used_count` is 100"), "{text}");
     // What the keys say is compared with the tensors before any state is made.
     let text = refused("mamba", with("mamba.ssm.state_size", 1u32 << 31), "");
     assert!(text.contains("`blk.0.ssm_a`"), "{text}");

@@ -13,7 +13,7 @@ fn check(level: &str, ways: &[&str]) {
     assert!(chosen_names().is_some() || entries.len() >= 30, "only {} zoo entries found", entries.len());
     let mut failures = Vec::new();
     for entry in &entries {
-        for how in ways.iter().filter(|how| !entry.is_embedding() || ["whole", "batch"].contains(*how)) {
+        for how in ways.iter().filter(|how| !entry.is_whole() || ["whole", "batch"].contains(*how)) {
             let rows = feed(entry, level, how);
             if let Some(text) = complaint(entry, &rows, level == "portable") {
                 failures.push(format!("{} {how} at {level}: {text}", entry.name));

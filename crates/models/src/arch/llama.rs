@@ -14,6 +14,12 @@ use crate::weights::Weights;
 const LAYERS_BAICHUAN_13B: usize = 40;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    let (hp, decoder) = decoder(keys, w)?;
+    Ok(decoder.loaded(&hp))
+}
+
+/// The decoder, for architectures that make something else of it, too.
+pub(super) fn decoder(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<(Hparams, Decoder), ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
@@ -28,7 +34,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         let attention = AttentionSpec { scale, ..hp.attention(b.i) };
         Ok(Layer { rope: Some(rope), attention, ..b.pre_norm(ffn)? })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    let decoder = Decoder::new(w, &hp, norm, layers)?;
+    Ok((hp, decoder))
 }
 
 /// Baichuan. The 13B form has positions by ALiBi instead of turns.

@@ -16,6 +16,7 @@ mod deci;
 mod deepseek;
 mod deepseek2;
 mod deepseek32;
+mod diffusion;
 mod dots1;
 mod dots3note;
 mod ernie4_5;
@@ -135,6 +136,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "deepseek32", load: deepseek32::load },
     Entry { name: "dots1", load: dots1::load },
     Entry { name: "dots3note", load: dots3note::load },
+    Entry { name: "dream", load: diffusion::load_dream },
     Entry { name: "ernie4_5", load: ernie4_5::load },
     Entry { name: "ernie4_5-moe", load: ernie4_5::load },
     Entry { name: "eurobert", load: eurobert::load },
@@ -178,6 +180,8 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "laguna", load: laguna::load },
     Entry { name: "lfm2", load: lfm2::load },
     Entry { name: "lfm2moe", load: lfm2::load_moe },
+    Entry { name: "llada", load: diffusion::load_llada },
+    Entry { name: "llada-moe", load: diffusion::load_llada_moe },
     Entry { name: "llama", load: llama::load },
     Entry { name: "llama-embed", load: eurobert::load_llama },
     Entry { name: "llama4", load: llama4::load },
@@ -230,6 +234,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "qwen3vl", load: qwen3::load_dense },
     Entry { name: "qwen3vlmoe", load: qwen3::load_moe },
     Entry { name: "refact", load: refact::load },
+    Entry { name: "rnd1", load: diffusion::load_rnd1 },
     Entry { name: "rwkv6", load: rwkv6::load },
     Entry { name: "rwkv6qwen2", load: rwkv6::load_qwen2 },
     Entry { name: "rwkv7", load: rwkv7::load },

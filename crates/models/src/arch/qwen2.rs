@@ -12,17 +12,24 @@ use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
-    load_with(keys, w, keys.rms_eps()?)
+    let (hp, decoder) = decoder(keys, w, keys.rms_eps()?)?;
+    Ok(decoder.loaded(&hp))
 }
 
 /// The language models of Qwen 2 VL and Qwen 2.5 VL. The reference reads no epsilon for them; beside the squares of what real
 /// models norm, theirs is nothing.
 pub(super) fn load_vl(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     // Not zero: a row of zeros stays one.
-    load_with(keys, w, f32::MIN_POSITIVE)
+    let (hp, decoder) = decoder(keys, w, f32::MIN_POSITIVE)?;
+    Ok(decoder.loaded(&hp))
 }
 
-fn load_with(keys: &Keys<'_>, w: &mut Weights<'_>, eps: f32) -> Result<Loaded, ModelError> {
+/// The decoder with this epsilon, for architectures that make something else of it, too.
+pub(super) fn decoder(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    eps: f32,
+) -> Result<(Hparams, Decoder), ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(eps);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
@@ -30,5 +37,6 @@ fn load_with(keys: &Keys<'_>, w: &mut Weights<'_>, eps: f32) -> Result<Loaded, M
         let ffn = b.gated(Glu::Silu)?;
         Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    let decoder = Decoder::new(w, &hp, norm, layers)?;
+    Ok((hp, decoder))
 }

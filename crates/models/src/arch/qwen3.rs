@@ -16,13 +16,15 @@ use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
 pub(super) fn load_dense(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
-    load(keys, w, |b| b.gated(Glu::Silu))
+    let (hp, decoder) = decoder(keys, w, |b| b.gated(Glu::Silu))?;
+    Ok(decoder.loaded(&hp))
 }
 
 pub(super) fn load_moe(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hidden = keys.count("expert_feed_forward_length")?;
     let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hidden)? };
-    load(keys, w, |b| b.experts(shape))
+    let (hp, decoder) = decoder(keys, w, |b| b.experts(shape))?;
+    Ok(decoder.loaded(&hp))
 }
 
 /// Groups of experts have a smaller one together, which is used with each of them.
@@ -36,19 +38,21 @@ pub(super) fn load_grove(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -
         return Err(ModelError::KeyValue { key, value, reason });
     }
     let scale = keys.meta().f32(&keys.name("expert_group_scale"))?;
-    load(keys, w, |b| {
+    let (hp, decoder) = decoder(keys, w, |b| {
         let width = keys.count_or("expert_chunk_feed_forward_length", b.hp.key_dim)?;
         let experts = Experts::load(b.w, &b.name, b.hp.n_embd, shape)?;
         let experts = experts.beside_adjugates(b.w, &b.name, (b.hp.n_embd, width), (each, scale))?;
         Ok(FeedForward::Moe(experts))
-    })
+    })?;
+    Ok(decoder.loaded(&hp))
 }
 
-fn load(
+/// The decoder with this feed-forward part in each layer, for architectures that make something else of it, too.
+pub(super) fn decoder(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     feed_forward: impl Fn(&mut Block<'_, '_>) -> Result<FeedForward, ModelError>,
-) -> Result<Loaded, ModelError> {
+) -> Result<(Hparams, Decoder), ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
@@ -58,5 +62,6 @@ fn load(
         Ok(Layer { qk_norm, rope: Some(rope), ..b.pre_norm(ffn)? })
     })?;
     let classifier = w.opt_linear("cls.output", hp.n_embd, keys.labels()?)?;
-    Ok(Decoder { classifier, ..Decoder::new(w, &hp, norm, layers)? }.loaded(&hp))
+    let decoder = Decoder { classifier, ..Decoder::new(w, &hp, norm, layers)? };
+    Ok((hp, decoder))
 }

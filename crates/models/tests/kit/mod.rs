@@ -62,6 +62,11 @@ impl Entry {
         self.json.get("token_embeddings").is_some()
     }
 
+    /// Whether its tokens see what lies behind them, or make a vector: such a text is fed as a whole.
+    pub fn is_whole(&self) -> bool {
+        self.is_embedding() || self.json.get("causal") == Some(&Value::Bool(false))
+    }
+
     pub fn number(&self, key: &str) -> Option<f64> {
         self.json.get(key).and_then(Value::as_f64)
     }
@@ -293,14 +298,14 @@ fn beside_others(entry: &Entry, runner: &mut Runner) -> Vec<Vec<f32>> {
         runner.read(&[(3, &prompt[2..end]), (1, prompt), (0, &prompt[3..])]);
         runner.read(&[(2, &prompt[1..end])]);
     }
-    let middle = if entry.is_embedding() { tokens.len() } else { tokens.len() / 3 };
+    let middle = if entry.is_whole() { tokens.len() } else { tokens.len() / 3 };
     let mut rows = Vec::new();
     for (from, to) in [(0, middle), (middle, tokens.len())] {
         if from == to {
             continue;
         }
         let (a, b, c) = (&others[0][..], &others[1][..], &others[2][..]);
-        let ends = |s| if entry.is_embedding() { (0, s) } else { (from, to) };
+        let ends = |s| if entry.is_whole() { (0, s) } else { (from, to) };
         let (af, at) = ends(a.len() - 2);
         let result = runner.step(&[
             (0, af, &a[af..at.min(a.len())]),
