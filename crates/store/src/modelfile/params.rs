@@ -15,7 +15,7 @@ enum Kind {
 }
 
 /// Every parameter with its type.
-const PARAMETERS: [(&str, Kind); 24] = [
+const PARAMETERS: [(&str, Kind); 27] = [
     ("num_ctx", Kind::Int),
     ("num_batch", Kind::Int),
     ("num_gpu", Kind::Int),
@@ -28,6 +28,9 @@ const PARAMETERS: [(&str, Kind); 24] = [
     ("draft_model", Kind::Text),
     ("speculate", Kind::Text),
     ("think_budget", Kind::Int),
+    ("diffusion_steps", Kind::Int),
+    ("diffusion_block_length", Kind::Int),
+    ("diffusion_algorithm", Kind::Text),
     ("num_keep", Kind::Int),
     ("seed", Kind::Int),
     ("num_predict", Kind::Int),

@@ -6,6 +6,7 @@ mod bitnet;
 mod cohere;
 mod delta;
 mod dots3_note;
+mod diffusion;
 mod encoders;
 mod gated;
 mod gemma;
@@ -284,6 +285,10 @@ pub(super) const FAMILIES: &[&Family] = &[
     &bitnet::BITNET,
     &talkie::TALKIE,
     &hrm_text::HRM_TEXT,
+    &diffusion::DREAM,
+    &diffusion::LLADA,
+    &diffusion::LLADA_MOE,
+    &diffusion::RND1,
     &encoders::GEMMA_EMBEDDING,
     &encoders::LLAMA_EMBED,
     &encoders::NOMIC_BERT,

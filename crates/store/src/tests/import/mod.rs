@@ -4,6 +4,7 @@
 
 mod alone;
 mod config;
+mod diffusion;
 mod families;
 mod kit;
 mod late;

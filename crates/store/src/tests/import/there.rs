@@ -53,7 +53,7 @@ pub(super) fn like_llama(model: Model<'_>, own: Names<'_>) -> Vec<Stored> {
 }
 
 /// The same with experts.
-fn with_experts(mut model: Model<'_>, own: Names<'_>) -> Vec<Stored> {
+pub(super) fn with_experts(mut model: Model<'_>, own: Names<'_>) -> Vec<Stored> {
     model.experts(LAYERS, EXPERTS);
     like_llama(model, &[own, SHARED].concat())
 }
@@ -130,6 +130,7 @@ fn dense(mut model: Model<'_>) -> Vec<Stored> {
             model.move_where("attn_output", "attn_v", "linear");
             like_llama(model, &[("linear", "self_attn.linear_attn")])
         }
+        "dream" | "llada" | "llada-moe" | "rnd1" => super::diffusion::tensors(model),
         _ => mixture(model),
     }
 }
