@@ -19,6 +19,7 @@ mod sequence;
 mod speculate;
 mod stats;
 mod stepper;
+mod teller;
 mod vocab;
 
 pub use embed::{Done as EmbedDone, Scored};

@@ -6,16 +6,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use puna_sampler::{Sampler, StopMatcher, Vocab, log_probs};
-use puna_tokenizer::{StreamDecoder, Tokenizer};
+use puna_sampler::{Sampler, Vocab, log_probs};
+use puna_tokenizer::Tokenizer;
 
 use crate::constraint::{Constrained, Undrawn};
 use crate::held::Held;
-use crate::job::{Event, Finish, Job, Piece, PromptToken, Sink, Stage, Summary};
+use crate::job::{Event, Finish, Job, PromptToken, Sink, Stage, Summary};
 use crate::options::ModelInfo;
 use crate::pages::{Origin, PAGE_TOKENS};
 use crate::speculate::guesser::Guesser;
 use crate::speculate::{Drafter, Guess, Speculation};
+use crate::teller::{Teller, Told};
 use crate::vocab::SamplerVocab;
 
 /// What a model's output is that no token can be drawn from.
@@ -29,7 +30,7 @@ pub struct JobId(pub u64);
 pub struct Sequence {
     pub id: JobId,
     pub job: Job,
-    sink: Box<dyn Sink>,
+    teller: Teller,
     /// Prompt and generated tokens that make up the context.
     pub tokens: Vec<u32>,
     /// How many of them are in the cache.
@@ -45,8 +46,6 @@ pub struct Sequence {
     thought_ended: bool,
     /// Logits from which no token was drawn yet, as it is not known yet which fit the answer's form.
     postponed: Option<Vec<f32>>,
-    decoder: StreamDecoder,
-    stop: StopMatcher,
     pub guesser: Guesser,
     submitted: Instant,
     started: Option<Instant>,
@@ -95,8 +94,6 @@ impl Sequence {
             forced: VecDeque::new(),
             thought_ended: false,
             postponed: None,
-            decoder,
-            stop: StopMatcher::new(job.stop.clone()),
             guesser: Guesser::new(job.speculation.unwrap_or(Speculation::OFF), drafter),
             submitted: Instant::now(),
             started: None,
@@ -108,8 +105,8 @@ impl Sequence {
             served: 0,
             last_step: 0,
             admitted: 0,
+            teller: Teller::new(&job, sink, decoder),
             job,
-            sink,
         }
     }
 
@@ -120,7 +117,7 @@ impl Sequence {
 
     /// Whether the listener takes another event now.
     pub fn ready(&self) -> bool {
-        self.sink.ready()
+        self.teller.sink.ready()
     }
 
     /// Tokens that an encoder is to read as a whole: none but where nothing of them is in the cache.
@@ -183,7 +180,7 @@ impl Sequence {
             });
         }
         self.scored += tokens.len();
-        tokens.is_empty() || self.sink.send(Event::Prompt(tokens))
+        tokens.is_empty() || self.teller.sink.send(Event::Prompt(tokens))
     }
 
     /// Reports progress on the prompt; `false` when nobody listens.
@@ -191,7 +188,7 @@ impl Sequence {
         if self.generated > 0 {
             return true;
         }
-        self.sink.send(Event::Prefill { done: self.computed, total: self.tokens.len() })
+        self.teller.sink.send(Event::Prefill { done: self.computed, total: self.tokens.len() })
     }
 
     /// Tokens that may be guessed in the next step: with the one that is drawn behind them they stay within the answer's
@@ -201,7 +198,8 @@ impl Sequence {
     pub fn guesses_at_most(&self, n_ctx: usize) -> usize {
         let left = self.job.max_tokens.map_or(usize::MAX, |max| max.saturating_sub(self.generated));
         let most = self.guesser.speculation.most.unwrap_or(usize::MAX);
-        let room = self.sink.room().saturating_sub(1).min(PAGE_TOKENS - 1 - self.computed % PAGE_TOKENS);
+        let room =
+            self.teller.sink.room().saturating_sub(1).min(PAGE_TOKENS - 1 - self.computed % PAGE_TOKENS);
         most.min(room).min(left.saturating_sub(1)).min(self.context(n_ctx).saturating_sub(self.tokens.len()))
     }
 
@@ -277,7 +275,7 @@ impl Sequence {
         let token = match drawn {
             Ok(token) => token,
             Err(Undrawn::Form(reason)) => {
-                self.sink.send(Event::Refused(reason));
+                self.teller.sink.send(Event::Refused(reason));
                 return false;
             }
             Err(Undrawn::Thinks) => {
@@ -292,26 +290,17 @@ impl Sequence {
         self.sampler.accept(token);
         self.generated += 1;
         self.tokens.push(token);
-        if tokenizer.is_eog(token) {
-            self.finish(Finish::End);
-            return false;
-        }
-        if let Some(constrained) = &mut self.constrained {
+        if let Some(constrained) = self.constrained.as_mut().filter(|_| !tokenizer.is_eog(token)) {
             constrained.accept(token);
         }
         let logprobs = raw.zip(self.job.logprobs).map(|(raw, top)| log_probs(&raw, token, top));
-        let text = self.decoder.push(token);
-        let event = self.stop.push(&text);
-        if !self.sink.send(Event::Piece(Piece { text: event.emit, token, logprobs })) {
-            return false;
-        }
-        if let Some(index) = event.stopped {
-            self.finish(Finish::Stop(index));
-            return false;
-        }
-        if self.sink.has_enough() {
-            self.finish(Finish::End);
-            return false;
+        match self.teller.token(token, logprobs, tokenizer) {
+            Told::More => {}
+            Told::Ends(finish) => {
+                self.finish(finish);
+                return false;
+            }
+            Told::Unheard => return false,
         }
         if self.job.max_tokens.is_some_and(|max| self.generated >= max) {
             self.finish(Finish::Length);
@@ -322,8 +311,8 @@ impl Sequence {
 
     /// The token that the listener wants next, if it wants one.
     fn next_forced(&mut self) -> Option<u32> {
-        if self.forced.is_empty() && self.decoder.held().is_empty() {
-            self.forced.extend(self.sink.forced());
+        if self.forced.is_empty() && self.teller.decoder.held().is_empty() {
+            self.forced.extend(self.teller.sink.forced());
         }
         self.forced.pop_front()
     }
@@ -334,7 +323,7 @@ impl Sequence {
             let drawn = self.sampler.try_sample(logits);
             return drawn.ok_or_else(|| NOT_A_NUMBER.into());
         };
-        let (sink, decoder) = (&self.sink, &self.decoder);
+        let Teller { sink, decoder, .. } = &self.teller;
         let breaks_off = Cell::new(false);
         let stage = |token| -> Stage {
             if !tokenizer.is_eog(token) {
@@ -350,13 +339,13 @@ impl Sequence {
         let was_open = constrained.is_open();
         let drawn = constrained.draw(logits, &mut self.sampler, stage);
         if constrained.is_open() && !was_open {
-            self.sink.begin_answer();
+            self.teller.sink.begin_answer();
             return drawn;
         }
         let stays = matches!(drawn, Err(Undrawn::Thinks));
-        if (stays || breaks_off.get()) && !self.thought_ended && self.decoder.held().is_empty() {
+        if (stays || breaks_off.get()) && !self.thought_ended && self.teller.decoder.held().is_empty() {
             self.thought_ended = true;
-            self.forced.extend(self.sink.end_thought());
+            self.forced.extend(self.teller.sink.end_thought());
             if let Some(token) = self.forced.pop_front() {
                 return Ok(token);
             }
@@ -368,27 +357,19 @@ impl Sequence {
             job = self.id.0,
             "a thought that does not end is broken off: the answer's form begins"
         );
-        self.sink.begin_answer();
+        self.teller.sink.begin_answer();
         constrained.draw_answer(logits, &mut self.sampler)
     }
 
     /// Tells the listener that it is over.
     pub fn finish(&mut self, finish: Finish) {
-        if !matches!(finish, Finish::Stop(_)) {
-            // What the decoder still holds is half a character, and is dropped.
-            let text = self.stop.finish();
-            if !text.is_empty() {
-                let token = self.tokens.last().copied().unwrap_or(0);
-                self.sink.send(Event::Piece(Piece { text, token, logprobs: None }));
-            }
-        }
         let summary = self.summary(finish);
-        self.sink.send(Event::Done(summary));
+        self.teller.finish(summary);
     }
 
     /// Tells the listener that it failed.
     pub fn fail(&mut self, reason: &str) {
-        self.sink.send(Event::Failed(reason.to_owned()));
+        self.teller.fail(reason);
     }
 
     /// Drops the older half of what follows the kept beginning; the rest is computed anew.
