@@ -11,6 +11,7 @@ use puna_sampler::{Constraint, Grammar, GrammarError};
 use puna_tokenizer::Tokenizer;
 
 use crate::constraint::{Constrained, Masks};
+use crate::diffusion::{self, Canvas};
 use crate::driver::{Command, Driver};
 use crate::embed::{Done, EmbedJob, Scored};
 use crate::error::EngineError;
@@ -86,6 +87,9 @@ impl Engine {
         let stepper = Stepper::new(&view, backend, options)?;
         // What the model was shortened to holds for both.
         let alike = EngineOptions { num_ctx: Some(stepper.info.n_ctx), ..options.clone() };
+        if draft.is_some() {
+            diffusion::takes_draft(&stepper.info)?;
+        }
         let draft = draft.filter(|_| stepper.info.takes_drafts());
         let drafts =
             draft.map(|draft| Drafts::open(draft, &name_of(&view), &tokenizer, &alike)).transpose()?;
@@ -149,13 +153,16 @@ impl Engine {
         self.inner.masks.grammar(constraint, &self.inner.tokenizer)
     }
 
-    /// Generates; `sink` hears of it.
-    pub fn submit(&self, mut job: Job, sink: Box<dyn Sink>) -> Result<JobId, EngineError> {
+    /// Checks that a job can be done.
+    ///
+    /// # Errors
+    /// The prompt is empty or too long, or the model cannot give what is asked for.
+    pub fn check(&self, job: &Job) -> Result<(), EngineError> {
         let info = &self.inner.info;
         if !info.can_generate {
             return Err(EngineError::CannotGenerate);
         }
-        self.check(&job.prompt, job.context_in(info.n_ctx))?;
+        self.check_tokens(&job.prompt, job.context_in(info.n_ctx))?;
         if info.start.is_some() {
             if job.prompt_logprobs.is_some() {
                 return Err(EngineError::CannotScorePrompt);
@@ -166,7 +173,22 @@ impl Engine {
                 return Err(EngineError::PromptTooLong { tokens, n_ctx });
             }
         }
+        diffusion::check(job, info)
+    }
+
+    /// Generates; `sink` hears of it.
+    ///
+    /// # Errors
+    /// As [`Engine::check`]; and [`EngineError::Stopped`].
+    pub fn submit(&self, mut job: Job, sink: Box<dyn Sink>) -> Result<JobId, EngineError> {
+        self.check(&job)?;
+        let info = &self.inner.info;
         let id = self.next_id();
+        if let Some(unmasking) = info.unmasking {
+            let canvas = Canvas::new(id, job, sink, &self.inner.tokenizer, info, unmasking);
+            self.send(Command::Unmask(Box::new(canvas)))?;
+            return Ok(id);
+        }
         job.speculation.get_or_insert(self.inner.speculation);
         let drafter = (self.inner.drafters)();
         let masks = &self.inner.masks;
@@ -188,7 +210,7 @@ impl Engine {
             return Err(EngineError::CannotEmbed);
         }
         for input in &inputs {
-            self.check(input, self.inner.info.n_ctx)?;
+            self.check_tokens(input, self.inner.info.n_ctx)?;
         }
         let id = self.next_id();
         self.send(Command::Embed(EmbedJob { id, inputs, vectors: Vec::new(), done, long: None }))?;
@@ -219,7 +241,7 @@ impl Engine {
         *self.inner.stats.lock().expect("nobody panics with the statistics")
     }
 
-    fn check(&self, tokens: &[u32], n_ctx: usize) -> Result<(), EngineError> {
+    fn check_tokens(&self, tokens: &[u32], n_ctx: usize) -> Result<(), EngineError> {
         let n_vocab = self.inner.info.n_vocab;
         match tokens {
             [] => Err(EngineError::EmptyPrompt),

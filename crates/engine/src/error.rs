@@ -36,6 +36,54 @@ pub enum EngineError {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
+    /// A diffusion model was asked for what only models give that write token by token.
+    #[error(
+        "a model of architecture {architecture} fills masked places in any order, so that {what} cannot be had from it: ask \
+         without it, or take a model that writes token by token"
+    )]
+    Unmasks {
+        /// The model's architecture.
+        architecture: &'static str,
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// A model that writes token by token was told how to fill masks.
+    #[error(
+        "a model of architecture {architecture} writes token by token: diffusion_steps, diffusion_block_length and \
+         diffusion_algorithm are for diffusion models alone"
+    )]
+    WritesInOrder {
+        /// The model's architecture.
+        architecture: &'static str,
+    },
+    /// Steps that no answer takes.
+    #[error("diffusion_steps is {steps}: it must be between 1 and {most}")]
+    DiffusionSteps {
+        /// The number that was asked for.
+        steps: usize,
+        /// What it may be.
+        most: usize,
+    },
+    /// A block whose logits do not fit.
+    #[error(
+        "diffusion_block_length is {length}, but this model fills at most {most} places at once: take a smaller one, or 0 \
+         for the whole answer"
+    )]
+    DiffusionBlock {
+        /// The length that was asked for.
+        length: usize,
+        /// What it may be.
+        most: usize,
+    },
+    /// A draft model that does not write token by token.
+    #[error(
+        "a draft model of architecture {architecture} fills masked places and guesses nothing ahead; take one that writes token \
+         by token"
+    )]
+    DiffusionDraft {
+        /// The draft model's architecture.
+        architecture: &'static str,
+    },
     /// An encoder was asked to generate.
     #[error("this model makes embeddings and cannot generate text")]
     CannotGenerate,

@@ -5,6 +5,7 @@ use std::time::Duration;
 use puna_graph::Doses;
 use puna_sampler::{Grammar, Params};
 
+use crate::diffusion::Diffusion;
 use crate::speculate::{Speculated, Speculation};
 
 /// A text to generate.
@@ -16,7 +17,8 @@ pub struct Job {
     pub sampling: Params,
     /// Strings that end the answer; they are not part of it.
     pub stop: Vec<String>,
-    /// Tokens to generate at most; `None` ends by the model's own decision or the context's size.
+    /// Tokens to generate at most; `None` ends by the model's own decision or the context's size. A diffusion model begins with so
+    /// many masks, and with 256 where nobody says; never with more than the context has room for.
     pub max_tokens: Option<usize>,
     /// Control tokens that are part of the text; others are not.
     pub shown: Vec<u32>,
@@ -42,6 +44,8 @@ pub struct Job {
     /// The form of the answer, from [`crate::Engine::grammar`]. It holds from where [`Sink::stage`] says that the answer
     /// begins.
     pub grammar: Option<Grammar>,
+    /// How a diffusion model fills the answer.
+    pub diffusion: Diffusion,
 }
 
 impl Job {
@@ -62,6 +66,7 @@ impl Job {
             doses: Doses::default(),
             speculation: None,
             grammar: None,
+            diffusion: Diffusion::default(),
         }
     }
 

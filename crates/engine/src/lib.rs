@@ -1,11 +1,12 @@
 //! Sequences, paged KV cache with a prefix tree, the step loop, and speculation.
 //!
 //! [`Engine::open`] loads a model and starts its loop on a thread; [`Engine::submit`] generates, [`Engine::embed`] makes
-//! vectors. All jobs of a model share its steps. [`Evaluator`] feeds sequences by hand, for measuring and looking inside.
+//! vectors. All jobs of a model share its steps; those of a diffusion model take turns ([`Diffusion`]). [`Evaluator`] feeds sequences by hand, for measuring and looking inside.
 
 #![forbid(unsafe_code)]
 
 mod constraint;
+mod diffusion;
 mod driver;
 mod embed;
 mod engine;
@@ -22,6 +23,7 @@ mod stepper;
 mod teller;
 mod vocab;
 
+pub use diffusion::Diffusion;
 pub use embed::{Done as EmbedDone, Scored};
 pub use engine::{Engine, THREAD};
 pub use error::EngineError;
@@ -30,7 +32,7 @@ pub use job::{Event, Finish, Job, Piece, PromptToken, Sink, Stage, Summary};
 pub use options::{EngineOptions, MemoryReport, ModelInfo, check_model, plan_memory, plan_memory_with_draft};
 pub use pages::PAGE_TOKENS;
 pub use puna_graph::Doses;
-pub use puna_models::{Adapter, ModelError, Pooling};
+pub use puna_models::{Adapter, ModelError, Order, Pooling, Unmasking};
 pub use sequence::JobId;
 pub use speculate::model::DraftModel;
 pub use speculate::{Drafted, Speculated, Speculation};

@@ -2,9 +2,10 @@
 
 use puna_gguf::View;
 use puna_graph::{Backend, CacheSpec, KvType, StateSpec};
-use puna_models::{Adapter, LoadOptions, Model, Pooling, check_architecture};
+use puna_models::{Adapter, LoadOptions, Model, Pooling, Unmasking, check_architecture};
 use puna_tokenizer::Tokenizer;
 
+use crate::diffusion;
 use crate::error::EngineError;
 use crate::pages::{PAGE_TOKENS, Pages, Windows};
 use crate::speculate::Speculation;
@@ -82,6 +83,8 @@ pub struct ModelInfo {
     pub start: Option<u32>,
     /// Whether text can be generated.
     pub can_generate: bool,
+    /// How text is made where that is not token by token.
+    pub unmasking: Option<Unmasking>,
     /// Whether pairs of texts can be scored.
     pub can_rank: bool,
     /// How token vectors become one.
@@ -151,15 +154,19 @@ pub fn plan_memory_with_draft(
     draft: DraftModel,
 ) -> Result<MemoryReport, EngineError> {
     let mut stepper = Stepper::bare(view, backend, options)?;
+    diffusion::takes_draft(&stepper.info)?;
     let alone = stepper.memory(options)?;
     let draft = if stepper.info.takes_drafts() { Drafts::plan(draft, options)?.total() } else { 0 };
     Ok(MemoryReport { draft, ..alone })
 }
 
-/// The context of a sequence: what was asked for, but not more than the model was trained with or the cache holds. So
-/// a sequence that has the cache to itself never runs out of pages.
+/// The context of a sequence: what was asked for, but not more than the model was trained with or the cache holds, nor more than a
+/// diffusion model computes in each step. So a sequence that has the cache to itself never runs out of pages.
 pub(crate) fn context(model: &Model, options: &EngineOptions) -> usize {
-    let trained = model.shape().n_ctx;
+    let trained = match model.shape().unmasking {
+        Some(_) => model.shape().n_ctx.min(diffusion::CONTEXT),
+        None => model.shape().n_ctx,
+    };
     let wanted = options.num_ctx.map_or(trained, |n| n.clamp(1, trained.max(1)));
     match options.cache_pages {
         Some(pages) if has_pages(model) => wanted.min(pages.max(1).saturating_mul(PAGE_TOKENS)),

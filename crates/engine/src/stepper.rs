@@ -7,6 +7,7 @@ use puna_models::{LoadOptions, Model, Pooling, Want};
 
 use puna_gguf::View;
 
+use crate::diffusion::longest_block;
 use crate::error::EngineError;
 use crate::options::{EngineOptions, MemoryReport, ModelInfo, cache_spec, context, state_spec};
 
@@ -23,7 +24,7 @@ pub struct Stepper {
     pub planned: MemoryReport,
     /// Results of a step that every program has room for, so that their number makes no programs of its own: one for each
     /// sequence, where their number is open as many as there is memory for, and at least the rows of a step that checks
-    /// guesses.
+    /// guesses; of a diffusion model one for each place of a block.
     results: usize,
     programs: HashMap<(Want, Capacity), (ProgramId, usize)>,
 }
@@ -66,6 +67,7 @@ impl Stepper {
             recurrent: !model.states().is_empty(),
             start: shape.start,
             can_generate: shape.has_logits,
+            unmasking: shape.unmasking,
             can_rank: model.pooling() == Pooling::Rank && shape.score_labels > 0,
             pooling: model.pooling(),
             parameters: view.gguf().parameter_count(),
@@ -73,7 +75,10 @@ impl Stepper {
         let guesses = options.speculation.is_on() && shape.causal && !info.recurrent;
         let guessed = if guesses { backend.exact_rows() } else { 1 };
         let open = || (LOGITS / shape.n_vocab.max(1)).max(LEAST_RESULTS).min(options.num_batch);
-        let results = options.max_sequences.unwrap_or_else(open).max(guessed).max(1);
+        let results = match info.unmasking {
+            Some(_) => longest_block(info.n_vocab, info.n_ctx),
+            None => options.max_sequences.unwrap_or_else(open).max(guessed).max(1),
+        };
         let planned = MemoryReport::default();
         Ok(Self { backend, model, info, planned, results, programs: HashMap::new() })
     }

@@ -45,6 +45,7 @@ pub use grammar::{
 };
 pub use logprobs::{TokenLogprobs, log_probs};
 pub use params::{Kind, Params, ParamsError};
+pub use rng::Mt19937;
 pub use sampler::Sampler;
 pub use stop::{StopEvent, StopMatcher};
 pub use vocab::Vocab;

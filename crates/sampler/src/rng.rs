@@ -7,13 +7,14 @@ const M: usize = 397;
 
 /// Mersenne Twister with 32-bit output.
 #[derive(Clone)]
-pub(crate) struct Mt19937 {
+pub struct Mt19937 {
     state: Box<[u32; N]>,
     next: usize,
 }
 
 impl Mt19937 {
-    pub(crate) fn new(seed: u32) -> Self {
+    /// The numbers of a seed.
+    pub fn new(seed: u32) -> Self {
         let mut state = Box::new([0u32; N]);
         state[0] = seed;
         for i in 1..N {
@@ -45,7 +46,7 @@ impl Mt19937 {
     }
 
     /// Uniform in [0, 1), from one output.
-    pub(crate) fn next_f32(&mut self) -> f32 {
+    pub fn next_f32(&mut self) -> f32 {
         (self.next_u32() as f32 / 4_294_967_296.0).min(1.0_f32.next_down())
     }
 

@@ -17,6 +17,7 @@ use puna_graph::StepInput;
 use puna_models::Want;
 use puna_tokenizer::Tokenizer;
 
+use crate::diffusion::{Canvas, Canvases};
 use crate::embed::EmbedJob;
 use crate::error::EngineError;
 use crate::held::Held;
@@ -42,6 +43,7 @@ const FORM_WAIT: Duration = Duration::from_millis(20);
 /// What the handle asks of the loop.
 pub enum Command {
     Submit(Box<Sequence>),
+    Unmask(Box<Canvas>),
     Cancel(JobId),
     Embed(EmbedJob),
     Stop,
@@ -57,6 +59,7 @@ pub struct Driver {
     max_sequences: Option<usize>,
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
+    pub canvases: Canvases,
     pub embeds: VecDeque<EmbedJob>,
     /// An embedding waits for pages: no new sequence is to take them.
     pub embed_waits: bool,
@@ -104,6 +107,7 @@ impl Driver {
             max_sequences: max_sequences.map(|most| most.max(1)),
             waiting: VecDeque::new(),
             running: Vec::new(),
+            canvases: Canvases::default(),
             embeds: VecDeque::new(),
             embed_waits: false,
             served: HashMap::new(),
@@ -118,8 +122,7 @@ impl Driver {
     /// Works until told to stop or nobody can give commands any more.
     pub fn work(mut self, commands: &Receiver<Command>) {
         loop {
-            let idle = self.waiting.is_empty() && self.running.is_empty() && self.embeds.is_empty();
-            if idle {
+            if self.is_idle() {
                 self.served.clear();
                 self.note_stats();
                 if !commands.recv().is_ok_and(|command| self.obey(command)) {
@@ -142,18 +145,28 @@ impl Driver {
                 self.fail_running(&error.to_string());
             }
             self.embed_step();
+            if !self.unmask_step() && !self.canvases.is_empty() && self.embeds.is_empty() {
+                std::thread::sleep(SLOW_LISTENER_PAUSE);
+            }
             self.note_stats();
         }
         self.stop();
+    }
+
+    fn is_idle(&self) -> bool {
+        let sequences = self.waiting.is_empty() && self.running.is_empty();
+        sequences && self.canvases.is_empty() && self.embeds.is_empty()
     }
 
     /// Takes a command; `false` ends the loop.
     fn obey(&mut self, command: Command) -> bool {
         match command {
             Command::Submit(sequence) => self.waiting.push_back(*sequence),
+            Command::Unmask(canvas) => self.canvases.push(*canvas),
             Command::Embed(job) => self.embeds.push_back(job),
             Command::Cancel(id) => {
                 self.waiting.retain(|s| s.id != id);
+                self.canvases.cancel(id);
                 if let Some(at) = self.embeds.iter().position(|job| job.id == id)
                     && let Some(mut job) = self.embeds.remove(at)
                 {
@@ -171,6 +184,7 @@ impl Driver {
 
     fn stop(mut self) {
         self.fail_running("the engine is shutting down");
+        self.canvases.fail("the engine is shutting down");
         for mut sequence in std::mem::take(&mut self.waiting) {
             sequence.fail("the engine is shutting down");
         }
@@ -531,14 +545,18 @@ impl Driver {
     fn begin_round(&self) {
         let mut stats = self.stats.lock().expect("nobody panics with the statistics");
         stats.rounds += 1;
-        stats.running = self.running.len();
-        stats.waiting = self.waiting.len() + self.embeds.len();
+        [stats.running, stats.waiting] = self.counts();
+    }
+
+    /// Jobs that take part in steps, and those that wait.
+    fn counts(&self) -> [usize; 2] {
+        let (begun, new) = self.canvases.counts();
+        [self.running.len() + begun, self.waiting.len() + new + self.embeds.len()]
     }
 
     fn note_stats(&self) {
         let mut stats = self.stats.lock().expect("nobody panics with the statistics");
-        stats.running = self.running.len();
-        stats.waiting = self.waiting.len() + self.embeds.len();
+        [stats.running, stats.waiting] = self.counts();
         stats.pages = self.pages.total();
         stats.pages_in_use = self.pages.in_use();
         stats.pages_held = self.pages.held();
@@ -555,6 +573,11 @@ impl Driver {
     /// Whether pages may come back without anybody's doing.
     pub fn is_running(&self) -> bool {
         !self.running.is_empty()
+    }
+
+    /// Jobs that run at once at most.
+    pub fn max_sequences(&self) -> Option<usize> {
+        self.max_sequences
     }
 
     /// Tokens of a step at most.

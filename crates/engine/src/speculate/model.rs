@@ -103,6 +103,7 @@ impl Drafts {
         check(&draft.view, name, tokenizer)?;
         let options = options_of(options);
         let stepper = Stepper::new(&draft.view, draft.backend, &options)?;
+        writes_in_order(&stepper)?;
         if !stepper.info.can_generate || !stepper.info.causal {
             return Err(EngineError::CannotGenerate);
         }
@@ -123,6 +124,7 @@ impl Drafts {
     pub fn plan(draft: DraftModel, options: &EngineOptions) -> Result<MemoryReport, EngineError> {
         let options = options_of(options);
         let mut stepper = Stepper::bare(&draft.view, draft.backend, &options)?;
+        writes_in_order(&stepper)?;
         can_take_back(&stepper)?;
         stepper.memory(&options)
     }
@@ -294,6 +296,15 @@ fn likeliest(logits: &[f32]) -> (u32, f32) {
 /// Options of a draft model: those of its model, but for what is the model's own.
 fn options_of(options: &EngineOptions) -> EngineOptions {
     EngineOptions { speculation: Speculation::OFF, adapters: Vec::new(), ..options.clone() }
+}
+
+/// Whether a draft model says what comes next.
+fn writes_in_order(stepper: &Stepper) -> Result<(), EngineError> {
+    let architecture = stepper.info.architecture;
+    match stepper.info.unmasking {
+        Some(_) => Err(EngineError::DiffusionDraft { architecture }),
+        None => Ok(()),
+    }
 }
 
 /// Whether it goes on with what others write, and guesses that did not come true can be taken back.

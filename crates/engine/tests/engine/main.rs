@@ -3,6 +3,7 @@
 mod adapters;
 mod constrained;
 mod deterministic;
+mod diffusion;
 mod encoder;
 mod fairness;
 

@@ -47,6 +47,12 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
             file.shown
         );
     }
+    if info.unmasking.is_some() {
+        bail!(
+            "{} fills masked places in any order: it predicts no next token, and has no perplexity",
+            file.shown
+        );
+    }
     if info.n_ctx < args.ctx {
         bail!("{} was trained with a context of {}; use --ctx {}", file.shown, info.n_ctx_train, info.n_ctx);
     }

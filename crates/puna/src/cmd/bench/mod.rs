@@ -99,6 +99,9 @@ fn check_chart(path: &Path) -> Result<()> {
 /// Prompts and generation, fed by hand.
 fn steps(file: &ModelFile, plan: &Plan) -> Result<(Vec<Measured>, Option<Resident>)> {
     let mut evaluator = plan.compute.evaluator(file)?;
+    if evaluator.info().unmasking.is_some() && plan.tests.iter().any(|t| t.generate > 0 || t.depth > 0) {
+        bail!("{} fills masked places of whole texts: its steps are prompts; use -n 0 and -d 0", file.shown);
+    }
     let mut results = Vec::new();
     for test in &plan.tests {
         out::note(test.name());

@@ -1,0 +1,315 @@
+//! Diffusion models: answers that begin as masks.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use puna_engine::{Diffusion, DraftModel, Order, Sink, plan_memory_with_draft};
+use puna_sampler::Constraint;
+
+use super::progress::hanging;
+use super::*;
+
+const MODELS: [&str; 4] = ["dream", "llada", "llada-moe", "rnd1"];
+
+fn model(name: &str) -> Engine {
+    open_at(Some("portable"), &format!("tests/data/zoo/{name}.gguf"), &EngineOptions::default())
+}
+
+fn prompt() -> Vec<u32> {
+    vec![315, 40, 41, 42, 90, 17, 200, 8]
+}
+
+/// An answer of so many tokens that nothing ends early.
+fn whole(length: usize) -> Job {
+    let sampling = Params { ignore_eos: true, ..greedy() };
+    Job { max_tokens: Some(length), ..Job::new(prompt(), sampling) }
+}
+
+fn diffusion(steps: usize, block_length: usize, algorithm: Order) -> Diffusion {
+    Diffusion { steps: Some(steps), block_length: Some(block_length), algorithm: Some(algorithm) }
+}
+
+/// The tokens of an answer.
+fn answer(engine: &Engine, job: Job) -> Vec<u32> {
+    let prompt = job.prompt.len();
+    run(engine, job).1.tokens.split_off(prompt)
+}
+
+/// Made with the llama.cpp of llama-cpp-python 0.3.36, in f32: what its `diffusion_generate` (examples/diffusion) draws, wherever the mask
+/// itself, which it may draw, makes no difference; and what comes of the loops that Dream's and LLaDA's authors publish
+/// (`generation_utils.py`, `generate.py`) at temperature 0, run on its logits.
+#[test]
+fn masks_become_the_tokens_of_the_references() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/cases/diffusion.jsonl");
+    let text = std::fs::read_to_string(path).unwrap();
+    let engines = MODELS.map(|name| (name, model(name)));
+    let mut failures = Vec::new();
+    for line in text.lines() {
+        let case: serde_json::Value = serde_json::from_str(line).unwrap();
+        let number = |key: &str| case[key].as_f64();
+        let ids = |key: &str| -> Vec<u32> {
+            case[key].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+        };
+        let algorithm = match case["algorithm"].as_str().unwrap() {
+            "confidence" => Order::Confidence,
+            "entropy" => Order::Entropy,
+            "margin" => Order::Margin,
+            "random" => Order::Random,
+            _ => Order::Origin,
+        };
+        let sampling = Params {
+            temperature: number("temperature").unwrap() as f32,
+            top_k: number("top_k").unwrap_or(0.0) as i32,
+            top_p: number("top_p").unwrap_or(1.0) as f32,
+            seed: number("seed").unwrap_or(1.0) as i64,
+            ..Params::default()
+        };
+        let of = |key| number(key).unwrap() as usize;
+        let job = Job {
+            max_tokens: Some(of("length")),
+            diffusion: diffusion(of("steps"), of("block_length"), algorithm),
+            ..Job::new(ids("prompt"), sampling)
+        };
+        let (_, engine) = engines.iter().find(|(name, _)| case["model"] == *name).unwrap();
+        if answer(engine, job) != ids("tokens") {
+            failures.push(line.to_owned());
+        }
+    }
+    assert!(text.lines().count() > 60);
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn the_habits_of_a_model_are_those_of_its_authors() {
+    for (name, block_length, algorithm) in [
+        ("dream", 0, Order::Entropy),
+        ("llada", 32, Order::Confidence),
+        ("llada-moe", 32, Order::Confidence),
+        ("rnd1", 0, Order::Entropy),
+    ] {
+        let engine = model(name);
+        let told = Job { diffusion: diffusion(48, block_length, algorithm), ..whole(48) };
+        assert_eq!(answer(&engine, whole(48)), answer(&engine, told), "{name}");
+        // Another habit would be seen.
+        let other = Job { diffusion: diffusion(6, 8, Order::Random), ..whole(48) };
+        assert_ne!(answer(&engine, whole(48)), answer(&engine, other), "{name}");
+    }
+}
+
+#[test]
+fn an_answer_is_as_long_as_was_asked_for_as_the_context_allows_or_256_tokens() {
+    let engine = model("llada");
+    let length = |max_tokens, context| {
+        let quick = Diffusion { steps: Some(1), ..Diffusion::default() };
+        let (_, summary) = run(&engine, Job { max_tokens, context, diffusion: quick, ..whole(0) });
+        assert_eq!(summary.finish, Finish::Length);
+        assert_eq!(summary.generated_tokens, summary.tokens.len() - summary.prompt_tokens);
+        summary.generated_tokens
+    };
+    assert_eq!(length(Some(0), None), 0);
+    assert_eq!(length(Some(37), None), 37);
+    assert_eq!(length(None, None), 256);
+    assert_eq!(length(Some(5000), None), 512 - 8);
+    assert_eq!(length(Some(100), Some(20)), 12);
+    assert_eq!(length(Some(100), Some(8)), 0);
+}
+
+#[test]
+fn tokens_are_told_in_order_as_soon_as_no_mask_is_before_them() {
+    let engine = model("llada");
+    let job = Job { diffusion: diffusion(24, 4, Order::Confidence), ..whole(24) };
+    let prompt = job.prompt.len();
+    let events = start(&engine, job);
+    let (mut tokens, mut steps) = (Vec::new(), vec![0]);
+    let summary = loop {
+        match events.recv_timeout(Duration::from_secs(20)).unwrap() {
+            Event::Piece(piece) => tokens.push(piece.token),
+            // Comes with each step.
+            Event::Prefill { done, total } => {
+                assert_eq!((done, total), (8, 8));
+                steps.push(tokens.len());
+            }
+            Event::Done(summary) => break summary,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(tokens, summary.tokens[prompt..]);
+    assert_eq!((summary.prompt_tokens, summary.generated_tokens, summary.cached_tokens), (8, 24, 0));
+    // Each block is there before the next one is begun.
+    for block in 1..6 {
+        assert_eq!(steps[4 * block + 1..].iter().min(), Some(&(4 * block)), "{steps:?}");
+    }
+    assert_eq!(steps.len(), 25);
+}
+
+#[test]
+fn an_end_or_a_stop_string_spares_the_steps_behind_it() {
+    let engine = model("llada");
+    let base = Job { diffusion: diffusion(32, 4, Order::Confidence), ..whole(32) };
+    let (text, all) = run(&engine, base.clone());
+    let steps = |job| {
+        let before = engine.stats().steps;
+        let (text, summary) = run(&engine, job);
+        (text, summary, engine.stats().steps - before)
+    };
+    let stop: String = text.chars().skip(4).take(3).collect();
+    let found = text.find(&stop).unwrap();
+    let (cut, summary, taken) = steps(Job { stop: vec![stop], ..base.clone() });
+    assert_eq!((cut.as_str(), summary.finish), (&text[..found], Finish::Stop(0)));
+    assert!(taken < 32, "{taken} steps");
+    // The token in the middle of the first block is made an end.
+    let end = engine.tokenizer().eos().unwrap();
+    let sampling = Params { logit_bias: vec![(end, 1e6)], ..greedy() };
+    let (nothing, summary, taken) = steps(Job { sampling, ..base });
+    assert_eq!((nothing.as_str(), summary.finish, summary.generated_tokens), ("", Finish::End, 1));
+    assert!(taken <= 4, "{taken} steps");
+    assert_eq!(all.generated_tokens, 32);
+}
+
+#[test]
+fn a_seed_reproduces_an_answer_and_another_differs() {
+    let engine = model("dream");
+    for algorithm in [Order::Confidence, Order::Random, Order::Origin] {
+        let of = |seed| {
+            let sampling = Params { seed, temperature: 1.2, ignore_eos: true, ..Params::default() };
+            answer(&engine, Job { sampling, diffusion: diffusion(6, 0, algorithm), ..whole(30) })
+        };
+        assert_eq!(of(3), of(3));
+        assert_ne!(of(3), of(4));
+    }
+}
+
+#[test]
+fn a_mask_is_never_drawn_and_log_probabilities_are_those_of_the_draw() {
+    let engine = model("rnd1");
+    let sampling =
+        Params { logit_bias: vec![(318, 1e9)], temperature: 2.0, seed: 5, top_k: 0, ..Params::default() };
+    let job = Job { sampling, logprobs: Some(2), diffusion: diffusion(4, 0, Order::Margin), ..whole(40) };
+    let events = start(&engine, job);
+    let mut seen = 0;
+    loop {
+        match events.recv_timeout(Duration::from_secs(20)).unwrap() {
+            Event::Piece(piece) => {
+                assert_ne!(piece.token, 318);
+                let logprobs = piece.logprobs.expect("they were asked for");
+                assert!(logprobs.logprob < 0.0 && logprobs.top.len() == 2);
+                seen += 1;
+            }
+            Event::Done(_) => break,
+            _ => {}
+        }
+    }
+    assert!(seen > 0);
+}
+
+#[test]
+fn answers_take_turns_and_are_what_they_are_alone() {
+    let options = EngineOptions { max_sequences: Some(2), ..EngineOptions::default() };
+    let (engine, lock, steps) = hanging("tests/data/zoo/llada.gguf", &options);
+    let (sender, ended) = channel();
+    let waits = lock.lock().unwrap();
+    let of = |client, first| {
+        let mut job = whole(16);
+        job.prompt[1] = first;
+        Job { client, ..job }
+    };
+    let jobs = [("a1", of(1, 30)), ("a2", of(1, 31)), ("a3", of(1, 32)), ("b1", of(2, 33))];
+    for (name, job) in jobs.clone() {
+        let sender = sender.clone();
+        let sink = move |event| match event {
+            Event::Done(summary) => sender.send((name, summary.tokens)).is_ok(),
+            _ => true,
+        };
+        engine.submit(job, Box::new(sink)).unwrap();
+    }
+    drop(waits);
+    let all: Vec<_> = jobs.iter().map(|_| ended.recv_timeout(Duration::from_secs(20)).unwrap()).collect();
+    let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
+    assert!(names[..2].contains(&"b1"), "{names:?}");
+    assert_eq!(steps.load(Ordering::Relaxed), 4 * 16);
+    for (name, tokens) in all {
+        let (_, job) = jobs.iter().find(|(of, _)| *of == name).unwrap();
+        assert_eq!(run(&engine, job.clone()).1.tokens, tokens, "{name}");
+    }
+}
+
+/// A listener that takes nothing before it may.
+struct Shut {
+    open: Arc<AtomicBool>,
+    sender: std::sync::mpsc::Sender<Event>,
+}
+
+impl Sink for Shut {
+    fn ready(&self) -> bool {
+        self.open.load(Ordering::Relaxed)
+    }
+    fn send(&mut self, event: Event) -> bool {
+        self.sender.send(event).is_ok()
+    }
+}
+
+#[test]
+fn a_listener_that_takes_nothing_waits_alone_and_one_that_leaves_ends_its_job() {
+    let engine = model("llada");
+    let open = Arc::new(AtomicBool::new(false));
+    let (sender, slow) = channel();
+    engine.submit(whole(20), Box::new(Shut { open: open.clone(), sender })).unwrap();
+    let (alone, _) = run(&engine, whole(20));
+    assert!(slow.try_recv().is_err(), "it was told of something");
+    open.store(true, Ordering::Relaxed);
+    assert_eq!(finish(&slow).0, alone);
+
+    let id = engine.submit(whole(500), Box::new(|_| true)).unwrap();
+    engine.cancel(id);
+    drop(start(&engine, whole(500)));
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while engine.stats().running + engine.stats().waiting > 0 {
+        assert!(std::time::Instant::now() < deadline, "{:?}", engine.stats());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(engine.stats().steps < 500, "{:?}", engine.stats());
+}
+
+#[test]
+fn what_such_a_model_cannot_give_is_refused_by_name() {
+    let engine = model("dream");
+    let refused = |job: Job| engine.submit(job, Box::new(|_| true)).unwrap_err().to_string();
+    let grammar = engine.grammar(&Constraint::Json).unwrap();
+    let sampled = |sampling| Job { sampling, ..whole(8) };
+    let always = puna_engine::Speculation { always: true, ..puna_engine::Speculation::AUTO };
+    for (job, what) in [
+        (Job { grammar: Some(grammar), ..whole(8) }, "an answer of a given form"),
+        (Job { prompt_logprobs: Some(0), ..whole(8) }, "log-probabilities of the prompt"),
+        (Job { speculation: Some(always), ..whole(8) }, "guessing ahead"),
+        (sampled(Params { mirostat: 2, ..Params::default() }), "mirostat"),
+        (sampled(Params { dry_multiplier: 0.5, ..Params::default() }), "dry_multiplier"),
+    ] {
+        let text = refused(job);
+        assert!(text.contains("architecture dream") && text.contains(what), "{text}");
+    }
+    let filled = |steps, block_length| Diffusion { steps, block_length, algorithm: None };
+    let of = |diffusion| refused(Job { diffusion, ..whole(8) });
+    assert!(of(filled(Some(0), None)).starts_with("diffusion_steps is 0"));
+    assert!(of(filled(Some(1 << 20), None)).starts_with("diffusion_steps is 1048576"));
+    assert!(of(filled(None, Some(513))).contains("at most 512 places"), "{}", of(filled(None, Some(513))));
+    let llama = open("tests/data/zoo/llama.gguf", &EngineOptions::default());
+    let job = Job { diffusion: filled(Some(8), None), ..Job::new(prompt(), greedy()) };
+    let text = llama.submit(job, Box::new(|_| true)).unwrap_err().to_string();
+    assert!(text.contains("architecture llama writes token by token"), "{text}");
+}
+
+#[test]
+fn a_draft_model_goes_with_models_that_write_in_order_alone() {
+    let backend = || Box::new(CpuBackend::new(&Config { threads: Some(1), ..Config::default() }).unwrap());
+    let zoo = |name: &str| file(&format!("tests/data/zoo/{name}.gguf"));
+    let options = EngineOptions::default();
+    for (model, draft, named) in [("dream", "llama", "dream"), ("llama", "rnd1", "rnd1")] {
+        let guesser = || DraftModel { view: zoo(draft), backend: backend() };
+        let planned = plan_memory_with_draft(&zoo(model), backend(), &options, guesser()).unwrap_err();
+        assert!(planned.to_string().contains(&format!("of architecture {named} fills")), "{planned}");
+        let Err(opened) = Engine::open_with_draft(zoo(model), backend(), &options, guesser()) else {
+            panic!("{model} was opened with {draft}");
+        };
+        let vocabulary = matches!(opened, EngineError::DraftVocabulary { .. });
+        assert!(vocabulary || opened == planned, "{opened}");
+    }
+}
