@@ -138,6 +138,10 @@ impl Generator for Clock {
         Err("a clock has no grammar".into())
     }
 
+    fn check_job(&self, _: &Job) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     fn submit(&self, job: Job, mut sink: Box<dyn Sink>) -> Result<u64, EngineError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let cancelled = Arc::<AtomicBool>::default();

@@ -10,6 +10,7 @@ use puna_sampler::{Constraint, Params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::diffusion::Filling;
 use crate::speculate::{Guesses, Mode};
 
 /// What a runner is asked to do.
@@ -226,6 +227,9 @@ pub struct RunOptions {
     pub num_keep: i64,
     /// Whether and how to guess ahead.
     pub speculate: Mode,
+    /// Whether the model or the request says so, and not the configuration alone.
+    #[serde(default)]
+    pub speculate_said: bool,
     /// Guesses a step at most; `None` is automatic.
     pub draft_num_predict: Option<u32>,
     /// Tokens that a thought may have before it is ended; `None` is no limit, or the limit of a level of thinking.
@@ -235,6 +239,9 @@ pub struct RunOptions {
     /// Numbers of the model's adapters and how much there is to be of each, and nothing of the others; `None` is all of them
     /// as they are.
     pub adapters: Option<Vec<(u32, f32)>>,
+    /// How the answer of a diffusion model is filled.
+    #[serde(default)]
+    pub diffusion: Filling,
     /// What the model's parameters and the request say by name, for models of other servers: all else is theirs to choose.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub given: Map<String, Value>,

@@ -13,6 +13,7 @@ mod app;
 pub mod canonical;
 pub mod config;
 mod dialect;
+mod diffusion;
 mod door;
 mod end;
 mod error;

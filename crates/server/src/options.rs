@@ -6,6 +6,7 @@ use puna_api::native::Think;
 use serde_json::{Map, Value};
 
 use crate::canonical::{Failure, RunOptions};
+use crate::diffusion::Algorithm;
 use crate::scheduler::LoadOptions;
 use crate::speculate::{Mode, Wish};
 
@@ -28,10 +29,13 @@ pub fn apply(
         match name.as_str() {
             _ if value.is_null() => {}
             "draft_model" => draft = Some(string(name, value)?),
-            "speculate" => match wish(name, value)? {
-                Wish::Mode(mode) => run.speculate = mode,
-                Wish::Model(model) => (run.speculate, draft) = (Mode::Auto, Some(model)),
-            },
+            "speculate" => {
+                run.speculate_said = true;
+                match wish(name, value)? {
+                    Wish::Mode(mode) => run.speculate = mode,
+                    Wish::Model(model) => (run.speculate, draft) = (Mode::Auto, Some(model)),
+                }
+            }
             _ if one(name, value, load, run)? => {}
             _ if asked => unknown(name),
             _ => tracing::debug!(parameter = name, "the model has a parameter that is not known"),
@@ -85,6 +89,10 @@ fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) 
         "draft_num_predict" => run.draft_num_predict = count(name, value)?,
         // Not in the original. Negative is no limit, as absent is.
         "think_budget" => run.think_budget = count(name, value)?,
+        // Not in the original; for diffusion models alone. Negative is the model's habit, as absent is.
+        "diffusion_steps" => run.diffusion.steps = count(name, value)?,
+        "diffusion_block_length" => run.diffusion.block_length = count(name, value)?,
+        "diffusion_algorithm" => run.diffusion.algorithm = Some(algorithm(name, value)?),
         // Not in the original; named as in llama.cpp's server.
         "dry_multiplier" => sampling.dry_multiplier = float(name, value)?,
         "dry_base" => sampling.dry_base = float(name, value)?,
@@ -158,6 +166,12 @@ fn wish(name: &str, value: &Value) -> Result<Wish, Failure> {
         Value::Bool(on) => Ok(Wish::Mode(if *on { Mode::Auto } else { Mode::Off })),
         _ => string(name, value).map(|text| Wish::parse(&text)),
     }
+}
+
+/// Which masks of a diffusion model become tokens first.
+fn algorithm(name: &str, value: &Value) -> Result<Algorithm, Failure> {
+    Algorithm::parse(&string(name, value)?)
+        .map_err(|problem| Failure::bad_request(format!("option \"{name}\": {problem}")))
 }
 
 fn strings(name: &str, value: &Value) -> Result<Vec<String>, Failure> {
@@ -289,6 +303,21 @@ mod tests {
             let error = read(json!({}), json!({ name: value })).unwrap_err();
             assert_eq!(error, format!("option \"{name}\" is out of range: {shown} is not between {range}"));
         }
+    }
+
+    #[test]
+    fn a_filling_is_said_in_numbers_and_a_name_and_negative_is_unsaid() {
+        let params =
+            json!({"diffusion_steps": 64, "diffusion_block_length": 32, "diffusion_algorithm": "origin"});
+        let options = json!({"diffusion_block_length": -1, "diffusion_algorithm": "Margin"});
+        let filling = read(params, options).unwrap().1.diffusion;
+        assert_eq!((filling.steps, filling.block_length), (Some(64), None));
+        assert_eq!(filling.algorithm, Some(Algorithm::Margin));
+        let error = read(json!({}), json!({"diffusion_algorithm": "best"})).unwrap_err();
+        assert!(
+            error.starts_with("option \"diffusion_algorithm\": \"best\" is none of confidence"),
+            "{error}"
+        );
     }
 
     #[test]

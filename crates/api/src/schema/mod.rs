@@ -241,6 +241,15 @@ pub struct Options {
     deterministic: Option<bool>,
     /// Tokens that thoughts may have before they are ended; negative is no limit (Puna's addition).
     think_budget: Option<f64>,
+    /// Steps in which a diffusion model fills its answer; unless given, or negative, one for each token (Puna's addition). Refused for
+    /// other models.
+    diffusion_steps: Option<f64>,
+    /// Places that a diffusion model fills before it begins the next ones; 0 is the whole answer, negative the model's habit (Puna's
+    /// addition). Refused for other models.
+    diffusion_block_length: Option<f64>,
+    /// Which places a diffusion model fills first: `confidence`, `entropy`, `margin`, `random` or `origin`; the model's habit unless
+    /// given (Puna's addition). Refused for other models.
+    diffusion_algorithm: Option<String>,
     /// Strength of DRY, which penalises repeated runs of tokens; 0 is off (Puna's addition).
     dry_multiplier: Option<f64>,
     /// Base of DRY's penalty (Puna's addition).

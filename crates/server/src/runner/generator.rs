@@ -49,6 +49,8 @@ pub struct Facts {
     pub ranks: Option<PairForm>,
     /// How many adapters it was loaded with.
     pub adapters: usize,
+    /// Whether it is a diffusion model, whose answers are as long as they begin.
+    pub unmasks: bool,
 }
 
 /// How a query and a document become a reranker's input.
@@ -107,10 +109,16 @@ pub trait Generator: Send + Sync {
     /// What is wrong with the form.
     fn grammar(&self, form: &Constraint) -> Result<Grammar, String>;
 
+    /// Checks that a generation can be done.
+    ///
+    /// # Errors
+    /// The prompt is empty or longer than the context, or the model cannot give what is asked for.
+    fn check_job(&self, job: &Job) -> Result<(), EngineError>;
+
     /// Starts a generation.
     ///
     /// # Errors
-    /// The prompt is empty or longer than the context, or the engine has stopped.
+    /// As [`Generator::check_job`], or the engine has stopped.
     fn submit(&self, job: Job, sink: Box<dyn Sink>) -> Result<u64, EngineError>;
 
     /// Ends a generation or an embedding at the next step; it reports nothing more.

@@ -72,6 +72,7 @@ impl Loader for LocalLoader {
             embeds: !matches!(engine.info().pooling, Pooling::None | Pooling::Rank),
             ranks: engine.info().can_rank.then(|| pair_form(tokenizer, templates.rerank)),
             adapters: spec.adapters.len(),
+            unmasks: engine.info().unmasking.is_some(),
         };
         Ok(Box::new(Local { engine, facts }))
     }
@@ -146,6 +147,7 @@ fn draft_error(draft: &Draft, error: EngineError, options: &EngineOptions) -> Lo
             | EngineError::DraftVocabulary { .. }
             | EngineError::RecurrentDraft { .. }
             | EngineError::EncoderDraft { .. }
+            | EngineError::DiffusionDraft { .. }
     );
     let its_own = only_a_drafts || alone().is_some_and(|found| found == error);
     let error = engine_error(error);
@@ -309,6 +311,10 @@ impl Generator for Local {
 
     fn grammar(&self, form: &Constraint) -> Result<Grammar, String> {
         self.engine.grammar(form).map_err(|e| e.to_string())
+    }
+
+    fn check_job(&self, job: &Job) -> Result<(), EngineError> {
+        self.engine.check(job)
     }
 
     fn submit(&self, job: Job, sink: Box<dyn Sink>) -> Result<u64, EngineError> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use puna_api::native::{self, Tool, ToolChoice};
-use puna_engine::{Doses, EngineError, Job};
+use puna_engine::{Doses, EngineError, Job, Speculation};
 use puna_prompt::{
     CallForm, Chat, FunctionCall, Kind, Message, OutputParser, ParserInput, PromptError, Stage, Template,
     Think, ToolCall, conversation, fit, generation, prefer_jinja, render, render_insert, strip_past_thoughts,
@@ -17,12 +17,17 @@ use super::generator::Generator;
 use super::templates::{PLAIN_TEMPLATE, Templates};
 use super::worker::Handle;
 use crate::canonical::{Event, Failure, Generate, Input, ModelText, Prompt, RunOptions, Task};
+use crate::speculate::Mode;
 
 /// Tokens of a thought at the level `low`, for models that know no levels.
 const LOW_BUDGET: u64 = 1024;
 
 /// The same at the level `medium`.
 const MEDIUM_BUDGET: u64 = 4096;
+
+/// Why a diffusion model has no budget of thoughts.
+const ENDLESS: &str = "this model fills masked places in any order, so that its thoughts cannot be ended after so many tokens: ask \
+                       without a budget, and without a level of thinking";
 
 /// Log-probabilities of a prompt that are told at most, alternatives included.
 const PROMPT_LOGPROBS: usize = 1 << 20;
@@ -94,14 +99,14 @@ impl Preparer {
         let parser = parser_of(&task, &text);
         let parser = if task.stream_calls { parser.map(OutputParser::telling_early) } else { parser };
         let num_ctx = self.context(task.options.num_ctx);
-        let RunOptions { mut sampling, num_predict, speculate, draft_num_predict, .. } = task.options.clone();
+        let mut sampling = task.options.sampling.clone();
         self.check_biases(&sampling.logit_bias)?;
         let doses = self.doses(task.options.adapters.as_deref())?;
         sampling.normalize(num_ctx).map_err(|e| Failure::bad_request(e.to_string()))?;
         let tags = parser.iter().flat_map(OutputParser::preserved);
         let tags = tags.filter_map(|text| self.generator.control_token(&text).map(|token| (text, token)));
         let tags: Vec<(String, u32)> = tags.collect();
-        let think_budget = think_budget(&task, &text);
+        let think_budget = self.think_budget(&task, &text)?;
         listening(&handle)?;
         let (call, beginning) = self.demanded_call(&handle, &task, &text, &tags)?.unzip();
         let format = task.format.filter(|_| call.is_none());
@@ -116,18 +121,16 @@ impl Preparer {
             .with_one_call(!task.parallel_tool_calls)
             .with_think_budget(think_budget)
             .with_dropped(text.dropped_messages, tokens.cut);
-        if num_predict == 0 && task.prompt_logprobs.is_none() {
+        if task.options.num_predict == 0 && task.prompt_logprobs.is_none() {
             handle.send(Event::Done(Box::new(no_tokens(&answer, tokens.tokens))));
             return Ok(());
         }
-        // Before the job is there, so that nothing of it comes first. What could still refuse it was looked at.
-        handle.send(Event::Started { prompt_tokens: tokens.tokens.len() as u64 });
-        let most = 10 * u64::from(num_ctx);
         let job = Job {
             prompt: tokens.tokens,
             sampling,
+            max_tokens: self.max_tokens(&task.options, num_ctx),
+            speculation: Some(self.speculation(&task.options)),
             stop: task.options.stop,
-            max_tokens: Some(u64::try_from(num_predict).unwrap_or(most).min(most) as usize),
             shown,
             keep: tokens.keep,
             context: Some(num_ctx as usize),
@@ -136,9 +139,12 @@ impl Preparer {
             prompt_logprobs: task.prompt_logprobs,
             client: handle.client,
             doses,
-            speculation: Some(speculate.speculation(draft_num_predict)),
             grammar,
+            diffusion: task.options.diffusion.into(),
         };
+        self.generator.check_job(&job).map_err(told)?;
+        // Before the job is there, so that nothing of it comes first. What could still refuse it was looked at.
+        handle.send(Event::Started { prompt_tokens: job.prompt.len() as u64 });
         self.begun(&handle, self.generator.submit(job, Box::new(answer)))
     }
 
@@ -149,6 +155,29 @@ impl Preparer {
             self.generator.cancel(job);
         }
         Ok(())
+    }
+
+    /// Tokens of an answer at most. A diffusion model knows how long one is of which nobody says it.
+    fn max_tokens(&self, options: &RunOptions, num_ctx: u32) -> Option<usize> {
+        let most = 10 * u64::from(num_ctx);
+        let unsaid = (!self.generator.facts().unmasks).then_some(most);
+        let tokens = u64::try_from(options.num_predict).ok().or(unsaid)?;
+        Some(tokens.min(most) as usize)
+    }
+
+    /// How to guess ahead. What the configuration says of all models is no wish of one that guesses nothing.
+    fn speculation(&self, options: &RunOptions) -> Speculation {
+        let is_meant = options.speculate_said || !self.generator.facts().unmasks;
+        let mode = if is_meant { options.speculate } else { Mode::Off };
+        mode.speculation(options.draft_num_predict)
+    }
+
+    /// Tokens that the thought may have, unless it is one that cannot be ended.
+    fn think_budget(&self, task: &Generate, text: &Text) -> Result<Option<u64>, Failure> {
+        match think_budget(task, text) {
+            Some(_) if self.generator.facts().unmasks => Err(Failure::bad_request(ENDLESS)),
+            budget => Ok(budget),
+        }
     }
 
     /// The grammar of the call that the request demands, if it does, and how it begins.

@@ -216,6 +216,10 @@ impl Generator for FakeEngine {
         }
     }
 
+    fn check_job(&self, _: &Job) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     fn submit(&self, job: Job, mut sink: Box<dyn Sink>) -> Result<u64, EngineError> {
         self.check()?;
         let id = self.next.fetch_add(1, Ordering::Relaxed);
