@@ -19,9 +19,9 @@ use crate::windows::Windows;
 const STREAMS: usize = 4;
 const LAUREL_RANK: usize = 64;
 const WIDTH_OF_LAYERS: usize = 256;
-/// Layers with keys and values of their own.
+/// Layers with keys and values of their own, where a file does not say how many share those of others.
 const OWN: usize = 20;
-/// Layers whose gates are zero but for what lies above so many standard deviations: one in twenty.
+/// Layers whose gates are zero but for what lies above so many standard deviations, where a file has no list of them: one in twenty.
 const SPARSE: usize = 10;
 const DEVIATIONS: f32 = 1.644_853_6;
 const LOGIT_CAP: f32 = 30.0;
@@ -57,7 +57,8 @@ struct Layer {
     gate: Linear,
     up: Linear,
     down: Linear,
-    is_sparse: bool,
+    /// Above how many standard deviations gates are not zero, where some are.
+    sparsity: Option<f32>,
     post_ffn_norm: Norm,
     token: LayerInput,
 }
@@ -89,41 +90,62 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     };
     let (out, back) = (streams("altup_proj.weight")?, streams("altup_unembd_proj.weight")?);
     let mut layers = Vec::with_capacity(hp.n_layer);
-    for i in 0..hp.n_layer {
-        let source = source(keys, &windows, i)?;
+    let (own, sparsity) = (layers_with_own_keys(keys, &hp)?, sparsity(keys, hp.n_layer)?);
+    for (i, &sparsity) in sparsity.iter().enumerate() {
+        let source = source(keys, &windows, own, i)?;
         source.map_or(Ok(()), |source| hp.may_read(keys, i, source))?;
         let attention = AttentionSpec { scale: 1.0, mask: windows.mask(i), ..hp.attention(i) };
         layers.push(Layer::load(
             w,
             &hp,
-            (i, width, eps),
+            (i, width, eps, sparsity),
             (source, attention, ropes[usize::from(windows.slides(i))]),
         )?);
     }
     let norm = w.norm("output_norm", hp.n_embd, eps)?;
     let head = w.head(table, hp.n_embd, hp.n_vocab)?;
-    let cache = layers[..OWN.min(hp.n_layer)].iter().map(|l| l.attention.cache_layer()).collect();
+    let cache = layers[..own].iter().map(|l| l.attention.cache_layer()).collect();
     let arch = Box::new(Gemma3n { n_embd: hp.n_embd, table, tokens, out, back, layers, norm, head });
     Ok(Loaded { arch, cache, shape: Shape::decoder(&hp) })
 }
 
 /// The earlier layer whose keys and values layer `i` reads, if it has none of its own: the last of its kind.
-fn source(keys: &Keys<'_>, windows: &Windows, i: usize) -> Result<Option<usize>, ModelError> {
-    if i < OWN {
+fn source(keys: &Keys<'_>, windows: &Windows, own: usize, i: usize) -> Result<Option<usize>, ModelError> {
+    if i < own {
         return Ok(None);
     }
-    let last = (0..OWN).rev().find(|&at| windows.slides(at) == windows.slides(i));
+    let last = (0..own).rev().find(|&at| windows.slides(at) == windows.slides(i));
     last.map(Some).ok_or_else(|| {
         let (key, value) = (keys.name("attention.sliding_window_pattern"), format!("of layer {i}"));
-        ModelError::KeyValue { key, value, reason: "the first twenty layers must have one of each kind" }
+        let reason = "the layers with keys of their own must have one of each kind";
+        ModelError::KeyValue { key, value, reason }
     })
+}
+
+/// How many of the first layers have keys and values of their own.
+fn layers_with_own_keys(keys: &Keys<'_>, hp: &Hparams) -> Result<usize, ModelError> {
+    let Some(shared) = keys.opt_count("attention.shared_kv_layers")? else { return Ok(OWN.min(hp.n_layer)) };
+    hp.n_layer.checked_sub(shared).filter(|&own| own > 0).ok_or_else(|| {
+        let (key, value) = (keys.name("attention.shared_kv_layers"), shared.to_string());
+        ModelError::KeyValue { key, value, reason: "the first layer needs keys and values of its own" }
+    })
+}
+
+/// Above how many standard deviations the gates of each layer are not zero; a list has what lies below all for those that have none.
+fn sparsity(keys: &Keys<'_>, layers: usize) -> Result<Vec<Option<f32>>, ModelError> {
+    let key = keys.name("activation_sparsity_scale");
+    if keys.meta().get(&key).is_none() {
+        return Ok((0..layers).map(|i| (i < SPARSE).then_some(DEVIATIONS)).collect());
+    }
+    let scales = keys.numbers_per_layer(&key, layers)?;
+    Ok(scales.into_iter().take(layers).map(|scale| Some(scale).filter(|scale| scale.is_finite())).collect())
 }
 
 impl Layer {
     fn load(
         w: &mut Weights<'_>,
         hp: &Hparams,
-        (i, width, eps): (usize, usize, f32),
+        (i, width, eps, sparsity): (usize, usize, f32, Option<f32>),
         (source, attention, rope): (Option<usize>, AttentionSpec, RopeId),
     ) -> Result<Self, ModelError> {
         let (n, dim, ff) = (hp.n_embd, hp.key_dim, hp.ff(i));
@@ -160,7 +182,7 @@ impl Layer {
             gate: w.linear(&name("ffn_gate"), n, ff)?,
             up: w.linear(&name("ffn_up"), n, ff)?,
             down: w.linear(&name("ffn_down"), ff, n)?,
-            is_sparse: i < SPARSE,
+            sparsity,
             post_ffn_norm: w.norm(&name("post_ffw_norm"), n, eps)?,
             token: LayerInput::load(w, &b, (n, width), eps)?,
         })
@@ -228,8 +250,8 @@ impl Layer {
         let h = g.rms_norm("ffn_norm", &self.ffn_norm, x);
         let mut gate = g.linear("ffn_gate", &self.gate, h);
         let up = g.linear("ffn_up", &self.up, h);
-        if self.is_sparse {
-            gate = g.sparsify("ffn_gate_sparse", gate, DEVIATIONS);
+        if let Some(deviations) = self.sparsity {
+            gate = g.sparsify("ffn_gate_sparse", gate, deviations);
         }
         let hidden = g.glu("ffn_glu", Glu::Gelu, gate, up);
         let f = g.linear("ffn_out", &self.down, hidden);
