@@ -56,6 +56,8 @@ pub enum Glu {
     Gelu,
     /// `max(gate, 0) · up`.
     Relu,
+    /// `max(gate, 0)² · up`.
+    GatedReluSquared,
     /// `gelu(gate)`, erf form: of experts without a gate, which name one matrix as both.
     GeluAlone,
     /// `max(gate, 0)²`: of experts without a gate, which name one matrix as both.

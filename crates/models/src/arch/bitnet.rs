@@ -1,5 +1,6 @@
 //! BitNet b1.58: a llama with one more norm before each way back to the stream, and matrices of three values with a factor each.
-//! GGUF: `general.architecture = "bitnet"`.
+//! The 2B model squares its gates where they are positive.
+//! GGUF: `general.architecture = "bitnet"`, `"bitnet-b1.58"`.
 
 use puna_graph::*;
 
@@ -12,6 +13,15 @@ use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    gated(keys, w, Glu::Silu)
+}
+
+/// The 2B model.
+pub(super) fn load_158(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+    gated(keys, w, Glu::GatedReluSquared)
+}
+
+fn gated(keys: &Keys<'_>, w: &mut Weights<'_>, glu: Glu) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let eps = keys.rms_eps()?;
     let norm = NormKind::Rms(eps);
@@ -19,7 +29,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let layers = decoder::layers(w, &hp, norm, |b| {
         let (ff, width) = (hp.ff(b.i), hp.heads[b.i] * hp.value_dim);
         let inner = b.w.norm(&format!("{}.ffn_sub_norm", b.name), ff, eps)?;
-        let mlp = Mlp::load(b.w, &b.name, hp.n_embd, ff, Glu::Silu)?.with_norm(inner);
+        let mlp = Mlp::load(b.w, &b.name, hp.n_embd, ff, glu)?.with_norm(inner);
         Ok(Layer {
             rope: Some(rope),
             heads_norm: Some(b.norm_of("attn_sub_norm", &[width])?),

@@ -120,6 +120,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "bailingmoe3", load: bailingmoe3::load },
     Entry { name: "bert", load: bert::load },
     Entry { name: "bitnet", load: bitnet::load },
+    Entry { name: "bitnet-b1.58", load: bitnet::load_158 },
     Entry { name: "bloom", load: bloom::load },
     Entry { name: "chameleon", load: chameleon::load },
     Entry { name: "chatglm", load: glm4::load },

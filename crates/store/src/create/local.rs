@@ -354,10 +354,11 @@ fn named(files: &Files) -> BTreeMap<String, String> {
 }
 
 /// Weights that a folder may hold, best first: a pattern of the name, and whether folders below count too.
-const WEIGHTS: [(&str, &str, bool); 7] = [
+const WEIGHTS: [(&str, &str, bool); 8] = [
     ("model", ".safetensors", true),
     ("consolidated", ".safetensors", false),
     ("adapter_model", ".safetensors", false),
+    ("pytorch_model", ".safetensors", false),
     ("pytorch_model", ".bin", false),
     ("consolidated", ".pth", false),
     ("", ".gguf", false),

@@ -15,6 +15,7 @@ mod rope;
 mod rules;
 mod safetensors;
 mod sentencepiece;
+mod source;
 mod special;
 mod unigram;
 mod vocabulary;

@@ -80,6 +80,7 @@ impl TensorEntry {
 /// An open file whose header has been checked against its length.
 #[derive(Debug)]
 pub struct SafeTensors {
+    name: String,
     path: PathBuf,
     data_start: u64,
     tensors: BTreeMap<String, TensorEntry>,
@@ -145,7 +146,13 @@ impl SafeTensors {
         let entries: Entries =
             serde_json::from_slice(&header).map_err(|e| bad(format!("its header: {e}")))?;
         let tensors = check(entries.0, len - 8 - header_len).map_err(bad)?;
-        Ok(Self { path: path.to_owned(), data_start: 8 + header_len, tensors })
+        Ok(Self { name: name.to_owned(), path: path.to_owned(), data_start: 8 + header_len, tensors })
+    }
+
+    /// What messages call it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The tensors, by name.

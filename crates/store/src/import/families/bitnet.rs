@@ -1,6 +1,8 @@
-//! BitNet b1.58, whose matrices have three values, of which training keeps what they were rounded from.
+//! BitNet b1.58, whose matrices have three values, of which training keeps what they were rounded from; or they come packed, and
+//! are what they are.
 
 use super::super::config::Json;
+use super::super::keys::Keys;
 use super::super::pieces::Cutter;
 use super::super::plan::{Change, Content, Output};
 use super::super::rules::{Rule, one};
@@ -10,8 +12,12 @@ use super::{Family, PLAIN};
 use crate::error::StoreError;
 
 /// Norms before each way back to the stream.
-const WITHIN: [Rule; 2] =
-    [one("self_attn.inner_attn_ln", "attn_sub_norm"), one("mlp.ffn_layernorm", "ffn_sub_norm")];
+const WITHIN: [Rule; 4] = [
+    one("self_attn.inner_attn_ln", "attn_sub_norm"),
+    one("self_attn.attn_sub_norm", "attn_sub_norm"),
+    one("mlp.ffn_layernorm", "ffn_sub_norm"),
+    one("mlp.ffn_sub_norm", "ffn_sub_norm"),
+];
 /// The matrices of three values.
 const MATRICES: [&str; 7] = [
     "self_attn.q_proj",
@@ -30,30 +36,44 @@ const PIECE_VALUES: u64 = 1 << 20;
 pub(super) const BITNET: Family = Family {
     architecture: "bitnet",
     classes: &["BitnetForCausalLM", "BitNetForCausalLM"],
+    fits: |config| activation(config) != SQUARED,
     layer: &[&ATTENTION, &GATED, &BEFORE, &WITHIN],
     // What is added to weights would be rounded with them.
     takes_adapters: false,
     odd: Some(thirds),
     keys: |keys| {
-        check_activation(keys.config)?;
-        keys.usual()?;
-        keys.set("rope.scaling.type", "linear");
-        keys.set("rope.scaling.factor", 1.0f32);
-        Ok(())
+        // Files have no word for the activation of the network.
+        let activation = activation(keys.config);
+        if activation != "silu" {
+            let found = format!("{}: in a GGUF file of bitnet it is silu", crate::name::shown(activation));
+            return Err(keys.config.wrong_value("hidden_act", found).into());
+        }
+        bitnet(keys)
     },
     ..PLAIN
 };
 
-/// Files have no word for the activation of the network.
-fn check_activation(config: &Json) -> Result<(), StoreError> {
-    let usual = if config.architecture()? == "BitNetForCausalLM" { "relu2" } else { "silu" };
-    match config.text("hidden_act").unwrap_or(usual) {
-        "silu" => Ok(()),
-        other => {
-            let found = format!("{}: in a GGUF file of bitnet it is silu", crate::name::shown(other));
-            Err(config.wrong_value("hidden_act", found).into())
-        }
-    }
+/// The 2B model and its kin, whose gates are squared where they are positive.
+pub(super) const BITNET_158: Family = Family {
+    architecture: "bitnet-b1.58",
+    fits: |config| activation(config) == SQUARED,
+    keys: bitnet,
+    ..BITNET
+};
+
+const SQUARED: &str = "relu2";
+
+/// The function of the network's gate.
+fn activation(config: &Json) -> &str {
+    let is_late = config.architecture().is_ok_and(|class| class == "BitNetForCausalLM");
+    config.text("hidden_act").unwrap_or(if is_late { SQUARED } else { "silu" })
+}
+
+fn bitnet(keys: &mut Keys<'_>) -> Result<(), StoreError> {
+    keys.usual()?;
+    keys.set("rope.scaling.type", "linear");
+    keys.set("rope.scaling.factor", 1.0f32);
+    Ok(())
 }
 
 fn thirds<'a>(
@@ -66,7 +86,8 @@ fn thirds<'a>(
     for (layer, rule) in (0..cutter.sizes.layers).flat_map(|layer| matrices().map(move |rule| (layer, rule)))
     {
         let name = format!("{}{layer}.{}.weight", cutter.family.layers, rule.there);
-        let Some(tensor) = weights.take(&name) else { continue };
+        // Packed ones have been rounded.
+        let Some(tensor) = weights.take_if(&name, |tensor| !tensor.is_packed()) else { continue };
         cutter.cut(rule, Some(layer), ".weight", &tensor, outputs)?;
         if let Some(Output { content: Content::Rows { change, .. }, .. }) = outputs.last_mut() {
             *change = Change::Thirds(size(&tensor)?);

@@ -106,7 +106,7 @@ pub(super) const JINA_BERT_V2: Family = Family {
     whole: &[&EMBEDDINGS],
     layer: &[&JINA_LAYER],
     odd: Some(|_, weights, _| {
-        weights.rename(|name| name.strip_prefix("bert.").unwrap_or(name).to_owned());
+        weights.rename(|name| name.strip_prefix("bert.").unwrap_or(name).to_owned())?;
         weights.leave(|name| name.starts_with("cls."));
         Ok(())
     }),

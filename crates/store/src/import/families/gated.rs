@@ -1,10 +1,13 @@
 //! Families with windows of their own kind, most of them with a gate behind attention.
 
+use super::super::ImportError;
 use super::super::config::Json;
 use super::super::keys::{Keys, Shape};
-use super::super::plan::Change;
+use super::super::pieces::Cutter;
+use super::super::plan::{Change, Order, Output, Step};
 use super::super::rope::llama3;
 use super::super::rules::{Cut, Rule, one, pieces};
+use super::super::weights::Weights;
 use super::names::{ATTENTION, BEFORE, BEHIND, EXPERTS, GATED};
 use super::{Alike, Family, PLAIN, from_one};
 use crate::error::StoreError;
@@ -97,9 +100,49 @@ pub(super) const MIMO2: Family = Family {
     classes: &["MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"],
     layer: &[&[one("self_attn.attention_sink_bias", "attn_sinks")], &ATTENTION, &GATED, &BEFORE, &EXPERTS],
     alike: Alike::Kinds,
+    odd: Some(fused),
     keys: mimo2,
     ..PLAIN
 };
+
+/// Queries, keys and values as one matrix of 8 bits, which is one of each device that it was trained on behind the other.
+fn fused<'a>(
+    cutter: &Cutter<'_>,
+    weights: &mut Weights<'a>,
+    outputs: &mut Vec<Output<'a>>,
+) -> Result<(), StoreError> {
+    let (config, sizes) = (cutter.config, cutter.sizes);
+    let head = u64::from(sizes.head);
+    let value = u64::from(config.opt_count("v_head_dim")?.unwrap_or(sizes.head));
+    let slides = slides(config)?;
+    for layer in 0..sizes.layers {
+        let name = format!("layers.{layer}.self_attn.qkv_proj.weight");
+        let Some(tensor) = weights.take_if(&name, |tensor| tensor.parts() > 1) else { continue };
+        let parts = tensor.parts();
+        let local = slides.get(layer as usize) == Some(&true);
+        let kv_heads =
+            config.opt_count("swa_num_key_value_heads")?.filter(|_| local).unwrap_or(sizes.kv_heads);
+        let kv_heads = u64::from(kv_heads);
+        let rows = [u64::from(sizes.heads) * head, kv_heads * head, kv_heads * value];
+        let (all, columns) = (rows.iter().sum::<u64>(), tensor.columns());
+        if tensor.entry.shape != [all, columns] || rows.iter().any(|rows| !rows.is_multiple_of(parts)) {
+            let (name, found) = (tensor.entry.name.clone(), tensor.entry.shape.clone());
+            return Err(ImportError::TensorShape { name, found, want: vec![all, columns] }.into());
+        }
+        let mut from = 0;
+        for (part, rows) in ["attn_q.weight", "attn_k.weight", "attn_v.weight"].into_iter().zip(rows) {
+            let order = Order::of(Step::Window { each: all / parts, from, take: rows / parts });
+            outputs.push(cutter.gathered(layer, part, &tensor, &[(rows, order)])?);
+            from += rows / parts;
+        }
+    }
+    Ok(())
+}
+
+/// Which layers have a window.
+fn slides(config: &Json) -> Result<Vec<bool>, StoreError> {
+    Ok(config.numbers("hybrid_layer_pattern")?.iter().map(|&kind| kind == 1).collect())
+}
 
 fn mimo2(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     keys.usual()?;
@@ -110,7 +153,7 @@ fn mimo2(keys: &mut Keys<'_>) -> Result<(), StoreError> {
             return Err(config.wrong(window, "the same as without a window").into());
         }
     }
-    let slides: Vec<bool> = config.numbers("hybrid_layer_pattern")?.iter().map(|&kind| kind == 1).collect();
+    let slides = slides(config)?;
     if slides.len() != keys.shape.sizes.layers as usize {
         return Err(config.wrong("hybrid_layer_pattern", "a list with a number for each layer").into());
     }

@@ -70,6 +70,5 @@ fn stacked<'a>(
         };
         Some(format!("{}{}.{part}", cutter.family.layers, first + layer))
     };
-    weights.rename(|name| numbered(name).unwrap_or_else(|| name.to_owned()));
-    Ok(())
+    Ok(weights.rename(|name| numbered(name).unwrap_or_else(|| name.to_owned()))?)
 }

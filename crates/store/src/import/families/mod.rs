@@ -283,6 +283,7 @@ pub(super) const FAMILIES: &[&Family] = &[
     &gemma_late::GEMMA3N,
     &gemma_late::GEMMA4,
     &bitnet::BITNET,
+    &bitnet::BITNET_158,
     &talkie::TALKIE,
     &hrm_text::HRM_TEXT,
     &diffusion::DREAM,

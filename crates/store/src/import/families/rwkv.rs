@@ -168,7 +168,7 @@ fn odd<'a>(
     // Of all layers the first one alone has it, before everything else.
     weights.rename(|name| {
         name.strip_prefix("blocks.0.pre_ln").map_or(name.to_owned(), |end| format!("pre_ln{end}"))
-    });
+    })?;
     let rescale = cutter.config.opt_number("rescale_every")?.unwrap_or(0);
     for layer in 0..cutter.sizes.layers {
         mixed(cutter, weights, layer, "attention.time_maa_", &LETTERS, outputs)?;

@@ -171,7 +171,7 @@ fn odd<'a>(
     weights: &mut Weights<'a>,
     outputs: &mut Vec<Output<'a>>,
 ) -> Result<(), StoreError> {
-    weights.rename(plain);
+    weights.rename(plain)?;
     let first = "layers.0.attention.";
     let of_values = |part: &str| ["v0", "v1", "v2", "v_lora."].iter().any(|start| part.starts_with(start));
     weights.leave(|name| name.strip_prefix(first).is_some_and(of_values));

@@ -162,7 +162,7 @@ pub(super) const MAMBA2: Family = Family {
         weights.rename(|name| {
             let name = name.strip_prefix("model.").unwrap_or(name);
             name.strip_prefix("backbone.").unwrap_or(name).to_owned()
-        });
+        })?;
         Ok(())
     }),
     keys: |keys| {
@@ -221,7 +221,7 @@ pub(super) const JAMBA: Family = Family {
                 Some(layer) if !has_experts(layer) => name.replace(".experts.0.", "."),
                 _ => name,
             }
-        });
+        })?;
         Ok(())
     }),
     keys: |keys| {

@@ -257,7 +257,64 @@ fn matrices_of_bitnet_are_rounded_to_three_values() {
         assert_eq!(made.metadata().get(&key), want.metadata().get(&key), "{key}");
     }
     // An activation that files cannot name is refused.
-    config["hidden_act"] = "relu2".into();
+    config["hidden_act"] = "gelu".into();
     let error = import("bitnet", &stored, config).err().unwrap();
-    assert!(error.contains("`hidden_act` is relu2: in a GGUF file of bitnet it is silu"), "{error}");
+    assert!(error.contains("`hidden_act` is gelu: in a GGUF file of bitnet it is silu"), "{error}");
+}
+
+/// Four values a byte: those of a row, of the one a quarter further down, and so on.
+fn packed(values: &[u8], columns: usize) -> Vec<u8> {
+    let plane = values.len() / columns / 4 * columns;
+    (0..plane).map(|at| (0..4).fold(0, |byte, k| byte | values[k * plane + at] << (2 * k))).collect()
+}
+
+/// Matrices that come as three values with a factor are what they are, in a family of their own and in others.
+#[test]
+fn packed_matrices_of_three_values_are_unpacked() {
+    let parts = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+    let names = [("attn_sub_norm", "self_attn.attn_sub_norm"), ("ffn_sub_norm", "mlp.ffn_sub_norm")];
+    for (name, class, act, linear, becomes, size) in [
+        ("bitnet", "BitNetForCausalLM", "relu2", "autobitlinear", "bitnet-b1.58", 0.75f32),
+        ("llama", "LlamaForCausalLM", "silu", "bitlinear", "llama", 4.0),
+    ] {
+        let want = zoo(name);
+        let model = Model::of(&want);
+        let whole =
+            [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
+        let mut stored = model.named(&whole, "model.layers.", &[&names[..], LLAMA].concat());
+        stored.retain(|tensor| !tensor.0.ends_with(".scale"));
+        let is_packed =
+            |tensor: &Stored| parts.iter().any(|part| tensor.0.ends_with(&format!("{part}.weight")));
+        let mut scales = Vec::new();
+        for tensor in stored.iter_mut().filter(|tensor| is_packed(tensor)) {
+            let (rows, columns) = (tensor.2[0] as usize, tensor.2[1] as usize);
+            // Minus one, zero and one in turns, from another one on in each row.
+            let values: Vec<u8> = (0..rows * columns).map(|at| ((at + at / columns) % 3) as u8).collect();
+            (tensor.1, tensor.2[0], tensor.3) = ("U8", rows as u64 / 4, packed(&values, columns));
+            let scale = tensor.0.replace(".weight", ".weight_scale");
+            scales.push((scale, "BF16", vec![1], bytes(&[size], "BF16")));
+        }
+        stored.extend(scales);
+        let mut config = config_there(&want, class, None);
+        config["tie_word_embeddings"] = (name == "bitnet").into();
+        config["hidden_act"] = act.into();
+        config["quantization_config"] =
+            json!({"quant_method": "bitnet", "linear_class": linear, "quantization_mode": "offline"});
+        let (_kit, made) = import(name, &stored, config.clone()).unwrap();
+        assert_eq!(made.metadata().architecture(), Ok(becomes));
+        // The one class multiplies by the factor, the other divides.
+        let size = if linear == "bitlinear" { size.recip() } else { size };
+        for part in ["attn_v", "ffn_down"] {
+            let tensor = made.tensor(&format!("blk.1.{part}.weight")).unwrap();
+            assert_eq!(tensor.shape, want.tensor(&tensor.name).unwrap().shape);
+            let columns = tensor.shape[0] as usize;
+            for (at, found) in values(&made, tensor).into_iter().enumerate() {
+                let value = ((at + at / columns) % 3) as f32 - 1.0;
+                assert_eq!(found, value * size, "{part} at {at}");
+            }
+        }
+        config["quantization_config"]["use_rms_norm"] = true.into();
+        let error = import(name, &stored, config).err().unwrap();
+        assert!(error.contains("`use_rms_norm` is true"), "{error}");
+    }
 }

@@ -13,6 +13,7 @@ mod memory;
 mod model;
 mod newest;
 mod old;
+mod parts;
 mod plain;
 mod states;
 mod there;

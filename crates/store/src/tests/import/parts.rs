@@ -1,0 +1,144 @@
+//! Folders that were saved as the devices had them that a model was trained on: matrices are the parts of all devices.
+
+use puna_gguf::Gguf;
+use serde_json::json;
+
+use super::config::config_there;
+use super::kit::{Folder, Stored, bytes, safetensors, values, zoo};
+use super::there::tensors;
+use super::vocabulary::put_vocabulary;
+use super::{Kit, compare};
+
+/// A matrix of a folder, cut into so many: rows, or columns.
+fn cut((name, dtype, shape, data): &Stored, count: usize, by_columns: bool) -> Vec<Stored> {
+    let size = data.len() / shape.iter().product::<u64>() as usize;
+    let (rows, columns) = (shape[0] as usize, shape[1] as usize * size);
+    let part = |number: usize| {
+        let (mut shape, mut bytes) = (shape.clone(), Vec::new());
+        shape[usize::from(by_columns)] /= count as u64;
+        for row in 0..rows {
+            let (row_here, of) =
+                if by_columns { (true, columns / count) } else { (row * count / rows == number, 0) };
+            let from = row * columns + number * of;
+            let take = if by_columns { of } else { columns };
+            bytes.extend_from_slice(if row_here { &data[from..from + take] } else { &[] });
+        }
+        (name.clone(), *dtype, shape, bytes)
+    };
+    (0..count).map(part).collect()
+}
+
+/// Grok 2's experts are cut for eight devices, each of which has files of its own.
+#[test]
+fn experts_in_the_files_of_several_devices_are_put_together() {
+    let (kit, want) = (Kit::new(), zoo("grok-2"));
+    let number = |key: &str| want.metadata().f32(&format!("grok.{key}")).unwrap();
+    let mut config = config_there(&want, "Grok1ForCausalLM", None);
+    for (there, here) in [
+        ("attn_output_multiplier", "attention.output_scale"),
+        ("embedding_multiplier_scale", "embedding_scale"),
+        ("output_multiplier_scale", "logit_scale"),
+        ("router_logit_softcapping", "router_logit_softcapping"),
+    ] {
+        config[there] = number(here).into();
+    }
+    let (experts, common): (Vec<_>, Vec<_>) =
+        tensors(&want).into_iter().partition(|tensor| tensor.0.contains(".experts."));
+    let count = 8;
+    let mut files = vec![Vec::new(); count];
+    for tensor in &experts {
+        let parts = cut(tensor, count, tensor.0.ends_with("w2.weight"));
+        files.iter_mut().zip(parts).for_each(|(file, part)| file.push(part));
+    }
+    let mut folder = Folder { dir: kit.dir.path().to_owned(), files: Vec::new() };
+    // In no order of the devices.
+    for (device, file) in files.iter().enumerate().rev() {
+        folder.put(&format!("pytorch_model-00002-TP-{device:03}.safetensors"), safetensors(file));
+    }
+    folder.put("pytorch_model-00001-TP-common.safetensors", safetensors(&common));
+    folder.put("config.json", config.to_string());
+    put_vocabulary(&want, &mut folder);
+    compare(&kit, "grok-2", &want, &folder, &["vocab_size"]);
+    folder.files.retain(|file| !file.name.contains("TP-003"));
+    let error = kit.store.import(&folder.files).unwrap_err().to_string();
+    assert!(error.contains("the part of device 3 of tensor") && error.contains("is missing"), "{error}");
+}
+
+/// Numbers of eight bits: one to five.
+const CODES: [u8; 5] = [0x38, 0x40, 0x44, 0x48, 0x4a];
+
+/// MiMo's queries, keys and values of 8 bits: for each device its queries, its keys and its values, with scales of their own.
+#[test]
+fn queries_keys_and_values_of_several_devices_are_put_together() {
+    let (kit, want) = (Kit::new(), zoo("mimo2"));
+    let number = |row: usize, column: usize| (row * 7 + column) % CODES.len();
+    let scale = |block: usize, across: usize| 2f32.powi(((block + 2 * across) % 5) as i32 - 2);
+    let mut config = config_there(&want, "MiMoV2ForCausalLM", None);
+    for (key, value) in [
+        ("hybrid_layer_pattern", json!([0, 1, 1])),
+        ("num_key_value_heads", json!(2)),
+        ("swa_num_key_value_heads", json!(1)),
+        ("v_head_dim", json!(12)),
+        ("layernorm_epsilon", json!(1e-5)),
+        ("quantization_config", json!({"quant_method": "fp8", "weight_block_size": [4, 32]})),
+    ] {
+        config[key] = value;
+    }
+    let mut stored = tensors(&want);
+    let (columns, across) = (48, 2);
+    // Layers, devices, and rows of queries, keys and values.
+    let layers = [(0, 8, [80, 40, 24]), (1, 4, [80, 20, 12])];
+    // By layer the rows in the folder's order, each with the block of scales that it is in.
+    let laid = |devices: usize, rows: [usize; 3]| {
+        let mut all = Vec::new();
+        let each = rows.iter().sum::<usize>() / devices;
+        for device in 0..devices {
+            let (mut first, mut within) = (0, 0);
+            for rows in rows {
+                let here = rows / devices;
+                for row in device * here..(device + 1) * here {
+                    all.push((first + row, device * each.div_ceil(4) + within / 4));
+                    within += 1;
+                }
+                first += rows;
+            }
+        }
+        all
+    };
+    for (layer, devices, rows) in layers {
+        let name = format!("model.layers.{layer}.self_attn.");
+        stored.retain(|tensor| {
+            !["q_proj", "k_proj", "v_proj"].iter().any(|part| tensor.0.starts_with(&format!("{name}{part}")))
+        });
+        let order = laid(devices, rows);
+        let data = order.iter().flat_map(|(row, _)| (0..columns).map(|column| CODES[number(*row, column)]));
+        let shape = vec![order.len() as u64, columns as u64];
+        stored.push((format!("{name}qkv_proj.weight"), "F8_E4M3", shape, data.collect()));
+        let blocks = order.last().unwrap().1 + 1;
+        let scales: Vec<f32> = (0..blocks * across).map(|at| scale(at / across, at % across)).collect();
+        let shape = vec![blocks as u64, across as u64];
+        stored.push((format!("{name}qkv_proj.weight_scale_inv"), "F32", shape, bytes(&scales, "F32")));
+    }
+    let mut folder = Folder { dir: kit.dir.path().to_owned(), files: Vec::new() };
+    folder.put("model.safetensors", safetensors(&stored));
+    folder.put("config.json", config.to_string());
+    put_vocabulary(&want, &mut folder);
+    let blob = kit.store.import(&folder.files).unwrap();
+    let made = Gguf::open(&kit.store.blob_path(&blob.digest)).unwrap();
+    for (layer, devices, rows) in layers {
+        let order = laid(devices, rows);
+        let mut first = 0;
+        for (part, rows) in ["attn_q", "attn_k", "attn_v"].into_iter().zip(rows) {
+            let tensor = made.tensor(&format!("blk.{layer}.{part}.weight")).unwrap();
+            assert_eq!(tensor.shape, [columns as u64, rows as u64]);
+            for (at, found) in values(&made, tensor).into_iter().enumerate() {
+                let (row, column) = (first + at / columns, at % columns);
+                let (_, block) = order.iter().find(|(there, _)| *there == row).unwrap();
+                let value = (number(row, column) + 1) as f32 * scale(*block, column / 32);
+                assert_eq!(found, value, "{part} of layer {layer}, row {row}, column {column}");
+            }
+            first += rows;
+        }
+        assert!(made.tensor(&format!("blk.{layer}.attn_qkv.weight")).is_none());
+    }
+}
