@@ -139,7 +139,8 @@ impl Json {
 
     pub(super) fn floats(&self, key: &str) -> Result<Vec<f32>, ImportError> {
         let list = self.value.get(key).and_then(Value::as_array);
-        let numbers = list.and_then(|list| list.iter().map(|x| x.as_f64().map(|x| x as f32)).collect());
+        let number = |x: &Value| x.as_f64().map(|x| x as f32).filter(|x| x.is_finite());
+        let numbers = list.and_then(|list| list.iter().map(number).collect());
         numbers.ok_or_else(|| self.wrong(key, "a list of numbers"))
     }
 

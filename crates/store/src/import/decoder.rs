@@ -28,6 +28,12 @@ const AROUND: [&str; 3] = ["token_embd.weight", "output_norm.weight", "enc.outpu
 /// What the first layer has for all, or each for itself.
 const SHARED: &str = "attn_rel_b.weight";
 
+/// No table of tokens has more rows.
+const ROWS_LIMIT: u64 = 1 << 24;
+/// No head has more values: some tensors are made of their number alone.
+pub(super) const HEAD_LIMIT: u32 = 1 << 16;
+pub(super) const HEAD_LIMIT_TOLD: &str = "at most 65536";
+
 /// Writes the file of a folder.
 pub(super) fn convert(
     folder: &Folder<'_>,
@@ -43,6 +49,9 @@ pub(super) fn convert(
     if shape.sizes.layers as usize > weights.len() {
         let name = format!("{}{}{}.*", family.root, family.layers, shape.sizes.layers - 1);
         return Err(ImportError::TensorMissing { name }.into());
+    }
+    if shape.sizes.head > HEAD_LIMIT {
+        return Err(config.wrong("head_dim", HEAD_LIMIT_TOLD).into());
     }
     let rows = table_rows(family, &weights)?;
     let vocabulary = words::read(folder, config, family, rows)?;
@@ -112,13 +121,21 @@ fn table_rows(family: &Family, weights: &Weights<'_>) -> Result<u64, ImportError
     let name = names.first().cloned().unwrap_or_else(|| "embed_tokens.weight".to_owned());
     let table = names.iter().find_map(|name| weights.get(name));
     let table = table.ok_or_else(|| ImportError::TensorMissing { name: format!("{}{name}", family.root) })?;
-    Ok(table.entry.shape.first().copied().unwrap_or(0))
+    match table.entry.shape[..] {
+        [rows, _] if rows <= ROWS_LIMIT => Ok(rows),
+        _ => {
+            let (name, found) = (table.entry.name.clone(), table.entry.shape.clone());
+            Err(ImportError::TensorShape { name, want: vec![ROWS_LIMIT, table.columns()], found })
+        }
+    }
 }
 
 /// The number of a layer and the rest of the name.
 fn layer_of<'n>(family: &Family, name: &'n str) -> Option<(u32, &'n str)> {
     let (number, rest) = name.strip_prefix(family.layers)?.split_once('.')?;
-    Some((number.parse().ok()?, rest))
+    // In its one spelling, so that no two names are of one tensor.
+    let layer: u32 = number.parse().ok()?;
+    (layer.to_string() == number).then_some((layer, rest))
 }
 
 /// The rule for a name without its root, what stands in front of the name here, and what behind.
@@ -151,7 +168,7 @@ fn outputs<'a>(cutter: &Cutter<'_>, weights: &mut Weights<'a>) -> Result<Vec<Out
             continue;
         }
         let Some((rule, layer, end)) = rule_for(family, &name) else {
-            return Err(ImportError::TensorUnknown { name: crate::name::shown(&tensor.entry.name) }.into());
+            return Err(unknown(cutter.config, &tensor.entry.name).into());
         };
         cutter.cut(rule, layer, end, &tensor, &mut outputs)?;
     }
@@ -161,10 +178,30 @@ fn outputs<'a>(cutter: &Cutter<'_>, weights: &mut Weights<'a>) -> Result<Vec<Out
     Ok(outputs)
 }
 
+/// A tensor that no rule knows, of which a way to quantize may be the reason.
+fn unknown(config: &Json, name: &str) -> ImportError {
+    let name = crate::name::shown(name);
+    let quantized = config.section_if("quantization_config");
+    match quantized.as_ref().and_then(|said| said.text("quant_method")) {
+        Some(method) => {
+            let found = format!(
+                "of {}, and its tensor {name} cannot be imported: import the model as it was before it was quantized",
+                crate::name::shown(method)
+            );
+            config.wrong_value("quantization_config", found)
+        }
+        None => ImportError::TensorUnknown { name },
+    }
+}
+
 /// Every layer has what others have, and what stands around the layers is there.
 fn check_whole(family: &Family, outputs: &[Output<'_>], sizes: &Sizes) -> Result<(), ImportError> {
     let missing = |name: String| Err(ImportError::TensorMissing { name });
-    let names: BTreeSet<&str> = outputs.iter().map(|output| output.name.as_str()).collect();
+    let mut names: BTreeSet<&str> = BTreeSet::new();
+    if let Some(twin) = outputs.iter().find(|output| !names.insert(&output.name)) {
+        let reason = format!("two of its tensors would become {}", twin.name);
+        return Err(ImportError::Safetensors { file: "the folder".to_owned(), reason });
+    }
     let is_meant = |name: &&&str| {
         let mut rules = family.whole.iter().copied().flatten();
         rules.any(|rule| name.strip_suffix(".weight") == Some(rule.here) || **name == rule.here)
@@ -186,6 +223,8 @@ fn check_whole(family: &Family, outputs: &[Output<'_>], sizes: &Sizes) -> Result
     let none = BTreeSet::new();
     let of = |layer: u32| layers.get(&layer).unwrap_or(&none);
     let last = sizes.layers.saturating_sub(1);
+    let mut kinds: BTreeMap<&BTreeSet<&str>, u32> = BTreeMap::new();
+    layers.values().for_each(|parts| *kinds.entry(parts).or_default() += 1);
     for layer in 0..sizes.layers {
         let parts = of(layer);
         if parts.is_empty() {
@@ -196,7 +235,7 @@ fn check_whole(family: &Family, outputs: &[Output<'_>], sizes: &Sizes) -> Result
             Alike::All => is_first,
             // Where a file is cut short, a layer has what no other has.
             Alike::Kinds | Alike::Nothing => {
-                is_first || parts == of(last) || layers.iter().any(|(n, other)| *n != layer && other == parts)
+                is_first || parts == of(last) || kinds.get(parts).is_some_and(|&layers| layers > 1)
             }
         };
         if !is_known {

@@ -20,7 +20,7 @@ use super::decoder::rule_for;
 use super::families::{self, Family};
 use super::pieces::Cutter;
 use super::plan::{self, Change, Content, Order, Output, Part};
-use super::rules::Sizes;
+use super::rules::{Form, Sizes};
 use super::safetensors::Dtype;
 use super::weights::{Tensor, Weights};
 use super::{Folder, ImportError, ImportFile};
@@ -93,6 +93,17 @@ fn add<'a>(
 ) -> Result<(), StoreError> {
     let unknown = || ImportError::TensorUnknown { name: crate::name::shown(name) };
     let (rule, layer, end) = rule_for(cutter.family, name).ok_or_else(unknown)?;
+    if layer.is_some_and(|layer| layer >= cutter.sizes.layers) {
+        return Err(unknown().into());
+    }
+    // The first matrix would have to change as the columns do, which no rule of rows tells.
+    if rule.form == Form::Across {
+        let found = format!(
+            "with {}, whose columns have another order in a GGUF file: merge the adapter into the weights of its model",
+            crate::name::shown(name)
+        );
+        return Err(cutter.config.wrong_value("target_modules", found).into());
+    }
     let rows = b.entry.shape.first().copied().unwrap_or(0);
     let pieces = cutter.pieces(rule, end, rows)?.ok_or_else(unknown)?;
     let ty = |tensor: &Tensor<'_>| {

@@ -82,6 +82,10 @@ pub enum ImportError {
     Tokenizer { file: String, reason: String },
 }
 
+/// The most bytes of a vocabulary, and of a file of settings, which none comes near.
+const TEXT_LIMIT: u64 = 256 << 20;
+const SETTINGS_LIMIT: u64 = 16 << 20;
+
 /// The files of a model's folder.
 pub(crate) struct Folder<'a> {
     files: &'a [ImportFile],
@@ -95,7 +99,9 @@ impl Folder<'_> {
     /// A JSON file, if it is there.
     fn json(&self, name: &str) -> Result<Option<serde_json::Value>, crate::StoreError> {
         let Some(path) = self.path(name) else { return Ok(None) };
-        let bytes = read_limited(path, 256 << 20)?;
+        // A parsed file takes many times its bytes: vocabularies and indices alone may be large.
+        let is_large = name.starts_with("tokenizer") || name.ends_with(".index.json");
+        let bytes = read_limited(path, if is_large { TEXT_LIMIT } else { SETTINGS_LIMIT })?;
         let value = serde_json::from_slice(&bytes);
         Ok(Some(value.map_err(|e| ImportError::Json { file: name.to_owned(), reason: e.to_string() })?))
     }
@@ -103,7 +109,7 @@ impl Folder<'_> {
     /// A text file, if it is there.
     fn text(&self, name: &str) -> Result<Option<String>, crate::StoreError> {
         let Some(path) = self.path(name) else { return Ok(None) };
-        Ok(Some(String::from_utf8_lossy(&read_limited(path, 256 << 20)?).into_owned()))
+        Ok(Some(String::from_utf8_lossy(&read_limited(path, TEXT_LIMIT)?).into_owned()))
     }
 
     /// The files of weights: those at the top, where there are some, since folders below hold other forms of the same.

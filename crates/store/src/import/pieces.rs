@@ -321,6 +321,10 @@ fn packed<'a>(
         let name = blocks.entry.name.clone();
         return Err(ImportError::TensorShape { name, found, want: vec![0, 0, 0, 16] }.into());
     };
+    if !rows.is_multiple_of(step) {
+        let (name, want) = (blocks.entry.name.clone(), vec![experts, rows.next_multiple_of(step), count, 16]);
+        return Err(ImportError::TensorShape { name, found, want }.into());
+    }
     if sixteen != 16 || blocks.entry.dtype != Dtype::U8 || scales.entry.dtype != Dtype::U8 {
         return Err(blocks.bad_type().into());
     }

@@ -16,6 +16,8 @@ use crate::inorder;
 
 /// Values that a thread converts at a time.
 const PIECE_VALUES: u64 = 1 << 20;
+/// No row is wider.
+const WIDTH_LIMIT: u64 = 1 << 26;
 /// The largest size that F16 rounds to something finite.
 const F16_LIMIT: f32 = 65520.0;
 
@@ -259,6 +261,17 @@ impl<'a> Output<'a> {
         starts.map(move |from| from..(from + step).min(rows))
     }
 
+    /// Rows are worked on as a whole, several at a time.
+    fn check_width(&self) -> Result<(), ImportError> {
+        match self.columns() <= WIDTH_LIMIT {
+            true => Ok(()),
+            false => {
+                let (name, found) = (self.name.clone(), self.shape.clone());
+                Err(ImportError::TensorShape { name, found, want: vec![WIDTH_LIMIT] })
+            }
+        }
+    }
+
     fn row_count(&self) -> u64 {
         self.shape.iter().product::<u64>() / self.columns().max(1)
     }
@@ -423,6 +436,7 @@ pub(super) fn sort(outputs: &mut [Output<'_>]) {
 
 /// Makes F32 what was to be F16 and has a value that is too large for it.
 pub(super) fn settle(outputs: &mut [Output<'_>], report: Report<'_>) -> Result<(), StoreError> {
+    outputs.iter().try_for_each(Output::check_width)?;
     let doubtful = outputs.iter().enumerate().filter(|(_, output)| output.may_overflow());
     let pieces: Vec<(usize, Range<u64>)> =
         doubtful.flat_map(|(number, output)| output.pieces().map(move |rows| (number, rows))).collect();
@@ -455,6 +469,7 @@ pub(super) fn write(
     report: Report<'_>,
 ) -> Result<(), StoreError> {
     for output in outputs {
+        output.check_width()?;
         let shape: Vec<u64> = output.shape.iter().rev().copied().collect();
         writer.tensor(&output.name, output.ty, &shape)?;
     }

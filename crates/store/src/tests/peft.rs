@@ -119,6 +119,22 @@ fn adapters_that_cannot_be_kept_are_refused() {
     assert!(error.contains("attn_q.weight.lora_B is missing"), "{error}");
     let error = refused(&|_, tensors| tensors[0].0 = "base_model.model.model.strange.lora_A.weight".into());
     assert!(error.contains("strange"), "{error}");
+    let error = refused(&|_, tensors| {
+        for tensor in tensors {
+            tensor.0 = tensor.0.replace("layers.0", "layers.7");
+        }
+    });
+    assert!(error.contains("layers.7") && error.contains("not known"), "{error}");
+    // The columns of PLaMo's way back have another order in a file, as the heads have.
+    let across = adapter(&kit, |_, tensors| {
+        tensors.truncate(2);
+        for tensor in tensors {
+            tensor.0 =
+                tensor.0.replace("model.layers.0.self_attn.q_proj", "model.layers.layers.0.self_attn.o_proj");
+        }
+    });
+    let error = on_top_of(&kit, "plamo", &across).unwrap_err();
+    assert!(error.contains("`target_modules` is with layers.layers.0.self_attn.o_proj.weight"), "{error}");
     // Alone it is no model.
     let text = format!("FROM {}\n", adapter(&kit, |_, _| {}).display());
     let plan = crate::plan_local(&crate::Modelfile::parse(&text).unwrap(), kit.dir.path(), None, &mut |_| {})

@@ -12,15 +12,18 @@ use super::qwen::SHARED;
 use super::{Alike, Family, PLAIN};
 use crate::error::StoreError;
 
-const LINEAR: [Rule; 7] = [
+const LINEAR: [Rule; 6] = [
     one("linear_attn.conv1d", "ssm_conv1d").form(Form::Squeezed),
     one("linear_attn.A_log", "ssm_a."),
     one("linear_attn.dt_bias", "ssm_dt.bias"),
     one("linear_attn.in_proj_ba", "ssm_ba"),
     one("linear_attn.norm", "ssm_norm"),
-    one("linear_attn.out_proj", "ssm_out"),
     one("post_attention_layernorm", "post_attention_norm"),
 ];
+
+/// The way back, and the one of Qwen 3.5, whose columns change places with the heads.
+const OUT: [Rule; 1] = [one("linear_attn.out_proj", "ssm_out")];
+const TILED_OUT: [Rule; 1] = [one("linear_attn.out_proj", "ssm_out").form(Form::Across)];
 
 /// Heads of the delta rule.
 struct Heads {
@@ -56,7 +59,7 @@ impl Heads {
 pub(super) const QWEN3NEXT: Family = Family {
     architecture: "qwen3next",
     classes: &["Qwen3NextForCausalLM"],
-    layer: &[&ATTENTION, &GATED, &LINEAR, &EXPERTS, &SHARED],
+    layer: &[&ATTENTION, &GATED, &LINEAR, &OUT, &EXPERTS, &SHARED],
     alike: Alike::Kinds,
     change,
     odd: Some(split),
@@ -71,7 +74,7 @@ pub(super) const QWEN3NEXT: Family = Family {
 pub(super) const QWEN35: Family = Family {
     architecture: "qwen35",
     classes: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
-    layer: &[&ATTENTION, &GATED, &LINEAR],
+    layer: &[&ATTENTION, &GATED, &LINEAR, &TILED_OUT],
     odd: Some(tile),
     keys: |keys| {
         keys.usual()?;
@@ -84,7 +87,7 @@ pub(super) const QWEN35: Family = Family {
 pub(super) const QWEN35MOE: Family = Family {
     architecture: "qwen35moe",
     classes: &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
-    layer: &[&ATTENTION, &GATED, &LINEAR, &EXPERTS, &SHARED],
+    layer: &[&ATTENTION, &GATED, &LINEAR, &TILED_OUT, &EXPERTS, &SHARED],
     odd: Some(tile),
     // All layers have experts.
     shape: |config| Shape::of(config, config.count("max_position_embeddings")?, 0),

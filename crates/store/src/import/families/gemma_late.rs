@@ -2,12 +2,13 @@
 
 use super::super::ImportError;
 use super::super::config::Json;
+use super::super::decoder::{HEAD_LIMIT, HEAD_LIMIT_TOLD};
 use super::super::keys::{Keys, Shape};
 use super::super::pieces::Cutter;
 use super::super::plan::{Change, Content, Order, Output, Part};
 use super::super::rope::given;
 use super::super::rules::{Rule, one};
-use super::super::weights::Weights;
+use super::super::weights::{Tensor, Weights};
 use super::gemma::NORMS;
 use super::names::{ATTENTION, BEHIND, GATED};
 use super::{Alike, Family, PLAIN, Words};
@@ -128,7 +129,10 @@ fn gemma4(keys: &mut Keys<'_>) -> Result<(), StoreError> {
         let inner = config.count("intermediate_size")?;
         if config.flag("use_double_wide_mlp") == Some(true) {
             let first = layers.saturating_sub(shared);
-            keys.by_layer("feed_forward_length", |layer| if layer < first { inner } else { 2 * inner });
+            keys.by_layer(
+                "feed_forward_length",
+                |layer| if layer < first { inner } else { inner.saturating_mul(2) },
+            );
         } else {
             keys.set("feed_forward_length", inner);
         }
@@ -142,6 +146,9 @@ fn gemma4(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     }
     let local = keys.head();
     let global = of_global(config, &slides, "global_head_dim", "head_dim")?.unwrap_or(local);
+    if global > HEAD_LIMIT {
+        return Err(config.wrong("global_head_dim", HEAD_LIMIT_TOLD).into());
+    }
     for part in ["key", "value"] {
         keys.set(&format!("attention.{part}_length"), global);
         keys.set(&format!("attention.{part}_length_swa"), local);
@@ -225,7 +232,11 @@ fn stack<'a>(
     if let Some(rows) = rows
         && let Some(tensor) = weights.take("embed_tokens_per_layer.weight")
     {
-        let [has, columns] = tensor.entry.shape[..] else { return Err(tensor.bad_type().into()) };
+        // What is filled up are the few rows of pictures and sounds.
+        let [has, columns] = tensor.entry.shape[..] else { return Err(wrong_rows(&tensor, rows).into()) };
+        if has < rows / 2 {
+            return Err(wrong_rows(&tensor, rows).into());
+        }
         let content = Content::Rows {
             parts: vec![Part { tensor, rows: has.min(rows), order: Order::SAME }],
             columns,
@@ -235,6 +246,11 @@ fn stack<'a>(
         outputs.push(Output { name, ty: cutter.matrices, shape, content });
     }
     Ok(())
+}
+
+fn wrong_rows(tensor: &Tensor<'_>, rows: u64) -> ImportError {
+    let (name, found) = (tensor.entry.name.clone(), tensor.entry.shape.clone());
+    ImportError::TensorShape { name, found, want: vec![rows, tensor.columns()] }
 }
 
 /// Below how many deviations from the mean such a share of a normal distribution lies (Wichura's AS 241).

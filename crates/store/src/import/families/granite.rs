@@ -55,7 +55,10 @@ pub(super) const GRANITE_SWA: Family = Family {
         keys.set("attention.sliding_window_pattern", slides);
         if config.value("no_rope_layers").is_some_and(|list| list.is_array()) {
             let turns = config.numbers("no_rope_layers")?;
-            keys.set("attention.rope_pattern", turns.iter().map(|&turns| turns != 0).collect::<Vec<bool>>());
+            keys.list(
+                "attention.rope_pattern",
+                turns.iter().map(|&turns| turns != 0).collect::<Vec<bool>>(),
+            )?;
         }
         Ok(())
     },

@@ -1,6 +1,8 @@
 //! Attention through a latent vector: DeepSeek 2 and 3, GLM 4.7 Flash and 5, Mistral 4, MiniCPM 3, and Kimi Linear, whose other layers have a
 //! delta rule.
 
+use std::collections::BTreeSet;
+
 use super::super::ImportError;
 use super::super::keys::Keys;
 use super::super::pieces::Cutter;
@@ -268,7 +270,7 @@ pub(super) const KIMI_LINEAR: Family = Family {
     keys: |keys| {
         let config = keys.config;
         let linear = config.section("linear_attn_config");
-        let attends = linear.numbers("full_attn_layers")?;
+        let attends: BTreeSet<u32> = linear.numbers("full_attn_layers")?.into_iter().collect();
         keys.sizes();
         // Layers are counted from one.
         keys.by_layer("attention.head_count_kv", |layer| u32::from(attends.contains(&(layer + 1))));

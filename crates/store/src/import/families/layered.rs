@@ -32,7 +32,7 @@ fn deci(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     keys.head_sizes();
     let config = keys.config;
     if config.value("num_key_value_heads_per_layer").is_some() {
-        keys.set("attention.head_count_kv", config.numbers("num_key_value_heads_per_layer")?);
+        keys.list("attention.head_count_kv", config.numbers("num_key_value_heads_per_layer")?)?;
     }
     let Some(blocks) = config.value("block_configs") else { return Ok(()) };
     let wrong = || config.wrong("block_configs", "a list with an object for each layer");
@@ -85,12 +85,12 @@ pub(super) const OPENELM: Family = Family {
         let config = keys.config;
         keys.sizes();
         keys.head_sizes();
-        keys.set("attention.head_count", config.numbers("num_query_heads")?);
-        keys.set("attention.head_count_kv", config.numbers("num_kv_heads")?);
+        keys.list("attention.head_count", config.numbers("num_query_heads")?)?;
+        keys.list("attention.head_count_kv", config.numbers("num_kv_heads")?)?;
         let divisor = config.count("ffn_dim_divisor")?;
         let times = config.floats("ffn_multipliers")?;
         let inner = times.iter().map(|times| divisible(times * keys.shape.width as f32, divisor));
-        keys.set("feed_forward_length", inner.collect::<Vec<u32>>());
+        keys.list("feed_forward_length", inner.collect::<Vec<u32>>())?;
         keys.set("attention.layer_norm_rms_epsilon", 1e-6f32);
         keys.set("rope.dimension_count", keys.head());
         keys.float_if("rope.freq_base", &["rope_freq_constant"])

@@ -1,5 +1,7 @@
 //! LFM2: short convolutions, and attention in some layers.
 
+use std::collections::BTreeSet;
+
 use super::super::keys::{Keys, Shape};
 use super::super::plan::Change;
 use super::super::rules::{Form, Rule, one};
@@ -71,7 +73,7 @@ fn lfm2(keys: &mut Keys<'_>) -> Result<(), StoreError> {
         Some(kinds) => kinds,
         // Older configurations number the layers that attend.
         None => {
-            let attends = config.numbers("full_attn_idxs")?;
+            let attends: BTreeSet<u32> = config.numbers("full_attn_idxs")?.into_iter().collect();
             let word = |layer| if attends.contains(&layer) { "full_attention" } else { "conv" };
             (0..layers).map(|layer| word(layer).to_owned()).collect()
         }

@@ -388,7 +388,7 @@ fn laguna(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     keys.routed()?;
     let config = keys.config;
     if config.value("num_attention_heads_per_layer").is_some_and(|list| list.is_array()) {
-        keys.set("attention.head_count", config.numbers("num_attention_heads_per_layer")?);
+        keys.list("attention.head_count", config.numbers("num_attention_heads_per_layer")?)?;
     }
     keys.count_if("attention.sliding_window", &["sliding_window"])?;
     keys.count_if("expert_shared_feed_forward_length", &["shared_expert_intermediate_size"])?;

@@ -26,6 +26,9 @@ const LAYER: [Rule; 15] = [
     one("mixer.fc2_latent_proj", "ffn_latent_up"),
 ];
 
+/// No network has so many layers.
+const LAYERS_LIMIT: usize = 1 << 16;
+
 /// What a layer is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
@@ -36,7 +39,8 @@ enum Kind {
 
 /// The kinds of all layers, by letters or by words.
 fn kinds(config: &Json) -> Result<Vec<Kind>, ImportError> {
-    let letters = config.text("hybrid_override_pattern").map(|text| text.chars().map(String::from).collect());
+    let letters = config.text("hybrid_override_pattern");
+    let letters = letters.map(|text| text.chars().take(LAYERS_LIMIT).map(String::from).collect());
     let words: Option<Vec<String>> = letters.or_else(|| config.strings("layers_block_type"));
     let kind = |word: &String| match word.as_str() {
         "M" | "mamba" | "linear_attention" => Some(Kind::State),
@@ -45,7 +49,7 @@ fn kinds(config: &Json) -> Result<Vec<Kind>, ImportError> {
         _ => None,
     };
     let kinds: Option<Vec<Kind>> = words.and_then(|words| words.iter().map(kind).collect());
-    let kinds = kinds.filter(|kinds| !kinds.is_empty() && kinds.len() < 1 << 16);
+    let kinds = kinds.filter(|kinds| !kinds.is_empty() && kinds.len() < LAYERS_LIMIT);
     kinds.ok_or_else(|| config.wrong("hybrid_override_pattern", "a letter of M, *, - or E for each layer"))
 }
 

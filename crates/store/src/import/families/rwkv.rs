@@ -54,6 +54,8 @@ pub(super) const RWKV6: Family = Family {
     layer: &[&LAYER],
     alike: Alike::Nothing,
     words: Words::Bytes,
+    // What is added to weights would have to become smaller with them.
+    takes_adapters: false,
     odd: Some(odd),
     shape: |config| {
         let sizes = Sizes { layers: config.count("num_hidden_layers")?, ..Sizes::default() };

@@ -141,7 +141,7 @@ const KEYS: [&str; 10] = [
     "attention.gate_lora_rank",
 ];
 
-fn vocabulary() -> (&'static str, String) {
+pub(super) fn vocabulary() -> (&'static str, String) {
     ("rwkv_vocab_v20230424.txt", "1 'a' 1\n2 b'\\xff' 1\n3 '\\n\\n' 2\n".to_owned())
 }
 

@@ -6,6 +6,7 @@ mod alone;
 mod config;
 mod diffusion;
 mod families;
+mod hostile;
 mod kit;
 mod late;
 mod latent;
