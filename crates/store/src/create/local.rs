@@ -365,15 +365,18 @@ const WEIGHTS: [(&str, &str, bool); 8] = [
     ("", ".bin", false),
 ];
 
-/// Files of templates and vocabularies that are neither JSON nor SentencePiece's, and SentencePiece's under the name that T5
+/// Files of templates and vocabularies that are neither JSON nor SentencePiece's, tiktoken's, and SentencePiece's under the name that T5
 /// gives it.
-const BESIDE: [&str; 6] = [
+const BESIDE: [&str; 9] = [
     "chat_template.jinja",
     "vocab.txt",
     "merges.txt",
     "spiece.model",
     "tokenizer.jsonl",
     "rwkv_vocab_v20230424.txt",
+    "qwen.tiktoken",
+    "hy.tiktoken",
+    "tiktoken.model",
 ];
 
 /// The files of a model's folder: weights of one kind, its JSON files, its vocabulary.

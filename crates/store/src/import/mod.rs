@@ -11,6 +11,7 @@ mod pieces;
 mod plamo;
 mod plan;
 mod pretokenizer;
+mod ranks;
 mod rope;
 mod rules;
 mod safetensors;

@@ -1,12 +1,15 @@
 //! The vocabulary of a decoder: tokens with their kinds, merges or scores, from `tokenizer.model` or `tokenizer.json`.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
 
 use puna_gguf::{Value, Writer};
 use serde_json::Value as JsonValue;
 
 use super::config::Json;
 use super::families::{Family, Words};
+use super::ranks::{self, Ranks};
 use super::special::Special;
 use super::unigram::{self, Unigram};
 use super::{Folder, ImportError, plamo, pretokenizer, sentencepiece};
@@ -88,13 +91,7 @@ impl Vocabulary {
         let settings = folder.json("tokenizer_config.json")?.unwrap_or_default();
         let bad = |reason: String| ImportError::Tokenizer { file: "tokenizer.json".to_owned(), reason };
         let rows = usize::try_from(rows.min(LIMIT)).unwrap_or(usize::MAX);
-        let pieces = ["tokenizer.model", "spiece.model"].into_iter().find(|file| folder.has(file));
-        let by_pieces = match words {
-            Words::Usual => pieces.filter(|file| *file == "tokenizer.model"),
-            Words::Encoder => pieces.filter(|_| json.is_none()),
-            _ => None,
-        };
-        let (mut tokens, form) = if let Some(file) = by_pieces {
+        let (mut tokens, form) = if let Some(file) = pieces(folder, words, json.is_some())? {
             let (tokens, found) = sentencepiece::read(folder, file, rows)?;
             let is_unigram = words == Words::Encoder && found.is_unigram;
             let form = match is_unigram {
@@ -104,6 +101,11 @@ impl Vocabulary {
             (tokens, form)
         } else if words == Words::Usual && json.is_none() && folder.has(plamo::FILE) {
             (plamo::read(folder, rows)?, Form::Plamo)
+        } else if words == Words::Usual
+            && json.is_none()
+            && let Some(Ranks { tokens, merges, pre }) = ranks::read(folder, rows)?
+        {
+            (tokens, Form::Merges { pre, merges })
         } else {
             let json = json.as_ref();
             let json =
@@ -205,6 +207,30 @@ impl Vocabulary {
             for (key, id) in [("prefix", 32007u32), ("suffix", 32008), ("middle", 32009), ("eot", 32010)] {
                 writer.set(&format!("tokenizer.ggml.{key}_token_id"), id);
             }
+        }
+    }
+}
+
+/// The file of SentencePiece that a vocabulary of such a kind is read from.
+fn pieces(folder: &Folder<'_>, words: Words, has_json: bool) -> Result<Option<&'static str>, StoreError> {
+    let file = ["tokenizer.model", "spiece.model"].into_iter().find(|file| folder.has(file));
+    let file = match words {
+        Words::Usual => file.filter(|file| *file == "tokenizer.model"),
+        Words::Encoder => file.filter(|_| !has_json),
+        _ => None,
+    };
+    // Some folders have tiktoken's form under this name.
+    let Some(path) = file.and_then(|file| folder.path(file)) else { return Ok(None) };
+    let mut start = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(4096).read_to_end(&mut start));
+    read.map_err(|e| StoreError::io("read", path, &e))?;
+    match ranks::is_of(&start) {
+        false => Ok(file),
+        true if has_json => Ok(None),
+        true => {
+            let reason = "a vocabulary of tiktoken, which does not say how texts are cut: the model's tokenizer.json is needed";
+            let (file, reason) = (file.unwrap_or_default().to_owned(), reason.to_owned());
+            Err(ImportError::Tokenizer { file, reason }.into())
         }
     }
 }

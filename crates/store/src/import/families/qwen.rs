@@ -31,6 +31,7 @@ pub(super) const QWEN: Family = Family {
     layers: "h.",
     whole: &[&OLD_WHOLE],
     layer: &[&OLD_NORMS, &QWEN_1],
+    ends: &[("bos", "<|endoftext|>"), ("eos", "<|endoftext|>"), ("unknown", "<|endoftext|>")],
     keys: |keys| {
         keys.sizes();
         // The two halves of the network are as wide as this together.

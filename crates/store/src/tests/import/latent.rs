@@ -547,6 +547,9 @@ fn vocabularies_of_every_form_are_among_the_files_of_a_folder() {
         "vocab.txt",
         "tokenizer.jsonl",
         "rwkv_vocab_v20230424.txt",
+        "qwen.tiktoken",
+        "hy.tiktoken",
+        "tiktoken.model",
     ];
     for name in ["model.safetensors", "config.json", "chat_template.jinja", "README.md"].iter().chain(&forms)
     {

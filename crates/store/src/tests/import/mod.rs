@@ -18,6 +18,7 @@ mod parts;
 mod plain;
 mod states;
 mod there;
+mod tiktoken;
 mod vocabulary;
 
 use std::path::Path;

@@ -1,0 +1,126 @@
+//! Folders whose only vocabulary is a file of tiktoken: tokens and merges are those that its ranks mean.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use puna_gguf::Gguf;
+use serde_json::{Value, json};
+
+use super::config::config_there;
+use super::kit::{Folder, bytes, safetensors, zoo};
+use super::plain::tensors_there;
+use super::{Kit, folder_of};
+
+/// Texts of a key.
+fn texts(gguf: &Gguf, key: &str) -> Vec<String> {
+    let texts = gguf.metadata().strings(&format!("tokenizer.ggml.{key}")).unwrap().unwrap();
+    texts.map(|text| String::from_utf8(text.to_vec()).unwrap()).collect()
+}
+
+/// The bytes of a token of a vocabulary of bytes.
+fn bytes_of(text: &str) -> Vec<u8> {
+    let plain = |c: u32| matches!(c, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let hidden: Vec<u32> = (0..256).filter(|&byte| !plain(byte)).collect();
+    let byte = |c: char| if plain(c as u32) { c as u8 } else { hidden[c as usize - 256] as u8 };
+    text.chars().map(byte).collect()
+}
+
+/// A file with these tokens, whose ranks are their places.
+fn ranks(tokens: &[String]) -> String {
+    let line = |(rank, text): (usize, &String)| format!("{} {rank}\n", STANDARD.encode(bytes_of(text)));
+    tokens.iter().enumerate().map(line).collect()
+}
+
+fn import(kit: &Kit, folder: &Folder) -> Result<Gguf, String> {
+    let blob = kit.store.import(&folder.files).map_err(|e| e.to_string())?;
+    Ok(Gguf::open(&kit.store.blob_path(&blob.digest)).unwrap())
+}
+
+/// Kimi's folders list the tokens with a task beside the file, in the settings.
+#[test]
+fn merges_of_a_vocabulary_of_ranks_are_those_that_it_was_made_by() {
+    let (kit, want) = (Kit::new(), zoo("qwen2"));
+    let tokens = texts(&want, "tokens");
+    let mut folder =
+        folder_of(&kit, "kimi", &want, &tensors_there(&want), config_there(&want, "Qwen2ForCausalLM", None));
+    folder.files.retain(|file| !file.name.starts_with("tokenizer"));
+    let missing = import(&kit, &folder).err().unwrap();
+    assert!(missing.contains("tokenizer.json or tokenizer.model is missing"), "{missing}");
+    folder.put("tiktoken.model", ranks(&tokens[..315]));
+    let added = |(id, text): (usize, &String)| (id.to_string(), json!({"content": text, "special": true}));
+    let added: serde_json::Map<String, Value> = tokens.iter().enumerate().skip(315).map(added).collect();
+    let settings = json!({"added_tokens_decoder": added, "bos_token": tokens[315], "eos_token": tokens[316]});
+    folder.put("tokenizer_config.json", settings.to_string());
+    let made = import(&kit, &folder).unwrap();
+    assert_eq!(texts(&made, "tokens"), tokens);
+    assert_eq!(texts(&made, "merges"), texts(&want, "merges"));
+    let kinds = |gguf: &Gguf| gguf.metadata().i32s("tokenizer.ggml.token_type").unwrap().unwrap();
+    assert_eq!(kinds(&made), kinds(&want));
+    let meta = made.metadata();
+    assert_eq!(
+        (meta.str("tokenizer.ggml.model"), meta.str("tokenizer.ggml.pre")),
+        (Ok("gpt2"), Ok("kimi-k2"))
+    );
+    assert_eq!(meta.u32("tokenizer.ggml.eos_token_id"), Ok(316));
+}
+
+/// The first Qwen's tokens with a task stand in its program alone.
+#[test]
+fn the_first_qwen_has_the_tokens_of_its_program() {
+    let kit = Kit::new();
+    let tokens: Vec<String> = texts(&zoo("qwen2"), "tokens")[..260].to_vec();
+    let rows = 260 + 3 + 205 + 1;
+    let one = |name: &str, shape: &[u64]| {
+        let count = shape.iter().product::<u64>() as usize;
+        (format!("transformer.{name}"), "BF16", shape.to_vec(), bytes(&vec![0.25; count], "BF16"))
+    };
+    let mut tensors = vec![
+        one("wte.weight", &[rows, 8]),
+        one("ln_f.weight", &[8]),
+        one("h.0.ln_1.weight", &[8]),
+        one("h.0.attn.c_attn.weight", &[24, 8]),
+        one("h.0.attn.c_attn.bias", &[24]),
+        one("h.0.attn.c_proj.weight", &[8, 8]),
+        one("h.0.ln_2.weight", &[8]),
+        one("h.0.mlp.w1.weight", &[16, 8]),
+        one("h.0.mlp.w2.weight", &[16, 8]),
+        one("h.0.mlp.c_proj.weight", &[8, 16]),
+        one("rotary_emb.inv_freq", &[2]),
+    ];
+    tensors.push((
+        "lm_head.weight".into(),
+        "BF16",
+        vec![rows, 8],
+        bytes(&vec![0.5; 8 * rows as usize], "BF16"),
+    ));
+    let config = json!({"architectures": ["QWenLMHeadModel"], "hidden_size": 8, "num_attention_heads": 2,
+        "num_hidden_layers": 1, "intermediate_size": 32, "max_position_embeddings": 64, "rotary_emb_base": 1e4});
+    let mut folder = Folder { dir: kit.dir.path().to_owned(), files: Vec::new() };
+    folder.put("model.safetensors", safetensors(&tensors));
+    folder.put("config.json", config.to_string());
+    folder.put("qwen.tiktoken", ranks(&tokens));
+    let made = import(&kit, &folder).unwrap();
+    let (meta, found) = (made.metadata(), texts(&made, "tokens"));
+    assert_eq!(meta.architecture(), Ok("qwen"));
+    assert_eq!(found[..260], tokens);
+    assert_eq!(found[260..264], ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|extra_0|>"]);
+    assert_eq!(found[467..], ["<|extra_204|>", "[PAD468]"]);
+    for task in ["bos", "eos", "unknown"] {
+        assert_eq!(meta.u32(&format!("tokenizer.ggml.{task}_token_id")), Ok(260), "{task}");
+    }
+    assert_eq!((meta.str("tokenizer.ggml.pre"), meta.u32("qwen.feed_forward_length")), (Ok("qwen2"), Ok(16)));
+    assert_eq!(texts(&made, "merges").len(), 4);
+}
+
+/// Some folders have such a file under SentencePiece's name: beside a `tokenizer.json` nothing is read of it.
+#[test]
+fn ranks_under_the_name_of_pieces_do_not_stand_in_the_way() {
+    let (kit, want) = (Kit::new(), zoo("qwen2"));
+    let mut folder =
+        folder_of(&kit, "named", &want, &tensors_there(&want), config_there(&want, "Qwen2ForCausalLM", None));
+    folder.put("tokenizer.model", ranks(&texts(&want, "tokens")[..315]));
+    let made = import(&kit, &folder).unwrap();
+    assert_eq!(texts(&made, "tokens"), texts(&want, "tokens"));
+    folder.files.retain(|file| file.name != "tokenizer.json");
+    let error = import(&kit, &folder).err().unwrap();
+    assert!(error.contains("tokenizer.model: a vocabulary of tiktoken"), "{error}");
+}
