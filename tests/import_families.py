@@ -22,7 +22,7 @@ class Family:
     tensors: dict = dataclasses.field(default_factory=dict)
     # Further files of the folder, as JSON.
     files: dict = dataclasses.field(default_factory=dict)
-    # Keys that are written otherwise on purpose.
+    # Keys that are written otherwise on purpose, and ends of the names of tensors that have another type.
     unlike: tuple = ()
 
 
@@ -186,7 +186,8 @@ def bitnet(width=64, inner=96):
         **{f"self_attn.{x}_proj.weight": (width if x in "qo" else 32, width) for x in "qkvo"}, **qwen_network(width, inner), "self_attn.inner_attn_ln.weight": (width,),
         "mlp.ffn_layernorm.weight": (inner,), "input_layernorm.weight": (width,), "post_attention_layernorm.weight": (width,),
     }
-    return usual(width, **layers(2, {"model.layers.{}." + name: shape for name, shape in parts.items()}))
+    tensors = usual(width, **layers(2, {"model.layers.{}." + name: shape for name, shape in parts.items()}))
+    return {name: shape for name, shape in tensors.items() if name != "lm_head.weight"}
 
 
 def kimi():
@@ -321,6 +322,17 @@ def jina_v2():
 # Files of encoders are written as Ollama writes them, which knows what stands around a text without being told.
 AROUND = tuple(f"tokenizer.ggml.{key}" for key in ("add_bos_token", "add_eos_token", "add_sep_token", "bos_token_id", "eos_token_id", "pre"))
 F = Family
+
+
+def all_heads(name):
+    """The converter leaves out the heads of keys where they are as many as heads, which a reader takes for granted."""
+    return (f"{name}.attention.head_count_kv",)
+
+
+# The converter does not say of what types the tensors of some are.
+UNTYPED = ("general.file_type",)
+# The token of a tool's turn, at which an answer with a call ends: of GLM's later kinds alone the converter writes it.
+ENDS_TOO = ("tokenizer.ggml.eom_token_id",)
 FAMILIES = [
     # Decoders of attention and a part that feeds forward.
     F("llama", "LlamaForCausalLM", "LlamaConfig", plain(), "pieces"),
@@ -333,12 +345,16 @@ FAMILIES = [
       shared_expert_intermediate_size=48, norm_topk_prob=False)),
     F("qwen3", "Qwen3ForCausalLM", "Qwen3Config", plain(tie_word_embeddings=True)),
     F("qwen3moe", "Qwen3MoeForCausalLM", "Qwen3MoeConfig", plain(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)),
-    F("gemma", "GemmaForCausalLM", "GemmaConfig", plain(bos_token_id=2, eos_token_id=1, pad_token_id=0, tie_word_embeddings=True), "gemma"),
+    F("gemma", "GemmaForCausalLM", "GemmaConfig", plain(bos_token_id=2, eos_token_id=1, pad_token_id=0, tie_word_embeddings=True), "gemma",
+      # The converter writes the places that CodeGemma's tokens have into the files of all, whatever stands there: they are known by their texts.
+      unlike=tuple(f"tokenizer.ggml.{task}_token_id" for task in ("prefix", "suffix", "middle", "fsep", "eot"))),
     F("gemma2", "Gemma2ForCausalLM", "Gemma2Config", plain(bos_token_id=2, eos_token_id=1, pad_token_id=0, tie_word_embeddings=True, sliding_window=16,
       query_pre_attn_scalar=16, attn_logit_softcapping=50.0, final_logit_softcapping=30.0), "gemma"),
     F("gemma3", "Gemma3ForCausalLM", "Gemma3TextConfig", plain(bos_token_id=2, eos_token_id=1, pad_token_id=0, tie_word_embeddings=True, sliding_window=16,
       query_pre_attn_scalar=16, rope_parameters=None), "gemma"),
-    F("phi2", "PhiForCausalLM", "PhiConfig", old(num_key_value_heads=4, rope_parameters=HALF)),
+    F("phi2", "PhiForCausalLM", "PhiConfig", old(num_key_value_heads=4, rope_parameters=HALF),
+      # The converter says four times the width, whatever the network has.
+      unlike=("phi2.feed_forward_length",)),
     F("phi3", "Phi3ForCausalLM", "Phi3Config", plain(head_dim=None, pad_token_id=0, bos_token_id=1, eos_token_id=2, original_max_position_embeddings=512), "pieces"),
     F("gpt-oss", "GptOssForCausalLM", "GptOssConfig", plain(num_local_experts=4, num_experts_per_tok=2, intermediate_size=64, sliding_window=16,
       rope_parameters=rope(150000.0, factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=16) | {"rope_type": "yarn"})),
@@ -354,22 +370,30 @@ FAMILIES = [
       attention_multiplier=0.2, num_local_experts=4, num_experts_per_tok=2)),
     F("starcoder2", "Starcoder2ForCausalLM", "Starcoder2Config", plain(head_dim=None, rms_norm_eps=None, norm_epsilon=1e-5, sliding_window=None)),
     F("stablelm", "StableLmForCausalLM", "StableLmConfig", old(use_qkv_bias=True, rope_parameters=HALF)),
-    F("gpt2", "GPT2LMHeadModel", "GPT2Config", {"vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}, patch={"n_ctx": 128}),
+    F("gpt2", "GPT2LMHeadModel", "GPT2Config", {"vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}, patch={"n_ctx": 128},
+      unlike=all_heads("gpt2")),
     F("gptneox", "GPTNeoXForCausalLM", "GPTNeoXConfig", {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-      "num_attention_heads": 4, "max_position_embeddings": 512, "rotary_pct": 0.5, "rope_parameters": HALF}, patch={"rotary_pct": 0.5}),
+      "num_attention_heads": 4, "max_position_embeddings": 512, "rotary_pct": 0.5, "rope_parameters": HALF}, patch={"rotary_pct": 0.5},
+      unlike=(*all_heads("gptneox"), *UNTYPED)),
     F("falcon", "FalconForCausalLM", "FalconConfig", {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "multi_query": True,
       "new_decoder_architecture": False, "alibi": False, "bias": False, "parallel_attn": True}, patch={"num_kv_heads": 1}),
     F("falcon-40b", "FalconForCausalLM", "FalconConfig", {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_kv_heads": 2,
       "new_decoder_architecture": True, "alibi": False, "bias": False, "parallel_attn": True}),
-    F("bloom", "BloomForCausalLM", "BloomConfig", {"vocab_size": 320, "hidden_size": 64, "n_layer": 2, "n_head": 4}),
-    F("mpt", "MptForCausalLM", "MptConfig", {"vocab_size": 320, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}, architecture="MPTForCausalLM"),
-    F("glm4", "Glm4ForCausalLM", "Glm4Config", plain(attention_bias=True, pad_token_id=0, rope_parameters=HALF), "glm"),
-    F("glm", "GlmForCausalLM", "GlmConfig", plain(attention_bias=True, pad_token_id=0, rope_parameters=HALF), "glm"),
+    F("bloom", "BloomForCausalLM", "BloomConfig", {"vocab_size": 320, "hidden_size": 64, "n_layer": 2, "n_head": 4}, patch={"seq_length": 2048}),
+    F("mpt", "MptForCausalLM", "MptConfig", {"vocab_size": 320, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}, architecture="MPTForCausalLM",
+      unlike=(*all_heads("mpt"), *UNTYPED)),
+    F("glm4", "Glm4ForCausalLM", "Glm4Config", plain(attention_bias=True, pad_token_id=0, rope_parameters=HALF), "glm", unlike=ENDS_TOO),
+    F("glm", "GlmForCausalLM", "GlmConfig", plain(attention_bias=True, pad_token_id=0, rope_parameters=HALF), "glm",
+      # It says the width in place of a context that has another name, and the size of heads nowhere.
+      unlike=(*ENDS_TOO, "chatglm.context_length", "chatglm.attention.key_length", "chatglm.attention.value_length")),
     F("glm4moe", "Glm4MoeForCausalLM", "Glm4MoeConfig", plain(attention_bias=True, use_qk_norm=True, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, n_group=1,
       topk_group=1, first_k_dense_replace=1, moe_intermediate_size=32, rope_parameters=HALF), "glm", patch={"num_nextn_predict_layers": 0}),
     F("exaone4", "Exaone4ForCausalLM", "Exaone4Config", plain(sliding_window=None, layer_types=["full_attention"] * 2)),
     F("smollm3", "SmolLM3ForCausalLM", "SmolLM3Config", plain(num_hidden_layers=4, pad_token_id=0)),
-    F("nemotron", "NemotronForCausalLM", "NemotronConfig", plain(rms_norm_eps=None, norm_eps=1e-5, rope_parameters=HALF), "pieces"),
+    F("nemotron", "NemotronForCausalLM", "NemotronConfig", plain(rms_norm_eps=None, norm_eps=1e-5, rope_parameters=HALF, bos_token_id=1,
+      eos_token_id=2), "pieces",
+      # It writes two places of the vocabulary of published models.
+      unlike=("tokenizer.ggml.padding_token_id", "tokenizer.ggml.unknown_token_id")),
     F("ministral3", "Ministral3ForCausalLM", "Ministral3Config", plain(sliding_window=None, rope_parameters=rope(1e6, factor=16.0, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
       mscale_all_dim=1.0, original_max_position_embeddings=32, llama_4_scaling_beta=0.1) | {"rope_type": "yarn"})),
     F("llama4", "Llama4ForCausalLM", "Llama4TextConfig", plain(num_hidden_layers=4, intermediate_size=32, intermediate_size_mlp=96, num_local_experts=4,
@@ -381,7 +405,9 @@ FAMILIES = [
     F("grovemoe", config=plain(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32), architecture="GroveMoeForCausalLM", tensors=grove()),
     F("cogvlm", config=plain(head_dim=None, num_key_value_heads=None), vocabulary="pieces", architecture="CogVLMForCausalLM", tensors=cogvlm()),
     F("ernie4_5-moe", "Ernie4_5_MoeForCausalLM", "Ernie4_5_MoeConfig", plain(head_dim=None, tie_word_embeddings=True, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1,
-      moe_intermediate_size=32, moe_layer_start_index=1), "pieces"),
+      moe_intermediate_size=32, moe_layer_start_index=1), "pieces",
+      # The converter divides the width of a layer without experts by the heads of keys, which is that of the shared one in published models by chance.
+      unlike=("ernie4_5-moe.expert_shared_feed_forward_length",)),
     F("seed_oss", "SeedOssForCausalLM", "SeedOssConfig", plain(attention_bias=True, pad_token_id=0)),
     minimax_01(),
     F("minimax-m3", config=plain(num_hidden_layers=3, intermediate_size=32, dense_intermediate_size=96, num_local_experts=4, num_experts_per_tok=2, n_shared_experts=1,
@@ -534,7 +560,7 @@ FAMILIES = [
       "lora_rank_value_residual_mix": None, "lora_rank_gate": None}, vocabulary="bytewise", architecture="Rwkv7ForCausalLM",
       unlike=("tokenizer.chat_template", "tokenizer.ggml.eot_token_id"),
       tensors=rwkv7("model.blocks.", "attention.", "feed_forward.", ("ln1", "ln2"), {"model.embeddings.weight": (320, 128), "head.weight": (320, 128),
-        **with_bias("model.pre_ln", "model.ln_out")}, modules=False, inner=512)),
+        **with_bias("model.pre_ln", "model.ln_out")}, modules=False, inner=512, ranks=(32, 32, 32, 32))),
     F("arwkv7", config=plain(hidden_size=128, head_dim=None, head_size=64, wkv_has_gate=True, wkv_version=7, intermediate_size=256, num_attention_heads=2,
       model_type="rwkv_hybrid"), architecture="RwkvHybridForCausalLM",
       tensors=rwkv7("model.layers.", "self_attn.time_mixer.", None, ("input_layernorm", "post_attention_layernorm"), usual(128), modules=False,
@@ -544,10 +570,12 @@ FAMILIES = [
     # With ways of their own.
     F("talkie", config=plain(num_key_value_heads=4, model_type="talkie"), architecture="TalkieForCausalLM", tensors=talkie()),
     F("hrm_text", config=plain(num_key_value_heads=None, num_hidden_layers=24, num_layers_per_stack=2, H_cycles=3, L_cycles=3, embedding_scale=50.0, prefix_lm=True,
-      model_type="hrm_text"), architecture="HrmTextForCausalLM", tensors=hrm()),
+      model_type="hrm_text"), architecture="HrmTextForCausalLM", tensors=hrm(), unlike=all_heads("hrm_text")),
     F("plamo2", config=plain(head_dim=None, num_hidden_layers=4, hidden_size_per_head=16, mamba_num_heads=4, mamba_d_state=16, mamba_d_conv=4, mamba_step=2,
-      tie_word_embeddings=True, model_type="plamo2"), vocabulary="plamo", architecture="Plamo2ForCausalLM", tensors=plamo2()),
-    F("bitnet", config=plain(head_dim=None, hidden_act="silu", model_type="llama"), vocabulary="pieces", architecture="BitnetForCausalLM", tensors=bitnet()),
+      tie_word_embeddings=True, model_type="plamo2"), vocabulary="plamo", architecture="Plamo2ForCausalLM", tensors=plamo2(),
+      # It does not say what begins and ends a text, which the folder does.
+      unlike=("tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token")),
+    F("bitnet", config=plain(head_dim=None, hidden_act="silu", tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, model_type="bitnet_published"), vocabulary="pieces", architecture="BitnetForCausalLM", tensors=bitnet()),
     F("llama-embed", "LlamaModel", "LlamaConfig", plain(), architecture="LlamaBidirectionalModel",
       # The converter leaves it to the reader.
       unlike=("llama-embed.attention.causal",)),

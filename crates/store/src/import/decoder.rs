@@ -68,6 +68,7 @@ pub(super) fn convert(
     }
     let mut keys = Keys::new(config, &shape, family.architecture, &mut writer, rows);
     (family.keys)(&mut keys)?;
+    keys.check_causal()?;
     scalars(family, &mut keys, &mut weights)?;
     let mut extras = keys.tensors;
     let cutter = Cutter { family, config, sizes: &shape.sizes, matrices };

@@ -32,7 +32,14 @@ const DENSE_FIRST: [&str; 4] =
     ["first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "first_last_k_dense_replace"];
 const EXPERT_SCALE: [&str; 3] = ["routed_scaling_factor", "route_scale", "moe_routed_scaling_factor"];
 const EXPERT_NORM: [&str; 2] = ["norm_topk_prob", "route_norm"];
-const EXPERT_SCORES: [&str; 3] = ["scoring_func", "score_func", "score_function"];
+const EXPERT_SCORES: [&str; 6] = [
+    "scoring_func",
+    "score_func",
+    "score_function",
+    "moe_router_activation",
+    "moe_router_activation_func",
+    "expert_selection_fn",
+];
 /// Functions that make scores of experts, with their numbers.
 const SCORES: [(&str, u32); 2] = [("softmax", 1), ("sigmoid", 2)];
 const RMS_EPS: [&str; 2] = ["rms_norm_eps", "norm_eps"];
@@ -124,6 +131,8 @@ pub(super) struct Keys<'a> {
     rows: u32,
     /// Tensors that follow from the configuration.
     pub(super) tensors: Vec<Output<'static>>,
+    /// Whether the file says who sees whom.
+    says_causal: bool,
 }
 
 impl<'a> Keys<'a> {
@@ -136,7 +145,19 @@ impl<'a> Keys<'a> {
         rows: u64,
     ) -> Self {
         let rows = u32::try_from(rows).unwrap_or(u32::MAX);
-        Self { config, shape, architecture, writer, rows, tensors: Vec::new() }
+        Self { config, shape, architecture, writer, rows, tensors: Vec::new(), says_causal: false }
+    }
+
+    /// Where all tokens see all others, the file must say so.
+    pub(super) fn check_causal(&self) -> Result<(), ImportError> {
+        if self.says_causal || self.config.flag("is_causal") != Some(false) {
+            return Ok(());
+        }
+        let found = format!(
+            "false, and in a GGUF file of {} tokens see what came before them alone",
+            self.architecture
+        );
+        Err(self.config.wrong_value("is_causal", found))
     }
 
     /// The usual keys: sizes, experts, norms, positions.
@@ -152,6 +173,7 @@ impl<'a> Keys<'a> {
 
     /// Sets a key of the architecture.
     pub(super) fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.says_causal |= key == "attention.causal";
         self.writer.set(&format!("{}.{key}", self.architecture), value);
     }
 

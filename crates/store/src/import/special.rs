@@ -82,9 +82,17 @@ impl Special {
         Ok(found)
     }
 
-    /// Adds a token with a task.
+    /// Adds a token with a task, unless the files say which has it.
     pub(super) fn add(&mut self, task: &'static str, id: u32) {
-        self.ids.push((task, id));
+        if !self.ids.iter().any(|(key, _)| *key == task) {
+            self.ids.push((task, id));
+        }
+    }
+
+    /// Another token ends a text than the files say at the usual place.
+    pub(super) fn end_with(&mut self, id: u32) {
+        self.ids.retain(|(key, _)| *key != "eos");
+        self.ids.push(("eos", id));
     }
 
     fn take_templates(&mut self, folder: &Folder<'_>, settings: &JsonValue) -> Result<(), StoreError> {

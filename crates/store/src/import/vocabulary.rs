@@ -138,9 +138,15 @@ impl Vocabulary {
     }
 
     /// With what is known of a family: the name of its pre-tokenizer, tokens that end an answer.
-    pub(super) fn of(mut self, family: &Family) -> Self {
+    pub(super) fn of(mut self, family: &Family, config: &Json) -> Self {
         if let Form::Merges { pre, .. } = &mut self.form {
             *pre = (family.pre)(pre);
+        }
+        let end = family.end_key.and_then(|key| config.value(key)?.as_u64());
+        if let Some(id) =
+            end.and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < self.tokens.len())
+        {
+            self.special.end_with(id);
         }
         for (key, text) in family.ends {
             let found = self.tokens.iter().position(|token| token.text == *text);

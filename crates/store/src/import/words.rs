@@ -26,7 +26,7 @@ pub(super) fn read(
 ) -> Result<Vocab, StoreError> {
     let usual = |words| {
         let vocabulary = Vocabulary::read_as(folder, config, words, family.bare_start, rows)?;
-        Ok(Vocab::Usual(Box::new(vocabulary.of(family))))
+        Ok(Vocab::Usual(Box::new(vocabulary.of(family, config))))
     };
     match family.words {
         Words::Bytes => Ok(Vocab::Bytes(Bytewise::read(folder, rows)?)),

@@ -80,15 +80,15 @@ fn an_adapter_of_a_matrix_that_became_three_becomes_three() {
     let kit = Kit::new();
     let numbers = |n: u64| (0..n).map(|i| i as f32).collect::<Vec<_>>();
     let dir = adapter(&kit, |config, tensors| {
-        config["target_modules"] = json!(["c_attn"]);
-        let name = "base_model.model.transformer.h.1.attn.c_attn";
+        config["target_modules"] = json!(["q_k_v_proj"]);
+        let name = "base_model.model.model.layers.1.self_attn.q_k_v_proj";
         let matrix = |part: &str, shape: Vec<u64>| {
             let bytes = bytes(&numbers(shape.iter().product()), "F32");
             (format!("{name}.lora_{part}.weight"), "F32", shape, bytes)
         };
         *tensors = vec![matrix("A", vec![2, 48]), matrix("B", vec![96, 2])];
     });
-    let made = on_top_of(&kit, "codeshell", &dir).unwrap();
+    let made = on_top_of(&kit, "spark2_5", &dir).unwrap();
     let of = |name: &str| values(&made, made.tensor(name).unwrap());
     for (part, rows, first) in [("q", 48, 0.0), ("k", 24, 96.0), ("v", 24, 144.0)] {
         let name = format!("blk.1.attn_{part}.weight");

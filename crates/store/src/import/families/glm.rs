@@ -6,8 +6,9 @@ use super::names::{ATTENTION, BEFORE, EXPERTS, FUSED, GATED, SHARED};
 use super::{Alike, Family, PLAIN};
 use crate::error::StoreError;
 
-/// Where another speaks.
-const ENDS: [(&str, &str); 2] = [("eot", "<|user|>"), ("eom", "<|observation|>")];
+/// Where another speaks, and what stands for what is not known.
+const ENDS: [(&str, &str); 3] =
+    [("eot", "<|user|>"), ("eom", "<|observation|>"), ("unknown", "<|endoftext|>")];
 
 pub(super) const CHATGLM: Family = Family {
     architecture: "chatglm",
@@ -20,7 +21,11 @@ pub(super) const CHATGLM: Family = Family {
         shape.context = config.opt_count("seq_length")?.unwrap_or(shape.context);
         Ok(shape)
     },
-    keys: half_turns,
+    keys: |keys| {
+        half_turns(keys)?;
+        keys.set_whole("tokenizer.ggml.add_bos_token", false);
+        Ok(())
+    },
     ..PLAIN
 };
 

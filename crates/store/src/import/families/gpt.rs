@@ -65,7 +65,7 @@ pub(super) const STARCODER2: Family = Family {
 };
 
 const CODESHELL_PARTS: [Rule; 5] = [
-    pieces("attn.c_attn", Cut::Qkv, &["attn_q", "attn_k", "attn_v"]),
+    one("attn.c_attn", "attn_qkv"),
     one("attn.c_proj", "attn_output"),
     one("mlp.c_fc", "ffn_up"),
     one("mlp.c_proj", "ffn_down"),
@@ -80,6 +80,8 @@ pub(super) const CODESHELL: Family = Family {
         keys.sizes();
         keys.norms()?;
         keys.set("rope.freq_base", keys.config.float("rope_theta", 10_000.0)?);
+        keys.set("rope.scaling.type", "linear");
+        keys.set("rope.scaling.factor", 1.0f32);
         Ok(())
     },
     ..BASE

@@ -23,6 +23,7 @@ const CONTEXT: u32 = 256 * 1024;
 pub(super) const DENSE: Family = Family {
     architecture: "hunyuan-dense",
     classes: &["HunYuanDenseV1ForCausalLM"],
+    end_key: Some("eod_token_id"),
     layer: &[&NORMS, &ATTENTION, &GATED, &BEFORE],
     shape: |config| {
         let mut shape = Shape::usual(config)?;

@@ -280,9 +280,6 @@ pub(super) const KIMI_LINEAR: Family = Family {
         keys.head_sizes();
         latent(keys)?;
         keys.float_if("expert_weights_scale", &["routed_scaling_factor"])?;
-        if config.text("moe_router_activation_func") == Some("sigmoid") {
-            keys.sigmoid();
-        }
         keys.set("ssm.conv_kernel", linear.opt_count("short_conv_kernel_size")?.unwrap_or(4));
         keys.set("kda.head_dim", linear.count("head_dim")?);
         keys.count("expert_feed_forward_length", &["moe_intermediate_size"])?;

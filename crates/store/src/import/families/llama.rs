@@ -240,7 +240,11 @@ pub(super) const OLMO: Family = Family {
     whole: &[&[one("embed_tokens", "token_embd"), one("lm_head", "output")]],
     pairs: true,
     keys: |keys| {
-        keys.usual()?;
+        keys.sizes();
+        if keys.config.opt_count("head_dim")?.is_some() {
+            keys.head_sizes();
+        }
+        keys.rope()?;
         keys.set("attention.layer_norm_epsilon", 1e-5f32);
         keys.float_if("attention.clamp_kqv", &["clip_qkv"])
     },

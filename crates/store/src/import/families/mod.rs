@@ -75,8 +75,10 @@ pub(super) struct Family {
     pub(super) bare_start: bool,
     /// The name of its pre-tokenizer, where one that cuts in the same way has another: tokens around texts differ by it.
     pub(super) pre: fn(&'static str) -> &'static str,
-    /// Tokens that end an answer and of which its files do not say so: the key, the text.
+    /// Tokens with a task of which its files do not say so, most of which end an answer: the key, the text.
     pub(super) ends: &'static [(&'static str, &'static str)],
+    /// The key of the configuration for the token that ends a text, where the usual one says another.
+    pub(super) end_key: Option<&'static str>,
     /// What the vocabulary is.
     pub(super) words: Words,
     /// What stands in front of the number of a layer here.
@@ -145,6 +147,7 @@ const PLAIN: Family = Family {
     bare_start: false,
     pre: |name| name,
     ends: &[],
+    end_key: None,
     words: Words::Usual,
     blocks: "blk.",
     takes_adapters: true,

@@ -20,6 +20,8 @@ pub(super) const PHI2: Family = Family {
         keys.usual()?;
         let turning = keys.turning(0.5)?;
         keys.set("rope.dimension_count", turning);
+        // Its texts begin with themselves, unless its tokenizer says something else.
+        keys.set_whole("tokenizer.ggml.add_bos_token", false);
         Ok(())
     },
     ..PLAIN

@@ -1,9 +1,14 @@
 //! Qwen, and what is built like it.
 
+use super::super::ImportError;
 use super::super::keys::Keys;
+use super::super::pieces::Cutter;
+use super::super::plan::Output;
 use super::super::rules::{Cut, Form, Rule, one, pieces};
+use super::super::weights::Weights;
 use super::names::{ATTENTION, BEFORE, EXPERTS, GATED, OLD_NORMS, OLD_WHOLE};
 use super::{Alike, Family, PLAIN};
+use crate::error::StoreError;
 
 /// The expert that all tokens meet.
 pub(super) const SHARED: [Rule; 4] = [
@@ -76,11 +81,36 @@ const QWEN3VL_EXPERTS: [Rule; 2] = [
     one("mlp.experts.down_proj", "ffn_down_exps").form(Form::Turned),
 ];
 
+/// Later programs store the same tensors with outputs before inputs: the way back tells which it is.
+fn experts<'a>(
+    cutter: &Cutter<'_>,
+    weights: &mut Weights<'a>,
+    outputs: &mut Vec<Output<'a>>,
+) -> Result<(), StoreError> {
+    let width = u64::from(cutter.config.count("hidden_size")?);
+    let inner = u64::from(cutter.config.count("moe_intermediate_size")?);
+    for layer in 0..cutter.sizes.layers {
+        let name = |part: &str| format!("layers.{layer}.mlp.experts.{part}");
+        let down = weights.get(&name("down_proj"));
+        if down.is_none_or(|down| down.entry.shape.get(1..) != Some(&[width, inner]) || width == inner) {
+            continue;
+        }
+        for rule in QWEN3VL_EXPERTS {
+            let part = rule.there.trim_start_matches("mlp.experts.");
+            let tensor = weights.take(&name(part));
+            let tensor = tensor.ok_or_else(|| ImportError::TensorMissing { name: name(part) })?;
+            cutter.cut(&rule.form(Form::Plain), Some(layer), ".weight", &tensor, outputs)?;
+        }
+    }
+    Ok(())
+}
+
 pub(super) const QWEN3VLMOE: Family = Family {
     architecture: "qwen3vlmoe",
     classes: &["Qwen3VLMoeForConditionalGeneration"],
     layer: &[&ATTENTION, &GATED, &BEFORE, &QWEN3VL_EXPERTS, &EXPERTS],
     alike: Alike::Kinds,
+    odd: Some(experts),
     keys: |keys| {
         keys.usual()?;
         deepstack(keys);

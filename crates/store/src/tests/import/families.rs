@@ -110,7 +110,10 @@ fn families_like_llama_become_what_llama_cpp_makes_of_them() {
         .check();
     case("qwen2vl", "Qwen2VLForConditionalGeneration").fixed(sections("mrope", 1e6)).check();
     case("qwen3vl", "Qwen3VLForConditionalGeneration").fixed(sections("default", 5e6)).check();
-    case("hunyuan-dense", "HunYuanDenseV1ForCausalLM").check();
+    // What ends a text stands at a place of its own.
+    case("hunyuan-dense", "HunYuanDenseV1ForCausalLM")
+        .fixed(json!({"eos_token_id": 316, "eod_token_id": 3}))
+        .check();
     case("hunyuan_vl", "HunYuanVLForConditionalGeneration")
         .fixed(json!({"rope_scaling": {"type": "xdrope", "alpha": 1.0, "xdrope_section": [2, 2, 2]},
             "rope_theta": 10000.0, "rope_parameters": null}))

@@ -7,6 +7,7 @@ use super::config::config_there;
 use super::families::case;
 use super::kit::{Stored, bytes, values, zoo};
 use super::model::Model;
+use super::plain::tensors_there;
 use super::there::LLAMA;
 use super::{Kit, folder_of};
 
@@ -317,4 +318,61 @@ fn packed_matrices_of_three_values_are_unpacked() {
         let error = import(name, &stored, config).err().unwrap();
         assert!(error.contains("`use_rms_norm` is true"), "{error}");
     }
+}
+
+/// Qwen 3 VL's experts come with inputs before outputs as they were published, and the other way as later programs store them.
+#[test]
+fn experts_of_qwen3_vl_are_read_in_either_order() {
+    let want = zoo("qwen3moe");
+    let number = |key: &str| want.metadata().u32(&format!("qwen3moe.{key}")).unwrap() as usize;
+    let (width, inner) = (number("embedding_length"), number("expert_feed_forward_length"));
+    let (experts, layers) = (number("expert_count"), number("block_count"));
+    let numbers = |name: String| values(&want, want.tensor(&name).unwrap());
+    let mut config = config_there(&want, "Qwen3VLMoeForConditionalGeneration", None);
+    config["vision_config"] = json!({"deepstack_visual_indexes": [0]});
+    for inputs_first in [true, false] {
+        let mut stored = tensors_there(&want);
+        stored.retain(|tensor| !tensor.0.contains(".experts."));
+        for layer in 0..layers {
+            let part = |part: &str| numbers(format!("blk.{layer}.ffn_{part}_exps.weight"));
+            let (gate, up, down) = (part("gate"), part("up"), part("down"));
+            let matrix = width * inner;
+            let both = gate.chunks(matrix).zip(up.chunks(matrix)).flat_map(|(gate, up)| [gate, up].concat());
+            for (name, numbers, rows, columns) in
+                [("gate_up_proj", both.collect(), 2 * inner, width), ("down_proj", down, width, inner)]
+            {
+                let numbers: Vec<f32> = numbers;
+                let turned = |matrix: &[f32]| -> Vec<f32> {
+                    let at = |column: usize| matrix.iter().skip(column).step_by(columns).copied();
+                    (0..columns).flat_map(at).collect()
+                };
+                let (shape, numbers) = match inputs_first {
+                    true => ([columns, rows], numbers.chunks(rows * columns).flat_map(turned).collect()),
+                    false => ([rows, columns], numbers),
+                };
+                let shape = [&[experts as u64][..], &shape.map(|n| n as u64)].concat();
+                let name = format!("model.layers.{layer}.mlp.experts.{name}");
+                stored.push((name, "F32", shape, bytes(&numbers, "F32")));
+            }
+        }
+        let (_kit, made) = import("qwen3moe", &stored, config.clone()).unwrap();
+        assert_eq!(made.metadata().architecture(), Ok("qwen3vlmoe"));
+        for tensor in want.tensors() {
+            let found = made.tensor(&tensor.name).unwrap_or_else(|| panic!("{}", tensor.name));
+            assert_eq!(found.shape, tensor.shape, "{}", tensor.name);
+            for (a, b) in values(&made, found).into_iter().zip(values(&want, tensor)) {
+                assert!((a - b).abs() <= b.abs() * 1e-3 + 1e-6, "{} has {a} for {b}", tensor.name);
+            }
+        }
+    }
+}
+
+/// A network whose tokens all see each other is none of those that see what came before.
+#[test]
+fn a_network_that_sees_all_is_not_taken_for_one_that_does_not() {
+    let want = zoo("qwen2");
+    let mut config = config_there(&want, "Qwen2ForCausalLM", None);
+    config["is_causal"] = false.into();
+    let error = import("qwen2", &tensors_there(&want), config).err().unwrap();
+    assert!(error.contains("`is_causal` is false, and in a GGUF file of qwen2"), "{error}");
 }
