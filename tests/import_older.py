@@ -68,6 +68,13 @@ FAMILIES = [
       architecture="MiniCPMForCausalLM", tensors=usual(WIDTH, **each({**attention(), **norms(), **network("mlp.")})),
       # That all of a head turns, which it leaves to the reader.
       unlike=("minicpm.rope.dimension_count",)),
+    F("chatglm", config={"padded_vocab_size": 320, "vocab_size": 320, "hidden_size": WIDTH, "ffn_hidden_size": INNER, "num_layers": 2, "num_attention_heads": HEADS,
+      "kv_channels": HEAD, "multi_query_attention": True, "multi_query_group_num": KV, "seq_length": 512, "layernorm_epsilon": 1e-5, "rope_ratio": 500.0,
+      "model_type": "chatglm_published"}, vocabulary="glm", architecture="ChatGLMModel", unlike=("tokenizer.ggml.eom_token_id",), tensors={
+      "transformer.embedding.word_embeddings.weight": (320, WIDTH), "transformer.encoder.final_layernorm.weight": (WIDTH,), "transformer.output_layer.weight": (320, WIDTH),
+      "transformer.rotary_pos_emb.inv_freq": (4,), **each({**norms(), "self_attention.query_key_value.weight": ((HEADS + 2 * KV) * HEAD, WIDTH),
+        "self_attention.query_key_value.bias": ((HEADS + 2 * KV) * HEAD,), "self_attention.dense.weight": (WIDTH, WIDTH), "mlp.dense_h_to_4h.weight": (2 * INNER, WIDTH),
+        "mlp.dense_4h_to_h.weight": (WIDTH, INNER)}, "transformer.encoder.layers.")}),
     F("exaone", config={"vocab_size": 320, "hidden_size": WIDTH, "intermediate_size": INNER, "num_layers": 2, "num_attention_heads": HEADS, "num_key_value_heads": KV,
       "max_position_embeddings": 512, "layer_norm_epsilon": 1e-5, "rope_theta": 10000.0, "activation_function": "silu", "model_type": "exaone_published"},
       architecture="ExaoneForCausalLM", tensors={**old("ln_f", "rms"), **each({**norms("ln_1", "ln_2"),

@@ -61,9 +61,15 @@ pub(super) struct Ranks {
     pub(super) pre: &'static str,
 }
 
-/// Reads the vocabulary of an embedding of so many rows, where the folder has such a file.
-pub(super) fn read(folder: &Folder<'_>, rows: usize) -> Result<Option<Ranks>, StoreError> {
-    let found = KNOWN.iter().find_map(|known| Some((known, folder.path(known.name)?)));
+/// Reads the vocabulary of an embedding of so many rows, where the folder has such a file: a known one, or a `tokenizer.model` of a
+/// family whose way to cut texts is named.
+pub(super) fn read(
+    folder: &Folder<'_>,
+    named: Option<&'static str>,
+    rows: usize,
+) -> Result<Option<Ranks>, StoreError> {
+    let own = named.map(|pre| Known { name: "tokenizer.model", pre, special: &[], extras: 0 });
+    let found = KNOWN.iter().chain(&own).find_map(|known| Some((known, folder.path(known.name)?)));
     let Some((known, path)) = found else { return Ok(None) };
     let bytes = read_limited(path, LIMIT_BYTES)?;
     let bad = |reason| ImportError::Tokenizer { file: known.name.to_owned(), reason };

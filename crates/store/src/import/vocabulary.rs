@@ -76,22 +76,23 @@ impl Vocabulary {
         bare_start: bool,
         rows: u64,
     ) -> Result<Self, StoreError> {
-        Self::read_as(folder, config, Words::Usual, bare_start, rows)
+        Self::read_as(folder, config, Words::Usual, (bare_start, None), rows)
     }
 
-    /// The same, of a family with such a kind of vocabulary.
+    /// The same, of a family with such a kind of vocabulary, and with a name for how ranks cut texts.
     pub(super) fn read_as(
         folder: &Folder<'_>,
         config: &Json,
         words: Words,
-        bare_start: bool,
+        (bare_start, named): (bool, Option<&'static str>),
         rows: u64,
     ) -> Result<Self, StoreError> {
         let json = folder.json("tokenizer.json")?;
         let settings = folder.json("tokenizer_config.json")?.unwrap_or_default();
         let bad = |reason: String| ImportError::Tokenizer { file: "tokenizer.json".to_owned(), reason };
         let rows = usize::try_from(rows.min(LIMIT)).unwrap_or(usize::MAX);
-        let (mut tokens, form) = if let Some(file) = pieces(folder, words, json.is_some())? {
+        let (mut tokens, form) = if let Some(file) = pieces(folder, words, json.is_some() || named.is_some())?
+        {
             let (tokens, found) = sentencepiece::read(folder, file, rows)?;
             let is_unigram = words == Words::Encoder && found.is_unigram;
             let form = match is_unigram {
@@ -103,7 +104,7 @@ impl Vocabulary {
             (plamo::read(folder, rows)?, Form::Plamo)
         } else if words == Words::Usual
             && json.is_none()
-            && let Some(Ranks { tokens, merges, pre }) = ranks::read(folder, rows)?
+            && let Some(Ranks { tokens, merges, pre }) = ranks::read(folder, named, rows)?
         {
             (tokens, Form::Merges { pre, merges })
         } else {
@@ -217,12 +218,12 @@ impl Vocabulary {
     }
 }
 
-/// The file of SentencePiece that a vocabulary of such a kind is read from.
-fn pieces(folder: &Folder<'_>, words: Words, has_json: bool) -> Result<Option<&'static str>, StoreError> {
+/// The file of SentencePiece that a vocabulary of such a kind is read from, which may be none where there is another way to read it.
+fn pieces(folder: &Folder<'_>, words: Words, has_other: bool) -> Result<Option<&'static str>, StoreError> {
     let file = ["tokenizer.model", "spiece.model"].into_iter().find(|file| folder.has(file));
     let file = match words {
         Words::Usual => file.filter(|file| *file == "tokenizer.model"),
-        Words::Encoder => file.filter(|_| !has_json),
+        Words::Encoder => file.filter(|_| !has_other),
         _ => None,
     };
     // Some folders have tiktoken's form under this name.
@@ -232,7 +233,7 @@ fn pieces(folder: &Folder<'_>, words: Words, has_json: bool) -> Result<Option<&'
     read.map_err(|e| StoreError::io("read", path, &e))?;
     match ranks::is_of(&start) {
         false => Ok(file),
-        true if has_json => Ok(None),
+        true if has_other => Ok(None),
         true => {
             let reason = "a vocabulary of tiktoken, which does not say how texts are cut: the model's tokenizer.json is needed";
             let (file, reason) = (file.unwrap_or_default().to_owned(), reason.to_owned());

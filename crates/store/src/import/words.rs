@@ -25,7 +25,7 @@ pub(super) fn read(
     rows: u64,
 ) -> Result<Vocab, StoreError> {
     let usual = |words| {
-        let vocabulary = Vocabulary::read_as(folder, config, words, family.bare_start, rows)?;
+        let vocabulary = Vocabulary::read_as(folder, config, words, (family.bare_start, family.ranks), rows)?;
         Ok(Vocab::Usual(Box::new(vocabulary.of(family, config))))
     };
     match family.words {

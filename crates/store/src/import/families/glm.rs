@@ -1,7 +1,7 @@
 //! GLM.
 
 use super::super::keys::{Keys, Shape};
-use super::super::rules::{Rule, one};
+use super::super::rules::{Rule, aside, one};
 use super::names::{ATTENTION, BEFORE, EXPERTS, FUSED, GATED, SHARED};
 use super::{Alike, Family, PLAIN};
 use crate::error::StoreError;
@@ -27,6 +27,48 @@ pub(super) const CHATGLM: Family = Family {
         Ok(())
     },
     ..PLAIN
+};
+
+const FIRST_WHOLE: [Rule; 4] = [
+    one("embedding.word_embeddings", "token_embd"),
+    one("encoder.final_layernorm", "output_norm"),
+    one("output_layer", "output"),
+    aside("rotary_pos_emb.inv_freq"),
+];
+const FIRST_LAYER: [Rule; 6] = [
+    one("input_layernorm", "attn_norm"),
+    one("self_attention.query_key_value", "attn_qkv"),
+    one("self_attention.dense", "attn_output"),
+    one("post_attention_layernorm", "ffn_norm"),
+    one("mlp.dense_h_to_4h", "ffn_up"),
+    one("mlp.dense_4h_to_h", "ffn_down"),
+];
+
+/// The same under the names that it was published by at first.
+pub(super) const CHATGLM_FIRST: Family = Family {
+    classes: &["ChatGLMModel", "ChatGLMForConditionalGeneration"],
+    root: "transformer.",
+    layers: "encoder.layers.",
+    whole: &[&FIRST_WHOLE],
+    layer: &[&FIRST_LAYER],
+    ranks: Some("chatglm-bpe"),
+    shape: |config| {
+        let mut shape = Shape::of(config, config.count("seq_length")?, config.count("ffn_hidden_size")?)?;
+        shape.sizes.head = config.opt_count("kv_channels")?.unwrap_or(shape.sizes.head);
+        if config.flag("multi_query_attention") == Some(true) {
+            shape.sizes.kv_heads = config.count("multi_query_group_num")?;
+        }
+        Ok(shape)
+    },
+    keys: |keys| {
+        keys.sizes();
+        keys.set("attention.layer_norm_rms_epsilon", keys.config.float("layernorm_epsilon", 1e-5)?);
+        keys.set("rope.dimension_count", keys.head() / 2);
+        keys.set("rope.freq_base", 10_000.0 * keys.config.float("rope_ratio", 1.0)?);
+        keys.set_whole("tokenizer.ggml.add_bos_token", false);
+        Ok(())
+    },
+    ..CHATGLM
 };
 
 /// Norms behind both parts, too.

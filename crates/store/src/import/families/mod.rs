@@ -79,6 +79,8 @@ pub(super) struct Family {
     pub(super) ends: &'static [(&'static str, &'static str)],
     /// The key of the configuration for the token that ends a text, where the usual one says another.
     pub(super) end_key: Option<&'static str>,
+    /// What the way to cut texts of a `tokenizer.model` is called that is tiktoken's, where that is known.
+    pub(super) ranks: Option<&'static str>,
     /// What the vocabulary is.
     pub(super) words: Words,
     /// What stands in front of the number of a layer here.
@@ -148,6 +150,7 @@ const PLAIN: Family = Family {
     pre: |name| name,
     ends: &[],
     end_key: None,
+    ranks: None,
     words: Words::Usual,
     blocks: "blk.",
     takes_adapters: true,
@@ -178,6 +181,7 @@ pub(super) const FAMILIES: &[&Family] = &[
     &phi::PHIMOE,
     &gpt_oss::GPT_OSS,
     &glm::CHATGLM,
+    &glm::CHATGLM_FIRST,
     &glm::GLM4,
     &glm::GLM4MOE,
     &granite::GRANITE,

@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 
 use super::config::config_there;
 use super::kit::{Folder, bytes, safetensors, zoo};
+use super::model::Model;
 use super::plain::tensors_there;
-use super::{Kit, folder_of};
+use super::{Kit, compare, folder_of};
 
 /// Texts of a key.
 fn texts(gguf: &Gguf, key: &str) -> Vec<String> {
@@ -123,4 +124,50 @@ fn ranks_under_the_name_of_pieces_do_not_stand_in_the_way() {
     folder.files.retain(|file| file.name != "tokenizer.json");
     let error = import(&kit, &folder).err().unwrap();
     assert!(error.contains("tokenizer.model: a vocabulary of tiktoken"), "{error}");
+}
+
+/// The first names of GLM 4, with ranks under the name of pieces.
+#[test]
+fn glm_under_its_first_names_becomes_what_it_is() {
+    let (kit, want) = (Kit::new(), zoo("chatglm"));
+    let mut model = Model::of(&want);
+    model.join(&["attn_q", "attn_k", "attn_v"], "attn_qkv");
+    let whole = [
+        ("token_embd", "transformer.embedding.word_embeddings"),
+        ("output_norm", "transformer.encoder.final_layernorm"),
+        ("output", "transformer.output_layer"),
+    ];
+    let own = [
+        ("attn_norm", "input_layernorm"),
+        ("attn_qkv", "self_attention.query_key_value"),
+        ("attn_output", "self_attention.dense"),
+        ("ffn_norm", "post_attention_layernorm"),
+        ("ffn_up", "mlp.dense_h_to_4h"),
+        ("ffn_down", "mlp.dense_4h_to_h"),
+    ];
+    let number = |key: &str| want.metadata().u32(&format!("chatglm.{key}")).unwrap();
+    let config = json!({"architectures": ["ChatGLMModel"], "hidden_size": number("embedding_length"),
+        "num_layers": number("block_count"), "num_attention_heads": number("attention.head_count"),
+        "multi_query_attention": true, "multi_query_group_num": number("attention.head_count_kv"),
+        "ffn_hidden_size": number("feed_forward_length"), "seq_length": number("context_length"), "rope_ratio": 1,
+        "layernorm_epsilon": want.metadata().f32("chatglm.attention.layer_norm_rms_epsilon").unwrap()});
+    let mut folder = Folder { dir: kit.dir.path().to_owned(), files: Vec::new() };
+    folder.put("model.safetensors", safetensors(&model.named(&whole, "transformer.encoder.layers.", &own)));
+    folder.put("config.json", config.to_string());
+    let tokens = texts(&want, "tokens");
+    let kinds = want.metadata().i32s("tokenizer.ggml.token_type").unwrap().unwrap();
+    let plain = kinds.iter().position(|kind| *kind != 1).unwrap();
+    folder.put("tokenizer.model", ranks(&tokens[..plain]));
+    let added = |(id, text): (usize, &String)| (id.to_string(), json!({"content": text, "special": true}));
+    let added: serde_json::Map<String, Value> = tokens.iter().enumerate().skip(plain).map(added).collect();
+    let task = |task: &str| {
+        let id = want.metadata().opt_u32(&format!("tokenizer.ggml.{task}_token_id")).unwrap();
+        id.map(|id| tokens[id as usize].clone())
+    };
+    let settings = json!({"added_tokens_decoder": added, "bos_token": task("bos"), "eos_token": task("eos"),
+        "pad_token": task("padding"), "chat_template": want.metadata().opt_str("tokenizer.chat_template").unwrap()});
+    folder.put("tokenizer_config.json", settings.to_string());
+    compare(&kit, "chatglm", &want, &folder, &["token_type"]);
+    let made = import(&kit, &folder).unwrap();
+    assert_eq!(made.metadata().str("tokenizer.ggml.pre"), Ok("chatglm-bpe"));
 }
