@@ -24,7 +24,7 @@ use crate::lock::lock;
 use crate::name::Repository;
 use crate::path::{Target, query};
 use crate::pattern::is_in;
-use crate::place::{self, Local, text};
+use crate::place::{self, Local, Names, text};
 use crate::settings::Settings;
 
 /// How long a token holds.
@@ -134,7 +134,7 @@ pub(crate) struct Access {
     /// Whether everybody may push, where there are none.
     push: bool,
     /// The hosts that signatures may be for; any, where there are none.
-    names: Vec<String>,
+    names: Names,
     /// What tokens are signed with; tokens of an earlier run are worth nothing.
     secret: hmac::Key,
     /// What their time is counted from, so that they hold as long when the clock is put right.
@@ -148,7 +148,7 @@ impl Access {
         let secret =
             secret.map_err(|_| MirrorError::Internal("the system gives no random numbers".into()))?;
         let Settings { anonymous, push, .. } = *settings;
-        let (names, begun, nonces) = (settings.names.clone(), Instant::now(), Mutex::default());
+        let (names, begun, nonces) = (Names::new(settings.names.clone()), Instant::now(), Mutex::default());
         Ok(Self { keys, anonymous, push, names, secret, begun, nonces })
     }
 
@@ -254,7 +254,7 @@ impl Access {
         let asked = |key| query(head.uri.query(), key).unwrap_or_default();
         let place = place::of(head);
         // Whoever got it under another name may be passing on what was meant for him.
-        if !self.is_named(&place) {
+        if !self.is_of_here(&place) {
             return Err(refused(&format!(
                 "is for {place}, and that is none of the names in mirror.names: whoever runs this registry can add it there"
             )));
@@ -276,11 +276,14 @@ impl Access {
     }
 
     /// Whether `scheme://host` is where clients find this registry, as far as that was said.
-    fn is_named(&self, place: &str) -> bool {
+    fn is_of_here(&self, place: &str) -> bool {
         let (scheme, host) = place.split_once("://").unwrap_or(("", place));
-        let port = if scheme == "https" { ":443" } else { ":80" };
-        let bare = |name: &str| name.strip_suffix(port).unwrap_or(name).to_ascii_lowercase();
-        self.names.is_empty() || self.names.iter().any(|name| bare(name) == bare(host))
+        self.names.is_empty() || self.names.has(Some(scheme), host)
+    }
+
+    /// Whether a `Host` header is one of the names under which clients reach it, which says nothing of the scheme.
+    pub(crate) fn is_named(&self, host: &str) -> bool {
+        self.names.has(None, host)
     }
 
     /// Refuses a signed request that has come before. That is remembered for a while, after which its time is too old.

@@ -12,6 +12,36 @@ pub struct Secure(pub bool);
 #[derive(Debug, Clone, Copy)]
 pub struct Local;
 
+/// The hosts, with ports where clients name them, under which they reach this registry.
+#[derive(Debug)]
+pub(crate) struct Names(Vec<String>);
+
+impl Names {
+    pub(crate) fn new(names: Vec<String>) -> Self {
+        Self(names)
+    }
+
+    /// Whether none is said.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether a host is one of them. The usual port of the scheme goes without saying, and of both where nobody says which it is.
+    pub(crate) fn has(&self, scheme: Option<&str>, host: &str) -> bool {
+        let usual: &[&str] = match scheme {
+            Some("https") => &[":443"],
+            Some(_) => &[":80"],
+            None => &[":80", ":443"],
+        };
+        let bare = |name: &str| {
+            let rest = usual.iter().find_map(|port| name.strip_suffix(port));
+            rest.unwrap_or(name).to_ascii_lowercase()
+        };
+        let host = bare(host.trim());
+        self.0.iter().any(|name| bare(name) == host)
+    }
+}
+
 /// `scheme://host` of a request, from what a proxy says of it, else from itself. A client that lies about this lies to
 /// itself: it is told the address that it named.
 pub(crate) fn of(head: &Parts) -> String {
@@ -56,6 +86,20 @@ mod tests {
             request = request.header(*name, *value);
         }
         of(&request.body(Body::empty()).unwrap().into_parts().0)
+    }
+
+    #[test]
+    fn the_usual_port_of_a_name_goes_without_saying() {
+        let names = Names::new(vec!["Models.example".into(), "box:80".into(), "box:5000".into()]);
+        for host in ["models.example", "models.example:443", "BOX", "box:80", " box:5000"] {
+            assert!(names.has(None, host), "{host}");
+        }
+        assert!(!names.has(None, "models.example:5000") && !names.has(None, "box:5001"));
+        assert!(
+            names.has(Some("https"), "models.example:443") && !names.has(Some("http"), "models.example:443")
+        );
+        assert!(names.has(Some("http"), "box") && !names.has(Some("https"), "box"));
+        assert!(!Names::new(Vec::new()).has(None, ""));
     }
 
     #[test]

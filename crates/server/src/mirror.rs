@@ -51,8 +51,6 @@ pub(crate) struct Registry {
     mirror: Mirror,
     guard: Arc<Guard>,
     machine: Arc<str>,
-    /// The hosts under which clients reach it, as far as that was said.
-    names: Arc<[String]>,
 }
 
 impl Registry {
@@ -93,17 +91,12 @@ impl Registry {
         let mirror = Mirror::new(library, Box::new(Holders(guard.clone())), &settings, history)?;
         let tidied = mirror.clone();
         tokio::spawn(async move { tidied.keep_tidy().await });
-        let (machine, names) = (machine_name().into(), config.names.clone().into());
-        Ok(Self { mirror, guard, machine, names })
+        Ok(Self { mirror, guard, machine: machine_name().into() })
     }
 
     /// Whether a `Host` header is one of the names under which clients reach it.
     pub(crate) fn is_named(&self, host: &str) -> bool {
-        let bare = |name: &str| {
-            let port = [":80", ":443"].into_iter().find_map(|port| name.strip_suffix(port));
-            port.unwrap_or(name).to_ascii_lowercase()
-        };
-        self.names.iter().any(|name| bare(name) == bare(host.trim()))
+        self.mirror.is_named(host)
     }
 
     /// Refuses a request that names another host than this machine, where it listens to that alone. Only the host that a browser says by

@@ -160,6 +160,11 @@ impl Mirror {
         self.access().judge_watcher(head)
     }
 
+    /// Whether a `Host` header is one of the names under which clients reach it.
+    pub fn is_named(&self, host: &str) -> bool {
+        self.access().is_named(host)
+    }
+
     /// An error in the form of the distribution rules.
     pub fn refusal(error: &MirrorError) -> Response {
         refusal(error)
