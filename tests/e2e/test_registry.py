@@ -3,7 +3,10 @@ import hashlib
 import http.server
 import json
 import os
+import pathlib
 import re
+import signal
+import subprocess
 import threading
 import time
 import urllib.parse
@@ -11,7 +14,7 @@ import urllib.parse
 import ollama
 import pytest
 
-from conftest import puna, running, wait_for
+from conftest import BINARY, puna, running, wait_for
 
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
@@ -254,3 +257,33 @@ def test_a_pull_needs_no_server(registry, fresh, home):
     name = of_cria(other, registry)
     puna("pull", "--insecure", name, env=home, check=True)
     assert name in puna("list", env=home, check=True).stdout
+
+
+def test_a_pull_goes_on_beside_one_that_is_stopped(registry, home):
+    data = os.urandom(12 << 20)
+    registry.put("me/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])
+    registry.pace = 0.02  # 192 pieces
+    name = f"{registry.host}/me/big"
+    models = pathlib.Path(home["HOME"]) / ".ollama/models"
+    noted = lambda: [json.loads(note.read_text()) for note in models.glob(f"blobs/{digest(data).replace(':', '-')}-partial-*")]
+    stopped = subprocess.Popen([BINARY, "pull", "--insecure", name], env=home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        assert wait_for(lambda: sum(note["Completed"] for note in noted()) > 1 << 20)
+        os.kill(stopped.pid, signal.SIGSTOP)
+        time.sleep(0.5)
+        registry.pace, registry.asked = 0, []
+        here = [(note["Offset"], note["Offset"] + note["Completed"]) for note in noted()]
+        assert 0 < sum(end - begin for begin, end in here) < len(data)
+        puna("pull", "--insecure", name, env=home, check=True)
+        blob = models / "blobs" / digest(data).replace(":", "-")
+        assert blob.read_bytes() == data
+        again = [(first, last) for of, first, last in registry.asked if of == digest(data) and any(first < end and begin <= last for begin, end in here)]
+        assert not again, f"{again} came twice, of {here}"
+        # It goes on, to the same end.
+        os.kill(stopped.pid, signal.SIGCONT)
+        assert stopped.wait(60) == 0, stopped.stdout.read()
+        assert blob.read_bytes() == data and not noted() and not list(models.glob("puna-tmp/*-beside*"))
+        puna("verify", name, env=home, check=True)
+    finally:
+        stopped.kill()
+        stopped.wait()

@@ -279,6 +279,11 @@ impl Table {
         notes.into_iter().map(|(now, _)| now).collect()
     }
 
+    /// A note of each part.
+    pub(crate) fn notes(&self) -> impl Iterator<Item = Note> + '_ {
+        self.parts.iter().map(|(offset, part)| part.note(*offset))
+    }
+
     /// Says that a note is on disk now.
     pub(crate) fn written(&mut self, note: Note) {
         if let Some(part) = self.parts.get_mut(&note.offset) {

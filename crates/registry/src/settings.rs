@@ -43,6 +43,8 @@ pub struct Settings {
     pub tick: Duration,
     /// After how long without any it is said what is waited for.
     pub quiet: Duration,
+    /// How long another process that fetches the same may bring nothing before that is said; one that is stopped is not waited for then.
+    pub still: Duration,
     /// Bytes of a download's parts at least, but for the last one.
     pub min_part: u64,
 }
@@ -65,6 +67,7 @@ impl Default for Settings {
             checkpoint: Duration::from_secs(2),
             tick: Duration::from_millis(60),
             quiet: Duration::from_secs(2),
+            still: Duration::from_secs(30),
             min_part: 16 << 20,
         }
     }

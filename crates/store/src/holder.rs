@@ -53,6 +53,17 @@ impl Holder {
         Some(Self { pid, host: word(), space: word(), boot: word() })
     }
 
+    /// Whether it is of this machine and stands still, since somebody has stopped it (`SIGSTOP`, Ctrl-Z) or looks into it. Where the system does
+    /// not say that, nobody does.
+    pub fn is_stopped(&self) -> bool {
+        let state = || {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid()?)).ok()?;
+            // Behind its name, which may have anything in it.
+            stat.rsplit_once(')')?.1.trim_start().chars().next()
+        };
+        matches!(state(), Some('T' | 't'))
+    }
+
     /// Its number, where a signal that is sent from here reaches it, and surely no other process: not where it is not known whose it is.
     pub fn pid(&self) -> Option<u32> {
         let here = Self::here();
@@ -98,6 +109,31 @@ mod tests {
         // Elsewhere nothing says which machine it is.
         assert_eq!(holder.pid(), cfg!(target_os = "linux").then(std::process::id));
         assert_eq!(holder.to_string(), format!("process {}", std::process::id()));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_process_that_is_stopped_is_seen_to_be() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let holder = Holder { pid: child.id(), ..Holder::here() };
+        let signal = |what: &str| {
+            let pid = child.id().to_string();
+            assert!(std::process::Command::new("kill").args([what, &pid]).status().unwrap().success());
+        };
+        let comes = |wanted: bool| {
+            (0..1000).any(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+                holder.is_stopped() == wanted
+            })
+        };
+        assert!(!holder.is_stopped());
+        signal("-STOP");
+        assert!(comes(true));
+        assert!(!Holder { host: "elsewhere".into(), ..holder.clone() }.is_stopped());
+        signal("-CONT");
+        assert!(comes(false));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

@@ -98,7 +98,7 @@ pub use requantize::{
 pub use stamp::{Stamp, same_file};
 pub use store::{Deleted, Entry, Place, Store, default_root};
 pub use summary::Summary;
-pub use transfer::{BlobLock, Partial};
+pub use transfer::{BlobLock, Partial, Seat};
 pub use uploads::UploadNote;
 pub use verify::{Aside, Damage, Unusable};
 pub use work::Work;

@@ -150,12 +150,15 @@ impl Broom<'_> {
         let temp = self.store.root().join(TEMP_DIR);
         for file in files_of(&temp)? {
             let upload = file.name.strip_suffix(UPLOAD_SUFFIX);
-            if file.name == "lock" || is_held(&file.path) || upload.is_some_and(|key| self.is_at(key)) {
+            let beside = self.store.beside(&file.name);
+            let is_used = beside == Some(true) || upload.is_some_and(|key| self.is_at(key));
+            if file.name == "lock" || is_held(&file.path) || is_used {
                 continue;
             }
             // Without its sum an interrupted download goes on too, but reads again what was verified. So does an interrupted upload,
             // but from the beginning. What a repair has set aside is all that there is of a blob.
             let is_partial = upload.is_some()
+                || beside.is_some()
                 || [SUM_SUFFIX, ASIDE_SUFFIX].iter().any(|suffix| file.name.ends_with(suffix));
             let grace = self.grace(if is_partial { PARTIAL_GRACE } else { GRACE });
             self.older(&file, grace, LeftoverKind::Temporary);

@@ -163,7 +163,7 @@ mod tests {
         drop(lock);
         assert!(!store.pulls().unwrap()[0].is_running);
         fs::write(partial.data(), b"to come").unwrap();
-        store.finish_partial(&coming, &coming).unwrap();
+        store.finish_partial(&partial, &coming).unwrap();
         store.store_manifest(&name, &manifest, false, &mut || ()).unwrap();
         assert_eq!(store.pulls().unwrap(), []);
     }

@@ -17,6 +17,17 @@ use crate::store::{Entry, Store};
 pub(crate) const SUM_SUFFIX: &str = ".sum";
 /// Bytes of such a file at most.
 const SUM_LIMIT: u64 = 4 << 10;
+/// What names of files have, behind the digest, of a download beside another one.
+const BESIDE: &str = "-beside";
+
+/// Where a blob is downloaded. Two processes never write to one file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seat {
+    /// Where Ollama does it, too.
+    Usual,
+    /// Beside a process that has the right to the usual place and does not use it.
+    Beside,
+}
 
 /// A blob that is being downloaded: one file of its full size, and a file of JSON for each of its parts.
 ///
@@ -24,6 +35,7 @@ const SUM_LIMIT: u64 = 4 << 10;
 /// blobs/sha256-<64 hex>-partial        the bytes, at their places; the rest is holes
 /// blobs/sha256-<64 hex>-partial-<N>    {"N":0,"Offset":0,"Size":100000000,"Completed":12345}
 /// puna-tmp/<64 hex>.sum                how far its digest is computed, where Ollama does not look for parts
+/// puna-tmp/<64 hex>-beside…            the same of a download beside one that stands still
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partial {
@@ -154,7 +166,18 @@ impl Store {
     /// # Errors
     /// The store cannot be written.
     pub fn partial(&self, digest: &Digest) -> Result<Partial, StoreError> {
-        let partial = self.partial_of(digest);
+        self.partial_at(digest, Seat::Usual)
+    }
+
+    /// The same at one of the places where that may be done.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn partial_at(&self, digest: &Digest, seat: Seat) -> Result<Partial, StoreError> {
+        let mut partial = self.partial_of(digest);
+        if seat == Seat::Beside {
+            partial.data = partial.temp.join(format!("{}{BESIDE}", digest.hex()));
+        }
         files::create_dir(partial.folder())?;
         files::create_dir(&partial.temp)?;
         Ok(partial)
@@ -171,8 +194,7 @@ impl Store {
     ///
     /// # Errors
     /// The store cannot be written.
-    pub fn finish_partial(&self, partial: &Digest, digest: &Digest) -> Result<(), StoreError> {
-        let partial = self.partial(partial)?;
+    pub fn finish_partial(&self, partial: &Partial, digest: &Digest) -> Result<(), StoreError> {
         let target = self.own_blob_path(digest);
         let fail = |e: &io::Error| StoreError::io("write", &target, e);
         File::options()
@@ -181,8 +203,9 @@ impl Store {
             .and_then(|file| file.sync_all())
             .map_err(|e| fail(&e))?;
         self.pin(digest);
+        files::create_dir(&self.root().join("blobs"))?;
         fs::rename(&partial.data, &target).map_err(|e| fail(&e))?;
-        sync_dir(partial.folder());
+        sync_dir(target.parent().unwrap_or(Path::new(".")));
         self.touch_blob(digest);
         partial.discard_parts()
     }
@@ -211,9 +234,17 @@ impl Store {
     /// # Errors
     /// The store cannot be written.
     pub fn lock_download(&self, digest: &Digest) -> Result<Option<BlobLock>, StoreError> {
+        self.lock_download_at(digest, Seat::Usual)
+    }
+
+    /// The same at one of the places where that may be done.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn lock_download_at(&self, digest: &Digest, seat: Seat) -> Result<Option<BlobLock>, StoreError> {
         let dir = self.root().join(files::TEMP_DIR);
         files::create_dir(&dir)?;
-        let path = self.download_lock(digest);
+        let path = self.download_lock(digest, seat);
         let fail = |e: &io::Error| StoreError::io("lock", &path, e);
         loop {
             let open = File::options().write(true).create(true).truncate(false).open(&path);
@@ -233,17 +264,25 @@ impl Store {
     }
 
     /// Who has the right to download a blob, as far as that can be told.
-    pub fn download_holder(&self, digest: &Digest) -> Option<Holder> {
-        Holder::read(&self.download_lock(digest))
+    pub fn download_holder(&self, digest: &Digest, seat: Seat) -> Option<Holder> {
+        Holder::read(&self.download_lock(digest, seat))
     }
 
     /// Whether some process has the right to download a blob.
     pub(crate) fn is_being_downloaded(&self, digest: &Digest) -> bool {
-        is_held(&self.download_lock(digest))
+        is_held(&self.download_lock(digest, Seat::Usual))
     }
 
-    fn download_lock(&self, digest: &Digest) -> PathBuf {
-        self.root().join(files::TEMP_DIR).join(format!("{}.lock", digest.hex()))
+    /// Whether a file of a name belongs to a download beside another one, and whether that goes on.
+    pub(crate) fn beside(&self, name: &str) -> Option<bool> {
+        let (hex, _) = name.split_once(BESIDE)?;
+        let digest = format!("sha256-{hex}").parse().ok()?;
+        Some(is_held(&self.download_lock(&digest, Seat::Beside)))
+    }
+
+    fn download_lock(&self, digest: &Digest, seat: Seat) -> PathBuf {
+        let beside = if seat == Seat::Beside { BESIDE } else { "" };
+        self.root().join(files::TEMP_DIR).join(format!("{}{beside}.lock", digest.hex()))
     }
 
     /// Bytes that may still be written; `None` where the system does not say.
@@ -377,7 +416,7 @@ mod tests {
         let mut parts = partial.parts().unwrap();
         parts.sort();
         assert_eq!(parts, [0, 12]);
-        store.finish_partial(&digest, &digest).unwrap();
+        store.finish_partial(&partial, &digest).unwrap();
         assert_eq!(store.verify_blob(&digest), Ok(3));
         assert_eq!(fs::read_dir(&blobs).unwrap().count(), 1);
     }
@@ -391,6 +430,32 @@ mod tests {
         assert!(store.lock_download(&Digest::of(b"other")).unwrap().is_some());
         drop(lock);
         assert!(store.lock_download(&digest).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_download_beside_another_has_files_and_a_right_of_its_own() {
+        let (dir, store) = store();
+        let digest = Digest::of(b"abc");
+        let _usual = store.lock_download(&digest).unwrap().unwrap();
+        let lock = store.lock_download_at(&digest, Seat::Beside).unwrap().unwrap();
+        assert!(store.lock_download_at(&digest, Seat::Beside).unwrap().is_none());
+        let (usual, beside) =
+            (store.partial(&digest).unwrap(), store.partial_at(&digest, Seat::Beside).unwrap());
+        for (partial, bytes) in [(&usual, b"a.."), (&beside, b"abc")] {
+            fs::write(partial.data(), bytes).unwrap();
+            partial.write_part(0, b"{}").unwrap();
+            partial.write_sum(bytes).unwrap();
+        }
+        assert_eq!(usual.read_sum().unwrap(), b"a..");
+        let name = |partial: &Partial| partial.data().file_name().unwrap().to_str().unwrap().to_owned();
+        assert_eq!((store.beside(&name(&beside)), store.beside(&name(&usual))), (Some(true), None));
+        store.finish_partial(&beside, &digest).unwrap();
+        drop(lock);
+        assert_eq!(store.beside(&name(&beside)), Some(false));
+        assert_eq!(store.verify_blob(&digest), Ok(3));
+        assert_eq!((fs::read(usual.data()).unwrap(), usual.parts().unwrap()), (b"a..".to_vec(), vec![0]));
+        // What is left are the files of the usual one: its lock and its sum.
+        assert_eq!(fs::read_dir(dir.path().join(files::TEMP_DIR)).unwrap().count(), 2);
     }
 
     #[test]

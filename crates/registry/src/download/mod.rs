@@ -13,13 +13,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use puna_store::{BlobLock, Digest, Partial, Store, StoreError};
+use puna_store::{BlobLock, Digest, Partial, Seat, Store, StoreError};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use crate::blocking::blocking;
 use crate::error::RegistryError;
 use crate::fetch::{Source, What};
+use crate::file::file_number;
 use crate::growth::{FIRST_STREAMS, Growth};
 use crate::http::Session;
 use crate::lock::lock;
@@ -28,7 +29,7 @@ use crate::settings::Settings;
 use crate::space::room;
 use crate::sum::Saved;
 use hash::EndsHashing;
-use theirs::{Theirs, right_to_download};
+use theirs::{Theirs, copy_of_theirs, right_to_download};
 
 /// Bytes that are written or read at once.
 const PIECE: usize = 1 << 20;
@@ -126,18 +127,24 @@ pub(crate) async fn download(
     state: &watch::Sender<State>,
 ) -> Result<Digest, RegistryError> {
     let (digest, total, min_part) = (what.key, what.total, session.settings().min_part);
-    let Some(lock) = right_to_download(&store, digest, total, state).await? else { return Ok(digest) };
+    let still = session.settings().still;
+    let Some((lock, seat)) = right_to_download(&store, digest, total, still, state).await? else {
+        return Ok(digest);
+    };
     let lock = Arc::new(lock);
+    let mut is_first = true;
     loop {
         let at = store.clone();
-        let ground = blocking(move || Ground::of(&at, &digest, total, min_part)).await?;
-        let resumed = ground.table.is_resumed();
+        // What another one has is damaged where a copy of it was.
+        let copies = std::mem::take(&mut is_first) && seat == Seat::Beside;
+        let ground = blocking(move || Ground::of(&at, &digest, total, min_part, seat, copies)).await?;
+        let (resumed, number) = (ground.table.is_resumed(), ground.number);
         let source = Source::new(session.clone(), &what);
         let work = Arc::new(Work::new(source, &store, &what, lock.clone(), ground, state));
         let completed = work.table().completed();
         state.send_modify(|state| {
             // Of what another process has left: it may have begun anew at its end.
-            state.follow_to(&work.file);
+            state.follow_to(number);
             (state.completed, state.work) = (completed, Arc::downgrade(&work));
         });
         let error = match work.run().await {
@@ -166,15 +173,26 @@ struct Ground {
     partial: Partial,
     table: Table,
     file: File,
+    /// Of the file that readers know, if they know any, whose bytes these are.
+    number: Option<u64>,
 }
 
 impl Ground {
-    fn of(store: &Store, digest: &Digest, total: u64, min_part: u64) -> Result<Self, RegistryError> {
-        let partial = store.partial(digest)?;
+    fn of(
+        store: &Store,
+        digest: &Digest,
+        total: u64,
+        min_part: u64,
+        seat: Seat,
+        copies: bool,
+    ) -> Result<Self, RegistryError> {
+        let partial = store.partial_at(digest, seat)?;
+        let copied = if copies { copy_of_theirs(store, digest, &partial, total)? } else { None };
         let table = open_table(&partial, total, min_part)?;
         room(store, &digest.to_string(), total - table.completed())?;
         let file = open_data(&partial, total)?;
-        Ok(Self { partial, table, file })
+        let number = copied.or_else(|| file_number(&file));
+        Ok(Self { partial, table, file, number })
     }
 }
 
@@ -210,7 +228,7 @@ impl Work {
         ground: Ground,
         state: &watch::Sender<State>,
     ) -> Self {
-        let Ground { partial, table, file } = ground;
+        let Ground { partial, table, file, .. } = ground;
         Self {
             source,
             store: store.clone(),
@@ -262,7 +280,7 @@ impl Work {
             return Err(RegistryError::DigestMismatch { want: self.digest, got });
         }
         let work = self.clone();
-        blocking(move || Ok(work.store.finish_partial(&work.digest, &got)?)).await?;
+        blocking(move || Ok(work.store.finish_partial(&work.partial, &got)?)).await?;
         Ok(got)
     }
 

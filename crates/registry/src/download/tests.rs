@@ -31,7 +31,7 @@ async fn a_disk_that_cannot_be_read_ends_a_download_that_has_much_to_fetch() {
     let what =
         What { key: model.weights, verified: true, total: 3 << 20, url: session.blob_url(&model.weights) };
     let lock = Arc::new(bench.store.lock_download(&what.key).unwrap().unwrap());
-    let mut ground = Ground::of(&bench.store, &what.key, what.total, 1 << 20).unwrap();
+    let mut ground = Ground::of(&bench.store, &what.key, what.total, 1 << 20, Seat::Usual, false).unwrap();
     // It takes bytes, and gives none back.
     ground.file = File::options().write(true).open(ground.partial.data()).unwrap();
     let (state, _watched) = watch::channel(State::default());

@@ -2,22 +2,25 @@
 //!
 //! Such a note is written when the bytes that it counts are on the disk, and stays true as long as the file is the same: bytes are only
 //! added to it. So those who follow look at notes and file again and again, and have to begin anew where the file is another one.
+//!
+//! Nothing is taken from a process that is stopped: it writes on when it goes on, and what two write of one file is no file. Who has waited
+//! for it goes on beside it, in files of his own that begin as a copy of what it has noted, and the blob is that of the one who has it first. The
+//! other one brings the same bytes under the same name, if it ever goes on.
 
 use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use puna_store::{BlobLock, Digest, Holder, Store};
+use puna_store::{BlobLock, Digest, Holder, Partial, Seat, Store, StoreError};
 use tokio::sync::watch;
 
-use super::{IDLE, State};
+use super::{IDLE, State, open_data};
 use crate::blocking::blocking;
 use crate::error::RegistryError;
 use crate::file::file_number;
 use crate::parts::Table;
-
-/// How long another process may bring nothing before that is said.
-const QUIET: Duration = Duration::from_secs(30);
+use crate::space::room;
 
 /// How far another process is.
 #[derive(Debug)]
@@ -29,8 +32,8 @@ pub(super) struct Theirs {
 }
 
 impl Theirs {
-    fn look(store: &Store, digest: &Digest, total: u64) -> Result<Option<Self>, RegistryError> {
-        let partial = store.partial(digest)?;
+    fn look(store: &Store, digest: &Digest, total: u64, seat: Seat) -> Result<Option<Self>, RegistryError> {
+        let partial = store.partial_at(digest, seat)?;
         // Before the notes: those of a file that was begun anew meanwhile count for none.
         let Ok(file) = File::open(partial.data()) else { return Ok(None) };
         let number = file_number(&file);
@@ -63,42 +66,81 @@ impl State {
         }
     }
 
-    /// What was read along is this file by now, or nothing.
-    pub(super) fn follow_to(&mut self, file: &File) {
-        if self.theirs.take().is_some_and(|theirs| theirs.number != file_number(file)) {
+    /// What was read along is the file of this number by now, or a copy of it, or nothing.
+    pub(super) fn follow_to(&mut self, number: Option<u64>) {
+        if self.theirs.take().is_some_and(|theirs| theirs.number != number) {
             self.begin_anew();
         }
     }
 }
 
-/// The right to download; `None` when another process has finished the blob meanwhile.
+/// Begins a download beside another one with a copy of what that has noted, unless there is one already. Says of which file, if of any.
+pub(super) fn copy_of_theirs(
+    store: &Store,
+    digest: &Digest,
+    partial: &Partial,
+    total: u64,
+) -> Result<Option<u64>, RegistryError> {
+    if Table::load(partial, total)?.is_some() {
+        return Ok(None);
+    }
+    let Some(theirs) = Theirs::look(store, digest, total, Seat::Usual)? else { return Ok(None) };
+    room(store, &digest.to_string(), total)?;
+    partial.discard()?;
+    let file = open_data(partial, total)?;
+    let copied = theirs.table.notes().try_for_each(|note| {
+        (&*theirs.file).seek(SeekFrom::Start(note.offset))?;
+        (&file).seek(SeekFrom::Start(note.offset))?;
+        match io::copy(&mut (&*theirs.file).take(note.completed), &mut &file)? {
+            copied if copied == note.completed => Ok(()),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    });
+    copied.and_then(|()| file.sync_data()).map_err(|e| StoreError::io("write", partial.data(), &e))?;
+    // Behind the bytes that they count.
+    theirs.table.notes().try_for_each(|note| partial.write_part(note.n, &note.to_bytes()))?;
+    Ok(theirs.number)
+}
+
+/// The right to download, and where; `None` when another process has finished the blob meanwhile. Who is stopped, and has brought nothing for
+/// `still`, is not waited for.
 pub(super) async fn right_to_download(
     store: &Arc<Store>,
     digest: Digest,
     total: u64,
+    still: Duration,
     state: &watch::Sender<State>,
-) -> Result<Option<BlobLock>, RegistryError> {
-    let mut wait = Wait { completed: 0, since: Instant::now() };
+) -> Result<Option<(BlobLock, Seat)>, RegistryError> {
+    let (mut wait, mut seat) = (Wait::new(still), Seat::Usual);
     loop {
         let at = store.clone();
-        let right = blocking(move || Right::ask(&at, &digest, total)).await?;
+        let right = blocking(move || Right::ask(&at, &digest, total, seat)).await?;
         if !matches!(right, Right::Theirs(..)) {
             state.send_modify(|state| state.waits = None);
         }
         match right {
             Right::Nobodys(blob) => {
                 state.send_modify(|state| match &blob {
-                    Some(blob) => state.follow_to(blob),
+                    Some(blob) => state.follow_to(file_number(blob)),
                     None => state.begin_anew(),
                 });
                 return Ok(None);
             }
-            Right::Ours(lock) => return Ok(Some(lock)),
+            Right::Ours(lock) => return Ok(Some((lock, seat))),
             Right::Theirs(..) if state.is_closed() => return Err(RegistryError::Cancelled),
-            Right::Theirs(holder, theirs) => state.send_modify(|state| {
-                state.follow(theirs);
-                state.waits = Some(wait.said(holder.as_ref(), &digest, state.completed, Instant::now()));
-            }),
+            Right::Theirs(holder, theirs) => {
+                let now = Instant::now();
+                state.send_modify(|state| {
+                    state.follow(theirs);
+                    state.waits = Some(wait.said(holder.as_ref(), &digest, state.completed, now));
+                });
+                let stopped = holder.filter(|holder| wait.is_still(now) && holder.is_stopped());
+                if let (Seat::Usual, Some(holder)) = (seat, stopped) {
+                    tracing::info!(%holder, %digest, "who fetches it is stopped: it is fetched beside what that has");
+                    (wait, seat) = (Wait::new(still), Seat::Beside);
+                    continue;
+                }
+            }
         }
         tokio::time::sleep(IDLE).await;
     }
@@ -109,18 +151,28 @@ struct Wait {
     /// What it has brought, and since when no more.
     completed: u64,
     since: Instant,
+    /// How long that may be.
+    still: Duration,
 }
 
 impl Wait {
-    /// Who is waited for; where nothing comes, also how to go on. Its part is not taken from it: one that is stopped writes on when it
-    /// goes on, and what two write of one file is no file.
+    fn new(still: Duration) -> Self {
+        Self { completed: 0, since: Instant::now(), still }
+    }
+
+    /// Whether nothing has come for long.
+    fn is_still(&self, now: Instant) -> bool {
+        now.duration_since(self.since) >= self.still
+    }
+
+    /// Who is waited for; where nothing comes, also how to go on.
     fn said(&mut self, holder: Option<&Holder>, digest: &Digest, completed: u64, now: Instant) -> String {
         if completed != self.completed {
             (self.completed, self.since) = (completed, now);
         }
         let who = holder.map_or("another process".into(), Holder::to_string);
         let who = format!("{who}, which fetches {}", digest.short());
-        if now.duration_since(self.since) < QUIET {
+        if !self.is_still(now) {
             return who;
         }
         let how = match holder.and_then(Holder::pid) {
@@ -131,7 +183,7 @@ impl Wait {
         };
         format!(
             "{who}: it has brought nothing for {} s; {how}, and this pull goes on with what is there",
-            QUIET.as_secs()
+            self.still.as_secs()
         )
     }
 }
@@ -146,15 +198,16 @@ enum Right {
 }
 
 impl Right {
-    fn ask(store: &Store, digest: &Digest, total: u64) -> Result<Self, RegistryError> {
-        let lock = store.lock_download(digest)?;
+    fn ask(store: &Store, digest: &Digest, total: u64, seat: Seat) -> Result<Self, RegistryError> {
+        let lock = store.lock_download_at(digest, seat)?;
         if store.hold_blob(digest, total) {
             return Ok(Self::Nobodys(File::open(store.blob_path(digest)).ok()));
         }
         if let Some(lock) = lock {
             return Ok(Self::Ours(lock));
         }
-        Ok(Self::Theirs(store.download_holder(digest), Theirs::look(store, digest, total)?))
+        let theirs = Theirs::look(store, digest, total, seat)?;
+        Ok(Self::Theirs(store.download_holder(digest, seat), theirs))
     }
 }
 
@@ -168,9 +221,9 @@ mod tests {
         let store = Store::open(dir.path()).unwrap();
         let digest = Digest::of(b"abc");
         let _lock = store.lock_download(&digest).unwrap();
-        let holder = store.download_holder(&digest);
+        let holder = store.download_holder(&digest, Seat::Usual);
         let begun = Instant::now();
-        let mut wait = Wait { completed: 0, since: begun };
+        let mut wait = Wait { completed: 0, since: begun, still: Duration::from_secs(30) };
         let mut said = |completed, seconds| {
             wait.said(holder.as_ref(), &digest, completed, begun + Duration::from_secs(seconds))
         };

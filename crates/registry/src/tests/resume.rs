@@ -192,6 +192,101 @@ async fn another_process_is_waited_for_and_its_blob_is_taken() {
     assert!(server.blob_requests().iter().all(|seen| !seen.path.ends_with(&model.weights.to_string())));
 }
 
+/// A process that is ended with the test.
+#[cfg(target_os = "linux")]
+struct Sleeper(std::process::Child);
+
+#[cfg(target_os = "linux")]
+impl Sleeper {
+    fn new() -> Self {
+        Self(std::process::Command::new("sleep").arg("600").spawn().unwrap())
+    }
+
+    fn stop(&self) {
+        let pid = self.0.id().to_string();
+        assert!(std::process::Command::new("kill").args(["-STOP", &pid]).status().unwrap().success());
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill().and_then(|()| self.0.wait());
+    }
+}
+
+/// An interrupted download of 3 MiB that another process is at: of its first parts the notes say that they are here.
+#[cfg(target_os = "linux")]
+fn held_by(other: &Store, model: &Model, process: &Sleeper, parts: &[&[u8]]) -> puna_store::BlobLock {
+    let lock = other.lock_download(&model.weights).unwrap().unwrap();
+    let file = other.root().join(format!("puna-tmp/{}.lock", model.weights.hex()));
+    let noted = fs::read_to_string(&file).unwrap();
+    let (_, of_here) = noted.split_once(' ').unwrap();
+    fs::write(&file, format!("{} {of_here}", process.0.id())).unwrap();
+    let partial = other.partial(&model.weights).unwrap();
+    let mut data = parts.concat();
+    data.resize(3 << 20, 0);
+    fs::write(partial.data(), data).unwrap();
+    for n in 0..3 {
+        let completed = parts.get(n).map_or(0, |part| part.len());
+        let note =
+            format!("{{\"N\":{n},\"Offset\":{},\"Size\":{},\"Completed\":{completed}}}", n << 20, 1 << 20);
+        fs::write(partial.part(n as u64), note).unwrap();
+    }
+    lock
+}
+
+/// What a pull beside another one has left of its own.
+#[cfg(target_os = "linux")]
+fn beside(bench: &Bench) -> usize {
+    let names = fs::read_dir(bench.root().join("puna-tmp")).unwrap();
+    names.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().contains("-beside")).count()
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn beside_a_process_that_is_stopped_a_pull_goes_on_with_what_that_has_noted() {
+    let model = Model::new(3 << 20);
+    let server = Server::of(&model).await;
+    let bench = Bench::with(|settings| settings.still = Duration::from_millis(300));
+    let (other, process) = (Store::open(bench.root()).unwrap(), Sleeper::new());
+    let blob = &model.blobs[&model.weights.to_string()];
+    let lock = held_by(&other, &model, &process, &[&blob[..1 << 20], &blob[1 << 20..(1 << 20) + 1000]]);
+    let partial = other.partial(&model.weights).unwrap();
+    let left = || (fs::read(partial.data()).unwrap(), [0, 1, 2].map(|n| fs::read(partial.part(n)).unwrap()));
+    let (before, name) = (left(), server.model());
+    // As long as it runs it is waited for, however little it brings.
+    let waits = tokio::time::timeout(Duration::from_secs(1), bench.pull_ok(&name)).await;
+    assert!(waits.is_err() && asked(&server, &model) == 0);
+    process.stop();
+    tokio::time::timeout(Duration::from_secs(20), bench.pull_ok(&name)).await.expect("it goes on");
+    assert_eq!(bench.store.verify_blob(&model.weights), Ok(3 << 20));
+    assert_eq!(asked(&server, &model), (2 << 20) - 1000, "what is noted comes once");
+    assert!(left() == before, "what is the other's stays as it was");
+    assert_eq!(beside(&bench), 0);
+    // It goes on, and has the same bytes in the end.
+    let file = fs::File::options().write(true).open(partial.data()).unwrap();
+    crate::file::write_at(&file, blob, 0).unwrap();
+    other.finish_partial(&partial, &model.weights).unwrap();
+    drop(lock);
+    bench.assert_has(&model, &name);
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn what_a_stopped_process_has_damaged_is_fetched_anew_beside_it() {
+    let model = Model::new(3 << 20);
+    let server = Server::of(&model).await;
+    let bench = Bench::with(|settings| settings.still = Duration::from_millis(100));
+    let (other, process) = (Store::open(bench.root()).unwrap(), Sleeper::new());
+    let _lock = held_by(&other, &model, &process, &[&[0; 1 << 20]]);
+    process.stop();
+    let name = server.model();
+    tokio::time::timeout(Duration::from_secs(20), bench.pull_ok(&name)).await.expect("it goes on");
+    assert_eq!(bench.store.verify_blob(&model.weights), Ok(3 << 20));
+    assert_eq!((asked(&server, &model), beside(&bench)), (5 << 20, 0));
+}
+
 #[tokio::test]
 async fn who_is_waited_for_is_said_at_once_and_what_it_brings_is_shown() {
     let model = Model::new(3 << 20);

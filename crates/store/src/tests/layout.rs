@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use super::{Kit, from_model, name};
 use crate::manifest::{Layer, Manifest, media};
-use crate::{Digest, Leftover, LeftoverKind, PruneOptions, Pruned, Store, StoreError, Weights, embedded};
+use crate::{
+    Digest, Leftover, LeftoverKind, PruneOptions, Pruned, Seat, Store, StoreError, Weights, embedded,
+};
 
 #[test]
 fn a_store_that_is_not_there_is_empty_and_is_not_made_by_reading() {
@@ -201,6 +203,35 @@ fn interrupted_downloads_go_when_they_are_meant() {
     assert_eq!((pruned.removed.len(), pruned.held), (2, 2));
     assert!(!kit.store.partial(&idle).unwrap().data().exists());
     assert!(kit.store.partial(&running).unwrap().data().exists());
+}
+
+#[test]
+fn a_download_beside_another_goes_as_an_interrupted_one_does() {
+    let kit = Kit::new();
+    let (idle, running) = (Digest::of(b"idle"), Digest::of(b"running"));
+    let _lock = kit.store.lock_download_at(&running, Seat::Beside).unwrap();
+    let made = |seconds: u64| {
+        for digest in [&idle, &running] {
+            let partial = kit.store.partial_at(digest, Seat::Beside).unwrap();
+            fs::write(partial.data(), "x").unwrap();
+            partial.write_part(0, b"{}").unwrap();
+            [partial.data().to_owned(), partial.part(0)].iter().for_each(|path| make_old(path, seconds));
+        }
+    };
+    let there = |digest| {
+        let partial = kit.store.partial_at(digest, Seat::Beside).unwrap();
+        (partial.data().exists(), partial.parts().unwrap().len())
+    };
+    let week = 7 * 24 * 3600;
+    for (age, options, idle_stays) in [
+        (week, PruneOptions::default(), (true, 1)),
+        (90, PruneOptions { partial: true, ..PruneOptions::default() }, (false, 0)),
+        (3 * week, PruneOptions::default(), (false, 0)),
+    ] {
+        made(age);
+        kit.store.prune(options).unwrap();
+        assert_eq!((there(&idle), there(&running)), (idle_stays, (true, 1)), "{age}");
+    }
 }
 
 #[test]
