@@ -83,6 +83,40 @@ def test_a_pull_outlives_the_mirror_that_it_goes_through(mirror, upstream):
     assert wait_for(lambda: "big:latest" in it.cli("list", check=True).stdout)
 
 
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_who_goes_on_after_a_restart_is_not_given_the_rest_of_a_lie(mirror, upstream, where, request):
+    data = os.urandom(3 << 20)
+    lie = bytes([data[0] ^ 1]) + data[1:]
+    upstream.put("library/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])
+    of, manifest = digest(data), upstream.manifests["library/big:latest"]
+    blob, half = f"/v2/library/big/blobs/{of}", 1 << 20
+    it = through(mirror, upstream, OLLAMA_MAX_TRANSFER_STREAMS=1, **(request.getfixturevalue("storage").env() if where == "bucket" else {}))
+    upstream.blobs[of], upstream.pace = lie, 0.1  # 48 pieces
+    assert it.get("/v2/library/big/manifests/latest") == (200, manifest)
+    assert it.send("GET", blob, headers={"Range": f"bytes=0-{half - 1}"}) == (206, lie[:half]), "nobody knows yet"
+    assert upstream.sent < len(data), "the test is too slow to tell"
+    it.kill()
+    # The last byte is another one than the client thinks, as the upstream says, and then as a manifest of its says, too.
+    upstream.blobs[of], upstream.pace = lie + bytes(1000), 0
+    moved = manifest.replace(str(len(data)).encode(), str(len(data) + 1000).encode())
+    rest = {"Range": f"bytes={half}-{len(data) - 1}"}
+    for says in (None, moved):
+        it.start()
+        if says:
+            upstream.manifests["library/big:latest"] = says
+            assert it.get("/v2/library/big/manifests/latest") == (200, says)
+        try:
+            status, body = it.send("GET", blob, headers=rest)
+        except http.client.IncompleteRead as cut:
+            status, body = 206, cut.partial
+        assert status == 502 or len(body) == 0, f"{status}: {len(body)} bytes of {len(data) - half}"
+        it.kill()
+    # What is right is given.
+    upstream.blobs[of], upstream.manifests["library/big:latest"] = data, manifest
+    it.start()
+    assert wait_for(lambda: it.send("GET", blob, headers=rest) == (206, data[half:]), 30)
+
+
 def test_a_manifest_waits_for_blobs_that_are_still_arriving(mirror, upstream):
     data = os.urandom(6 << 20)
     upstream.put("library/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])

@@ -18,6 +18,7 @@
 //! puna-registry/damaged/sha256-<hex>    a blob that has other bytes than its name says, for a week
 //! puna-registry/lock                    held by whoever changes manifests, of whichever process
 //! puna-registry/history/<id>-<n>.json   when things came and were last pulled, as one who serves the folder knows it
+//! puna-registry/sizes/<name>/<hex>      how large the blobs of an upstream's manifest are that was handed out
 //! ```
 //!
 //! Nothing of those below `puna-registry` is in a folder that Ollama looks into: it would clear blobs away that none of its models uses.

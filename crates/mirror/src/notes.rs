@@ -7,6 +7,11 @@ use bytes::Bytes;
 
 use crate::waiting::Answer;
 
+/// How long notes of sizes count, so long after a manifest was handed out.
+const SAID: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// Notes of sizes at most, of all repositories.
+const MAX_SAID: usize = if cfg!(test) { 8 } else { 20_000 };
+
 /// A note, as a list has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
@@ -31,4 +36,27 @@ pub trait Notes: Send + Sync {
 
     /// Removes one, if it is there.
     fn remove<'a>(&'a self, name: &'a str) -> Answer<'a, ()>;
+}
+
+/// Of all notes of sizes, as the folder of their repository, name and age, those that go: the old ones, and the oldest of too many.
+pub(crate) fn outdated(mut notes: Vec<(String, String, Duration)>) -> Vec<(String, String)> {
+    notes.sort_by_key(|(_, _, age)| *age);
+    let stay = notes.iter().take(MAX_SAID).take_while(|(_, _, age)| *age <= SAID).count();
+    notes.split_off(stay).into_iter().map(|(folder, name, _)| (folder, name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_too_many_notes_the_oldest_go_and_old_ones_in_any_case() {
+        let of = |age: u64| ("a".to_owned(), age.to_string(), Duration::from_secs(age));
+        let gone = |ages: &[u64]| -> Vec<String> {
+            outdated(ages.iter().map(|age| of(*age)).collect()).into_iter().map(|(_, name)| name).collect()
+        };
+        let month = SAID.as_secs();
+        assert_eq!(gone(&[month, 5, month + 1]), [(month + 1).to_string()]);
+        assert_eq!(gone(&[9, 1, 8, 2, 7, 3, 6, 4, 5, 10]), ["9", "10"]);
+    }
 }

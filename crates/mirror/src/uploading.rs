@@ -1,7 +1,8 @@
 //! Uploads into namespaces that have a quota: what they have brought takes of it, before it is a blob.
 //!
 //! Those count that this process has to do with. One of an earlier run, or of another mirror before the same bucket, counts from its next
-//! request here on, and becomes a blob only if there is room for it then.
+//! request here on, and becomes a blob only if there is room for it then: a bucket has no locks under which mirrors could count together, and
+//! a note of each part would have pushes wait for each other. The manual says by how much that may go beyond.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

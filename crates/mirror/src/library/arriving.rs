@@ -15,8 +15,8 @@ const PIECE: usize = 256 << 10;
 pub(super) struct Arriving {
     pub(super) size: u64,
     pub(super) running: Running,
-    /// Whether a manifest of the repository in which it was asked for says that it has so many bytes. Where none does its first byte
-    /// waits until all of it is right: wherever it ends, no answer has all of it without that one (`through::sizes` says what is left).
+    /// Whether the manifests of the repository in which it was asked for say that it has so many bytes. Where they do not nothing of it
+    /// is given before all of it is right: wherever it ends for a client, nobody has all of it before (`through::sizes` says why).
     pub(super) is_vouched: bool,
 }
 
@@ -27,7 +27,7 @@ impl Blob for Arriving {
 
     fn read(self: Box<Self>, range: Range<u64>) -> Body {
         // The last byte comes when the digest is right.
-        let waits = (!self.is_vouched && range.start == 0).then(|| self.size.saturating_sub(1));
+        let waits = (!self.is_vouched).then(|| self.size.saturating_sub(1));
         let pieces = stream::unfold((range, self.running, waits), |(range, mut running, waits)| async move {
             if range.is_empty() {
                 return None;

@@ -81,6 +81,11 @@ impl Folder {
         self.root.join("history")
     }
 
+    /// How large blobs of upstreams are, as manifests say that were handed out: a folder a repository.
+    pub(crate) fn sizes(&self) -> PathBuf {
+        self.root.join("sizes")
+    }
+
     pub(crate) fn repositories(&self) -> PathBuf {
         self.root.join("repositories")
     }

@@ -86,6 +86,9 @@ pub trait Library: Send + Sync + 'static {
     /// Notes of those who serve this library.
     fn notes(&self) -> &dyn Notes;
 
+    /// What was noted of manifests of a repository that were handed out before their blobs were here. They go when they are old.
+    fn sizes(&self, name: &Repository) -> Box<dyn Notes>;
+
     /// The tags of a repository, in no order; `None` if there is no such repository.
     fn tags<'a>(&'a self, name: &'a Repository) -> Answer<'a, Option<Vec<String>>>;
 
@@ -94,6 +97,9 @@ pub trait Library: Send + Sync + 'static {
 
     /// The same of one namespace, whose case does not count.
     fn holdings_in<'a>(&'a self, namespace: &'a str) -> Answer<'a, Vec<Holding>>;
+
+    /// The same of one repository.
+    fn holdings_of<'a>(&'a self, name: &'a Repository) -> Answer<'a, Vec<Holding>>;
 
     /// Whether a manifest of a repository needs a blob, or it was brought there a short while ago.
     fn needs<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool>;

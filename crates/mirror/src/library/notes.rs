@@ -1,6 +1,7 @@
 //! Notes in the folder of a registry.
 
 use std::fs;
+use std::path::PathBuf;
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -10,12 +11,23 @@ use crate::error::MirrorError;
 use crate::notes::{Note, Notes};
 use crate::waiting::{Answer, blocking};
 
-impl Folder {
-    fn notes_listed(&self) -> Result<Vec<Note>, MirrorError> {
+/// Notes of one kind, which lie in a folder of their own.
+#[derive(Clone)]
+pub(super) struct FolderNotes {
+    folder: Folder,
+    dir: PathBuf,
+}
+
+impl FolderNotes {
+    pub(super) fn new(folder: Folder, dir: PathBuf) -> Self {
+        Self { folder, dir }
+    }
+
+    fn listed(&self) -> Result<Vec<Note>, MirrorError> {
         let mut notes = Vec::new();
-        for name in folder::names(&self.history())? {
+        for name in folder::names(&self.dir)? {
             // It may have gone meanwhile.
-            let Ok(meta) = fs::metadata(self.history().join(&name)) else { continue };
+            let Ok(meta) = fs::metadata(self.dir.join(&name)) else { continue };
             let Ok(written) = meta.modified() else { continue };
             let age = SystemTime::now().duration_since(written).unwrap_or_default();
             notes.push(Note { name, version: format!("{written:?} {}", meta.len()), age });
@@ -24,24 +36,26 @@ impl Folder {
     }
 }
 
-impl Notes for Folder {
+impl Notes for FolderNotes {
     fn list(&self) -> Answer<'_, Vec<Note>> {
-        let folder = self.clone();
-        Box::pin(blocking(move || folder.notes_listed()))
+        let notes = self.clone();
+        Box::pin(blocking(move || notes.listed()))
     }
 
     fn read<'a>(&'a self, name: &'a str) -> Answer<'a, Option<Bytes>> {
-        let path = self.history().join(name);
+        let path = self.dir.join(name);
         Box::pin(blocking(move || Ok(folder::read(&path)?.map(Bytes::from))))
     }
 
     fn write<'a>(&'a self, name: &'a str, bytes: Bytes) -> Answer<'a, ()> {
-        let (folder, path) = (self.clone(), self.history().join(name));
-        Box::pin(blocking(move || Folder::write(&folder, &path, &bytes)))
+        let (folder, path) = (self.folder.clone(), self.dir.join(name));
+        // The folder may just have been cleared away, since it was empty.
+        let write = move || folder.write(&path, &bytes).or_else(|_| folder.write(&path, &bytes));
+        Box::pin(blocking(write))
     }
 
     fn remove<'a>(&'a self, name: &'a str) -> Answer<'a, ()> {
-        let path = self.history().join(name);
+        let path = self.dir.join(name);
         Box::pin(blocking(move || folder::remove(&path).map(drop)))
     }
 }

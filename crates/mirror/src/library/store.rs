@@ -11,6 +11,7 @@ use puna_store::{Digest, Entry, Store, last_use};
 use super::checks::Checks;
 use super::folder::{self, Folder};
 use super::manifests::SOME_TAG;
+use super::notes::FolderNotes;
 use super::uploads::Uploads;
 use super::{Blob, Library, Part};
 use crate::error::MirrorError;
@@ -18,7 +19,7 @@ use crate::holding::{Doomed, Holding, Shown};
 use crate::id::UploadId;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
-use crate::notes::Notes;
+use crate::notes::{Notes, outdated};
 use crate::waiting::{Answer, blocking};
 
 /// How long a pushed blob may wait for its manifest.
@@ -32,13 +33,15 @@ pub struct StoreLibrary {
     folder: Folder,
     uploads: Uploads,
     checks: Checks,
+    history: FolderNotes,
 }
 
 impl StoreLibrary {
     /// The library of a store. Nothing is made before somebody pushes.
     pub fn new(store: Arc<Store>) -> Self {
         let folder = Folder::new(store);
-        Self { checks: Checks::new(folder.clone()), folder, uploads: Uploads::default() }
+        let history = FolderNotes::new(folder.clone(), folder.history());
+        Self { checks: Checks::new(folder.clone()), folder, uploads: Uploads::default(), history }
     }
 
     /// Does something with the folder on a thread that may wait for the disk.
@@ -73,6 +76,7 @@ impl Folder {
             }
         }
         self.forget_brought()?;
+        self.forget_sizes()?;
         self.forget_damaged()?;
         Ok((removed, bytes))
     }
@@ -115,6 +119,25 @@ impl Folder {
                     folder::remove(&dir.join(mark))?;
                 }
             }
+            let _ = fs::remove_dir(dir);
+        }
+        Ok(())
+    }
+
+    /// Removes notes of sizes that are old, or too many.
+    fn forget_sizes(&self) -> Result<(), MirrorError> {
+        let mut notes = Vec::new();
+        for folder in folder::names(&self.sizes())? {
+            for name in folder::names(&self.sizes().join(&folder))? {
+                // What the system does not date is old.
+                let age = age(&self.sizes().join(&folder).join(&name)).unwrap_or(Duration::MAX);
+                notes.push((folder.clone(), name, age));
+            }
+        }
+        for (folder, name) in outdated(notes) {
+            let dir = self.sizes().join(folder);
+            folder::remove(&dir.join(name))?;
+            // Unless there are others.
             let _ = fs::remove_dir(dir);
         }
         Ok(())
@@ -227,7 +250,12 @@ impl Library for StoreLibrary {
     }
 
     fn notes(&self) -> &dyn Notes {
-        &self.folder
+        &self.history
+    }
+
+    fn sizes(&self, name: &Repository) -> Box<dyn Notes> {
+        let dir = self.folder.sizes().join(name.folder());
+        Box::new(FolderNotes::new(self.folder.clone(), dir))
     }
 
     fn tags<'a>(&'a self, name: &'a Repository) -> Answer<'a, Option<Vec<String>>> {
@@ -242,6 +270,11 @@ impl Library for StoreLibrary {
     fn holdings_in<'a>(&'a self, namespace: &'a str) -> Answer<'a, Vec<Holding>> {
         let namespace = namespace.to_owned();
         Box::pin(self.with(move |folder| folder.holdings(|name| name.is_in(&namespace))))
+    }
+
+    fn holdings_of<'a>(&'a self, name: &'a Repository) -> Answer<'a, Vec<Holding>> {
+        let name = name.clone();
+        Box::pin(self.with(move |folder| folder.holdings(|other| *other == name)))
     }
 
     fn needs<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {

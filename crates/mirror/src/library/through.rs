@@ -116,7 +116,7 @@ impl Inner {
         if let Some(blob) = self.library.blob(digest).await? {
             return Ok(Some(blob));
         }
-        match self.arriving(name, digest) {
+        match self.arriving(name, digest).await? {
             Some(arriving) => Ok(Some(Box::new(arriving) as Box<dyn Blob>)),
             // It may have become whole between the two.
             None => self.library.blob(digest).await,
@@ -256,6 +256,10 @@ impl Library for Through {
         self.0.library.notes()
     }
 
+    fn sizes(&self, name: &Repository) -> Box<dyn Notes> {
+        self.0.library.sizes(name)
+    }
+
     fn shown(&self) -> Answer<'_, Vec<Shown>> {
         Box::pin(async move {
             let mut shown = self.0.library.shown().await?;
@@ -314,6 +318,14 @@ impl Library for Through {
         Box::pin(async move {
             let mut holdings = self.0.library.holdings_in(namespace).await?;
             holdings.extend(self.0.coming().into_iter().filter(|held| held.name.is_in(namespace)));
+            Ok(holdings)
+        })
+    }
+
+    fn holdings_of<'a>(&'a self, name: &'a Repository) -> Answer<'a, Vec<Holding>> {
+        Box::pin(async move {
+            let mut holdings = self.0.library.holdings_of(name).await?;
+            holdings.extend(self.0.coming().into_iter().filter(|held| held.name == *name));
             Ok(holdings)
         })
     }

@@ -180,6 +180,24 @@ async fn as_many_uploads_as_begin_at_a_time_are_no_more_than_may_be() {
 }
 
 #[tokio::test]
+async fn mirrors_of_a_bucket_count_uploads_together_but_for_one_of_each_at_a_moment() {
+    let pauses = ThrottleConfig { wait_put_per_call: Duration::from_millis(2), ..ThrottleConfig::default() };
+    let service = Wayward::default();
+    let mirror = || {
+        let service = Arc::new(ThrottledStore::new(service.clone(), pauses));
+        ObjectLibrary::of(Bucket::new(service, "models", "s3://test".into()))
+    };
+    let (mirrors, name) = ([mirror(), mirror(), mirror()], Repository::parse("team/thing").unwrap());
+    let all = mirrors.iter().flat_map(|mirror| (0..2 * MAX_EACH).map(|_| mirror.begin(&name, "a")));
+    let begun = join_all(all).await.iter().filter(|begun| begun.is_ok()).count();
+    assert!((MAX_EACH..MAX_EACH + mirrors.len()).contains(&begun), "{begun}");
+    for mirror in &mirrors {
+        assert!(matches!(mirror.begin(&name, "a").await, Err(MirrorError::TooMany(_))));
+        assert!(mirror.begin(&name, "b").await.is_ok(), "others are not kept out");
+    }
+}
+
+#[tokio::test]
 async fn a_note_that_nobody_can_read_keeps_nobody_from_beginning() {
     let (service, name) = (Wayward::default(), Repository::parse("team/thing").unwrap());
     let one = mirror_of(&service);

@@ -12,6 +12,7 @@
 //! uploads/<id>.json               how far an upload is
 //! uploads/<id>.<length>           its last bytes, fewer than a part has
 //! history/<id>-<n>.json           what a mirror knows of when things came and were pulled
+//! sizes/<name>/<hex>              how large the blobs of an upstream's manifest are that was handed out
 //! ```
 //!
 //! A blob's digest is known when its last byte is there, and a bucket cannot rename: so bytes go where they stay from the
@@ -52,9 +53,10 @@ use crate::id::UploadId;
 use crate::lock::lock;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
-use crate::notes::Notes;
+use crate::notes::{Notes, outdated};
 use crate::waiting::{Answer, blocking};
 use bucket::{Bucket, Entry};
+use notes::BucketNotes;
 use retire::RETIRING;
 use uploads::Uploads;
 
@@ -67,9 +69,13 @@ const MAX_KNOWN: usize = 20_000;
 /// How long bytes may be without a name. Services date them by when they began to come.
 const NAMELESS: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
+/// Where it lies how large blobs are.
+const SIZES: &str = "sizes";
+
 /// What a bucket holds.
 pub struct ObjectLibrary {
     bucket: Bucket,
+    history: BucketNotes,
     uploads: Uploads,
     /// Manifests by their digests.
     manifests: Known<Digest, Manifest>,
@@ -110,6 +116,7 @@ impl ObjectLibrary {
 
     fn of(bucket: Bucket) -> Self {
         Self {
+            history: BucketNotes::new(bucket.clone(), bucket.key(["history"])),
             uploads: Uploads::new(bucket.clone()),
             bucket,
             manifests: Known::default(),
@@ -189,6 +196,9 @@ impl ObjectLibrary {
                     self.bucket.remove(&self.bucket.key([kind, &folder, &mark])).await?;
                 }
             }
+        }
+        for (folder, note) in outdated(self.bucket.below(&self.bucket.key([SIZES])).await?) {
+            self.bucket.remove(&self.bucket.key([SIZES, &folder, &note])).await?;
         }
         Ok(removed)
     }
@@ -392,7 +402,12 @@ impl Library for ObjectLibrary {
     }
 
     fn notes(&self) -> &dyn Notes {
-        &self.bucket
+        &self.history
+    }
+
+    fn sizes(&self, name: &Repository) -> Box<dyn Notes> {
+        let folder = self.bucket.key([SIZES, &name.folder()]);
+        Box::new(BucketNotes::new(self.bucket.clone(), folder))
     }
 
     fn tags<'a>(&'a self, name: &'a Repository) -> Answer<'a, Option<Vec<String>>> {
@@ -412,6 +427,10 @@ impl Library for ObjectLibrary {
 
     fn holdings_in<'a>(&'a self, namespace: &'a str) -> Answer<'a, Vec<Holding>> {
         Box::pin(self.held_by(move |name| name.is_in(namespace)))
+    }
+
+    fn holdings_of<'a>(&'a self, name: &'a Repository) -> Answer<'a, Vec<Holding>> {
+        Box::pin(self.held_by(move |other| other == name))
     }
 
     fn needs<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {

@@ -7,11 +7,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use puna_registry::Found;
+use puna_registry::{Found, Running};
 use puna_store::{Digest, Entry, ModelName};
 
 use super::asking::Wish;
 use super::coming::{Coming, Of, Pending};
+use super::sizes::Said;
 use super::tags::{State, Tag, Why};
 use super::{Inner, broken, of_model};
 use crate::error::MirrorError;
@@ -46,7 +47,6 @@ impl Inner {
                 return self.give_up(tag, wish, Why::Failed(error));
             }
         };
-        self.sizes.note(wish.name, &manifest);
         let said = self.said();
         let is_same = wish.stored.as_ref().is_some_and(|stored| stored.digest == manifest.digest);
         if is_same && self.has_all(&manifest).await? {
@@ -57,7 +57,13 @@ impl Inner {
             Ok(permit) => permit,
             Err(why) => return self.give_up(tag, wish, why),
         };
-        let found = found.without(self.elsewhere(&manifest).await?);
+        let noted = self.sizes.note(&*self.library, wish.name, &manifest);
+        let (noted, elsewhere) = tokio::join!(noted, self.elsewhere(&manifest));
+        if let Err(error) = noted {
+            // Nobody is given it: nothing would say how large its blobs are.
+            return self.give_up(tag, wish, Why::Failed(error));
+        }
+        let found = found.without(elsewhere?);
         tracing::info!(model = %wish.model, digest = %manifest.digest, "fetching");
         let of = Of::new(&wish, said, found.completed(&self.store).await);
         let pending = Arc::new(Pending { of, found, manifest: manifest.clone() });
@@ -184,13 +190,25 @@ impl Inner {
     }
 
     /// A blob that is being fetched, for somebody who asks for it in a repository: what another one says of it does not count there.
-    pub(super) fn arriving(&self, name: Option<&Repository>, digest: Digest) -> Option<Arriving> {
+    pub(super) async fn arriving(
+        &self,
+        name: Option<&Repository>,
+        digest: Digest,
+    ) -> Result<Option<Arriving>, MirrorError> {
+        let Some((size, running)) = self.coming_blob(name, digest) else { return Ok(None) };
+        let said = match name {
+            Some(name) => self.sizes.of(&*self.library, name, digest).await?,
+            None => None,
+        };
+        Ok(Some(Arriving { size, running, is_vouched: said == Some(Said::Bytes(size)) }))
+    }
+
+    /// The download of a blob, and how large it is.
+    fn coming_blob(&self, name: Option<&Repository>, digest: Digest) -> Option<(u64, Running)> {
         let has = |pending: &Pending| pending.found.size(&digest).is_some();
         let own = self.pending(|pending| name == Some(&pending.of.name) && has(pending));
         let pending = own.or_else(|| self.pending(has))?;
         let size = pending.found.size(&digest)?;
-        let running = pending.found.running(&self.store, digest)?;
-        let is_vouched = name.is_some_and(|name| self.sizes.vouch(name, digest, size));
-        Some(Arriving { size, running, is_vouched })
+        Some((size, pending.found.running(&self.store, digest)?))
     }
 }

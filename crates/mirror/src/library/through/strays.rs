@@ -127,7 +127,7 @@ impl Inner {
         let _asking = stray.asking.lock().await;
         let Some(found) = self.look_for(&model, &stray, digest).await? else { return Ok(None) };
         let comes = matches!(stray.state(), State::Comes(..));
-        let held = self.hold(name, digest, found.size(), comes).await;
+        let held = self.hold(name, digest, found.size()).await;
         if let Err(error @ MirrorError::Upstream(_)) = &held
             && !comes
         {
@@ -150,23 +150,9 @@ impl Inner {
         Ok(found.running(&self.store).map(|running| Arriving { size, running, is_vouched }))
     }
 
-    /// Holds an upstream that says how large a blob is to what manifests of the repository say. Whether any does; those that are here
-    /// are looked through where it is not on its way yet.
-    async fn hold(
-        &self,
-        name: &Repository,
-        digest: Digest,
-        size: u64,
-        comes: bool,
-    ) -> Result<bool, MirrorError> {
-        if !comes && self.sizes.of(name, digest).is_none() {
-            let held = self.library.holdings_in(name.namespace()).await?;
-            let manifests = held.iter().filter(|held| held.name == *name && held.manifest.is_some());
-            for (_, said) in manifests.flat_map(|held| &held.blobs).filter(|(blob, _)| *blob == digest) {
-                self.sizes.note_one(name, digest, *said);
-            }
-        }
-        match self.sizes.of(name, digest) {
+    /// Holds an upstream that says how large a blob is to what manifests of the repository say. Whether any does.
+    async fn hold(&self, name: &Repository, digest: Digest, size: u64) -> Result<bool, MirrorError> {
+        match self.sizes.of(&*self.library, name, digest).await? {
             Some(Said::Bytes(said)) if said != size => Err(MirrorError::Upstream(format!(
                 "{name}: the blob {digest} has {size} bytes there, but its manifest says {said}"
             ))),

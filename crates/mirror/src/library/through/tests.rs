@@ -1,13 +1,16 @@
 //! Libraries before an upstream that moves, stands still, and has what is damaged.
 
+mod sizes;
 mod strays;
 
 use std::collections::HashMap;
 
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use futures_util::{StreamExt, stream};
 use puna_gguf::Writer;
 use puna_quant::TensorType;
 use puna_registry::{Host, Settings};
@@ -34,13 +37,17 @@ struct Shelf {
     asked: Mutex<Vec<String>>,
     /// Whether blobs and files are handed out; who asks for one waits until they are.
     open: watch::Sender<bool>,
+    /// Up to which byte, though that is not so.
+    until: Mutex<usize>,
 }
 
 impl Shelf {
     async fn answer(&self, request: Request) -> Response {
         let path = request.uri().path().to_owned();
         lock(&self.asked).push(path.clone());
-        if path.contains("/blobs/") || path.contains("/resolve/") {
+        let until = *lock(&self.until);
+        let is_large = path.contains("/blobs/") || path.contains("/resolve/");
+        if is_large && until == 0 {
             drop(self.open.subscribe().wait_for(|open| *open).await);
         }
         let Some(bytes) = lock(&self.answers).get(&path).cloned() else {
@@ -55,7 +62,25 @@ impl Shelf {
         let last = last.min(bytes.len() - 1);
         let said = format!("bytes {first}-{last}/{}", bytes.len());
         let part = bytes.slice(first..=last);
-        (StatusCode::PARTIAL_CONTENT, [(header::CONTENT_RANGE, said)], part).into_response()
+        let cut = until.saturating_sub(first).min(part.len());
+        let body = match is_large && !*self.open.borrow() {
+            true => self.paused(part.slice(..cut), part.slice(cut..)),
+            false => part.into(),
+        };
+        (StatusCode::PARTIAL_CONTENT, [(header::CONTENT_RANGE, said)], body).into_response()
+    }
+}
+
+impl Shelf {
+    /// What is sent at once, and what when things are handed out again.
+    fn paused(&self, first: Bytes, rest: Bytes) -> Body {
+        let mut open = self.open.subscribe();
+        let rest = async move {
+            drop(open.wait_for(|open| *open).await);
+            rest
+        };
+        let pieces = stream::once(std::future::ready(first)).chain(stream::once(rest));
+        Body::from_stream(pieces.map(Ok::<_, std::convert::Infallible>))
     }
 }
 
@@ -64,7 +89,7 @@ impl Upstream {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let host = listener.local_addr().unwrap().to_string();
         let (answers, asked, open) = (Mutex::default(), Mutex::default(), watch::Sender::new(true));
-        let shelf = Arc::new(Shelf { answers, asked, open });
+        let shelf = Arc::new(Shelf { answers, asked, open, until: Mutex::default() });
         let at = shelf.clone();
         let router = axum::Router::new().fallback(move |request: Request| {
             let at = at.clone();
@@ -105,7 +130,13 @@ impl Upstream {
     }
 
     fn hands_out(&self, open: bool) {
+        *lock(&self.shelf.until) = 0;
         self.shelf.open.send_replace(open);
+    }
+
+    /// Hands out what is before a byte to those who ask from now on.
+    fn hands_out_until(&self, byte: usize) {
+        *lock(&self.shelf.until) = byte;
     }
 
     /// How often something with this in its path was asked for.

@@ -1,0 +1,319 @@
+//! What is given of blobs that are on their way, as their manifests say how large they are.
+
+use std::fs;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use futures_util::TryStreamExt;
+
+use super::*;
+use crate::library::through::sizes::Said as Size;
+
+impl Bench {
+    /// A mirror that was started anew over the same folder or bucket.
+    fn again(&self, upstream: &Upstream) -> Self {
+        let library = self.through.0.library.clone();
+        Self::at(self.dir.clone(), upstream, HOUR, Upstreams::default(), Some(library))
+    }
+
+    /// Notes a manifest as one that was handed out.
+    async fn say(&self, name: &str, manifest: &Bytes) {
+        let manifest = Manifest::parse(manifest.clone(), None).unwrap();
+        let (inner, name) = (&self.through.0, Repository::parse(name).unwrap());
+        inner.sizes.note(&*inner.library, &name, &manifest).await.unwrap();
+    }
+
+    /// What is said of a blob.
+    async fn said(&self, name: &str, digest: Digest) -> Option<Size> {
+        let (inner, name) = (&self.through.0, Repository::parse(name).unwrap());
+        inner.sizes.of(&*inner.library, &name, digest).await.unwrap()
+    }
+
+    fn notes(&self) -> PathBuf {
+        self.dir.path().join("models/puna-registry/sizes")
+    }
+
+    async fn part(&self, digest: Digest, range: Range<u64>) -> Result<Vec<u8>, MirrorError> {
+        let given = part(self, "library/m", digest, range);
+        tokio::time::timeout(Duration::from_secs(20), given)
+            .await
+            .expect("it does not wait for what is not sent")
+    }
+}
+
+/// A mirror over a folder and one over a bucket.
+fn both(upstream: &Upstream) -> [Bench; 2] {
+    [Bench::new(upstream, HOUR, Upstreams::default()), Bench::in_bucket(upstream, HOUR)]
+}
+
+/// A part of a blob for somebody who asks for it in a repository.
+async fn part(
+    bench: &Bench,
+    name: &str,
+    digest: Digest,
+    range: std::ops::Range<u64>,
+) -> Result<Vec<u8>, MirrorError> {
+    let name = Repository::parse(name).unwrap();
+    let blob = bench.through.blob_for(&name, digest, Asker::Known).await?.expect("the upstream has it");
+    let pieces: Vec<Bytes> = blob.read(range).try_collect().await?;
+    Ok(pieces.concat())
+}
+
+/// What a lying upstream has in the place of some bytes: one of them is another one, and there are more.
+fn lies(bytes: &[u8]) -> Vec<u8> {
+    let mut lies = bytes.to_vec();
+    lies[100] ^= 1;
+    lies.extend([0; 1000]);
+    lies
+}
+
+#[tokio::test]
+async fn an_upstream_is_held_to_the_size_that_its_manifest_says() {
+    let (upstream, weights) = (Upstream::new().await, [7; 5000]);
+    upstream.model("library/m", &weights);
+    let longer = [&weights[..], &[0; 1000]].concat();
+    for given in [lies(&weights), longer] {
+        let bench = Bench::new(&upstream, HOUR, Upstreams::default());
+        upstream.put(blob_path("library/m", &weights), given);
+        bench.given("library/m").await;
+        bench.settle().await;
+        let error = part(&bench, "library/m", Digest::of(&weights), 0..5000).await.unwrap_err();
+        assert_eq!(error.code().0, 502, "{error}");
+        assert!(error.to_string().contains("6000 bytes there, but its manifest says 5000"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_whose_size_was_wrong_is_asked_again_after_a_rest() {
+    let (upstream, weights) = (Upstream::new().await, [7; 5000]);
+    let manifest = upstream.model("library/m", &weights);
+    let path = blob_path("library/m", &weights);
+    upstream.put(path.clone(), lies(&weights));
+    for (rest, given) in [(HOUR, false), (Duration::ZERO, true)] {
+        let bench = Bench::new(&upstream, rest, Upstreams::default());
+        bench.say("library/m", &manifest).await;
+        let first = part(&bench, "library/m", Digest::of(&weights), 0..5000).await.unwrap_err();
+        let asked = upstream.asked(&path);
+        upstream.put(path.clone(), weights.to_vec());
+        let again = part(&bench, "library/m", Digest::of(&weights), 0..5000).await;
+        match given {
+            true => assert_eq!(again, Ok(weights.to_vec())),
+            false => assert_eq!((again, upstream.asked(&path)), (Err(first), asked), "it is left alone"),
+        }
+        upstream.put(path.clone(), lies(&weights));
+    }
+}
+
+#[tokio::test]
+async fn of_a_blob_of_unknown_size_nothing_is_given_before_it_is_right() {
+    let (upstream, weights) = (Upstream::new().await, [7; 5000]);
+    let digest = Digest::of(&weights);
+    upstream.put(blob_path("library/m", &weights), lies(&weights));
+    let bench = Bench::new(&upstream, HOUR, Upstreams::default());
+    for range in [0..1, 0..5000, 0..6000, 1..5000, 4999..5000, 5000..6000] {
+        let given = part(&bench, "library/m", digest, range.clone()).await;
+        assert!(given.is_err(), "{range:?}: {given:?}");
+    }
+    // One that is right is given, from its beginning too.
+    upstream.put(blob_path("library/n", &weights), weights.to_vec());
+    for range in [0..4000, 1000..5000] {
+        assert_eq!(part(&bench, "library/n", digest, range).await, Ok(vec![7; 4000]));
+    }
+}
+
+#[tokio::test]
+async fn what_the_manifest_of_another_repository_says_vouches_for_nothing() {
+    let (upstream, weights) = (Upstream::new().await, [7; 5000]);
+    let digest = Digest::of(&weights);
+    let manifest = upstream.model("library/m", &weights);
+    let lying = String::from_utf8(manifest.to_vec()).unwrap().replace("5000", "6000");
+    upstream.put("/v2/library/z/manifests/latest".into(), lying);
+    upstream.put(blob_path("library/z", b"{}"), &b"{}"[..]);
+    upstream.put(blob_path("library/z", &weights), lies(&weights));
+    let bench = Bench::new(&upstream, HOUR, Upstreams::default());
+    upstream.hands_out(false);
+    bench.given("library/z").await;
+    let reader = |name: &'static str| {
+        let through = bench.through.clone();
+        async move {
+            let name = Repository::parse(name).unwrap();
+            let blob = through.blob_for(&name, digest, Asker::Known).await.unwrap().unwrap();
+            blob.read(0..5000).try_collect::<Vec<Bytes>>().await
+        }
+    };
+    let reader = tokio::spawn(reader("library/m"));
+    until(|| upstream.asked(&blob_path("library/z", &weights)) > 0).await;
+    upstream.hands_out(true);
+    assert!(reader.await.unwrap().is_err(), "its bytes are not those of the digest");
+}
+
+#[tokio::test]
+async fn after_a_restart_a_blob_is_given_while_it_arrives() {
+    let (upstream, weights) = (Upstream::new().await, vec![7; 3 << 20]);
+    let digest = Digest::of(&weights);
+    upstream.model("library/m", &weights);
+    upstream.put(blob_path("library/other", &weights), weights.clone());
+    for bench in both(&upstream) {
+        upstream.hands_out(false);
+        bench.given("library/m").await;
+        let mirror = bench.again(&upstream);
+        // All but the last bytes come.
+        upstream.hands_out_until(weights.len() - 1000);
+        for range in [0..100_000, 1 << 20..(1 << 20) + 100_000] {
+            let given = mirror.part(digest, range.clone()).await.unwrap();
+            assert_eq!(given.len() as u64, range.end - range.start);
+        }
+        // Before another one does: nobody vouches for it there.
+        let other = async { part(&mirror, "library/other", digest, 0..100).await };
+        assert!(tokio::time::timeout(Duration::from_millis(300), other).await.is_err());
+        upstream.hands_out(true);
+        assert_eq!(mirror.part(digest, 0..3 << 20).await.unwrap().len(), 3 << 20);
+        bench.settle().await;
+    }
+}
+
+#[tokio::test]
+async fn who_goes_on_after_a_restart_is_not_given_the_rest_of_a_lie() {
+    let (upstream, weights) = (Upstream::new().await, [7; 5000]);
+    let digest = Digest::of(&weights);
+    let manifest = upstream.model("library/m", &weights);
+    for bench in both(&upstream) {
+        // As long as the size is known all but the last byte is given, though one is wrong.
+        upstream.put("/v2/library/m/manifests/latest".into(), manifest.clone());
+        upstream.put(blob_path("library/m", &weights), lies(&weights)[..5000].to_vec());
+        bench.given("library/m").await;
+        bench.settle().await;
+        // Then it is started anew, and the upstream has more, which it says itself, or with another manifest.
+        upstream.put(blob_path("library/m", &weights), lies(&weights));
+        let mirror = bench.again(&upstream);
+        for range in [4000..5000, 4999..5000, 4999..6000] {
+            let error = mirror.part(digest, range).await.unwrap_err();
+            assert!(error.to_string().contains("its manifest says 5000"), "{error}");
+        }
+        let moved = String::from_utf8(manifest.to_vec()).unwrap().replace("5000", "6000");
+        upstream.put("/v2/library/m/manifests/latest".into(), moved);
+        let mirror = bench.again(&upstream);
+        upstream.hands_out(false);
+        mirror.given("library/m").await;
+        assert_eq!(mirror.said("library/m", digest).await, Some(Size::Anything));
+        let reader = |range: Range<u64>| {
+            let through = mirror.through.clone();
+            let name = Repository::parse("library/m").unwrap();
+            async move {
+                let blob = through.blob_for(&name, digest, Asker::Known).await?.expect("it is on its way");
+                assert_eq!(blob.size(), 6000);
+                blob.read(range).try_collect::<Vec<Bytes>>().await
+            }
+        };
+        let readers = [4000..5000, 4999..6000].map(|range| tokio::spawn(reader(range)));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        upstream.hands_out(true);
+        for reader in readers {
+            assert!(reader.await.unwrap().is_err(), "its bytes are not those of the digest");
+        }
+        mirror.settle().await;
+    }
+}
+
+#[tokio::test]
+async fn what_another_mirror_hands_out_counts_at_once() {
+    let (upstream, weights) = (Upstream::new().await, [7; 5000]);
+    let digest = Digest::of(&weights);
+    let manifest = upstream.model("library/m", &weights);
+    let moved = Bytes::from(String::from_utf8(manifest.to_vec()).unwrap().replace("5000", "6000"));
+    for bench in both(&upstream) {
+        let (one, other) = (bench.again(&upstream), bench.again(&upstream));
+        assert_eq!(other.said("library/m", digest).await, None);
+        one.say("library/m", &manifest).await;
+        assert_eq!(other.said("library/m", digest).await, Some(Size::Bytes(5000)));
+        assert_eq!(other.said("library/n", digest).await, None);
+        one.say("library/m", &moved).await;
+        assert_eq!(other.said("library/m", digest).await, Some(Size::Anything));
+    }
+}
+
+#[tokio::test]
+async fn manifests_that_are_here_say_how_large_blobs_are() {
+    let (upstream, weights) = (Upstream::new().await, [7; 5000]);
+    upstream.model("library/m", &weights);
+    for bench in both(&upstream) {
+        bench.given("library/m").await;
+        bench.settle().await;
+        let notes = bench.through.sizes(&Repository::parse("library/m").unwrap());
+        let [note] = &notes.list().await.unwrap()[..] else { panic!("one manifest was handed out") };
+        notes.remove(&note.name).await.unwrap();
+        let mirror = bench.again(&upstream);
+        assert_eq!(mirror.said("library/m", Digest::of(&weights)).await, Some(Size::Bytes(5000)));
+    }
+}
+
+#[tokio::test]
+async fn where_a_note_does_not_say_it_nothing_is_vouched_for() {
+    let (upstream, weights) = (Upstream::new().await, [7; 5000]);
+    let digest = Digest::of(&weights);
+    let manifest = upstream.model("library/m", &weights);
+    let bench = Bench::new(&upstream, HOUR, Upstreams::default());
+    bench.say("library/m", &manifest).await;
+    bench.say("library/n", &manifest).await;
+    let blob = |n: u8| json!({"mediaType": "x", "digest": Digest::of(&[n]).to_string(), "size": 1});
+    let large = json!({"schemaVersion": 2, "layers": (0..21).map(blob).collect::<Vec<_>>()}).to_string();
+    bench.say("library/m", &large.into()).await;
+    fs::write(bench.notes().join("library+n/broken"), "[[").unwrap();
+    for name in ["library/m", "library/n"] {
+        for mirror in [&bench, &bench.again(&upstream)] {
+            assert_eq!(mirror.said(name, digest).await, Some(Size::Anything), "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_forgotten_in_memory_is_read_again() {
+    let (upstream, weights) = (Upstream::new().await, [7; 5000]);
+    let digest = Digest::of(&weights);
+    let bench = Bench::new(&upstream, HOUR, Upstreams::default());
+    let manifest = upstream.model("library/m", &weights);
+    for n in 0..50 {
+        bench.say(&format!("library/m{n}"), &manifest).await;
+    }
+    let moved = String::from_utf8(manifest.to_vec()).unwrap().replace("5000", "6000");
+    bench.say("library/m0", &moved.into()).await;
+    assert!(bench.through.0.sizes.remembered() <= 40);
+    assert_eq!(bench.said("library/m0", digest).await, Some(Size::Anything));
+    for n in 1..50 {
+        assert_eq!(bench.said(&format!("library/m{n}"), digest).await, Some(Size::Bytes(5000)), "{n}");
+    }
+}
+
+#[tokio::test]
+async fn a_manifest_that_cannot_be_noted_is_not_handed_out() {
+    let (upstream, weights) = (Upstream::new().await, [7; 5000]);
+    let old = upstream.model("library/m", &weights);
+    let bench = Bench::new(&upstream, HOUR, Upstreams::default());
+    assert_eq!(bench.given("library/m").await, old);
+    bench.settle().await;
+    fs::remove_dir_all(bench.notes()).unwrap();
+    fs::write(bench.notes(), "").unwrap();
+    upstream.model("library/m", b"others");
+    upstream.model("library/n", b"others");
+    assert_eq!(bench.given("library/m").await, old, "it is served while the new one cannot be had");
+    let error = bench.ask("library/n", "latest", Asker::Known).await.unwrap_err();
+    assert_eq!(error.code().0, 500, "{error}");
+}
+
+#[tokio::test]
+async fn notes_of_sizes_are_cleared_away() {
+    let upstream = Upstream::new().await;
+    for bench in both(&upstream) {
+        for n in 0..20 {
+            let manifest = upstream.model("library/m", &[n]);
+            bench.say(&format!("library/m{}", n % 3), &manifest).await;
+        }
+        bench.through.tidy().await.unwrap();
+        let mut left = 0;
+        for n in 0..3 {
+            let notes = bench.through.sizes(&Repository::parse(&format!("library/m{n}")).unwrap());
+            left += notes.list().await.unwrap().len();
+        }
+        assert_eq!(left, 8);
+    }
+}
