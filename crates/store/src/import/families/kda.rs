@@ -92,7 +92,7 @@ fn gates_and_heeds<'a>(
             Some(layer) if !attends.contains(&(layer + 1)) => name.replace("g_proj", "delta_gate"),
             _ => name.to_owned(),
         }
-    });
+    })?;
     let width = u64::from(cutter.config.count("hidden_size")?);
     for layer in 0..cutter.sizes.layers {
         for (there, here) in [("self_attention_res", "attn_res_score"), ("mlp_res", "ffn_res_score")] {
@@ -153,7 +153,7 @@ pub(super) const BAILINGMOE3: Family = Family {
                 Some(layer) if !attends(layer, every, layers) => name.replace("g_proj", "delta_gate"),
                 _ => name,
             }
-        });
+        })?;
         split(cutter, weights, outputs)
     }),
     shape: |config| {
