@@ -233,6 +233,12 @@ impl Running {
         .await
     }
 
+    /// Whether the blob was named by another process, an Ollama perhaps, which does so before it looks whether it is right: nothing
+    /// says that it is.
+    pub fn is_found(&self) -> bool {
+        self.share.state.borrow().is_found
+    }
+
     /// Waits until a byte has arrived: where, and up to where those behind it have.
     async fn reach(&mut self, from: u64) -> Result<(Arc<File>, u64), RegistryError> {
         let last = self.total.saturating_sub(1);

@@ -1,23 +1,59 @@
 //! Blobs that are read while they arrive.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
 use puna_registry::Running;
+use puna_store::Digest;
 
 use super::through::broken;
-use super::{Blob, Body};
+use super::{Blob, Body, Library};
+use crate::error::MirrorError;
 
 /// Bytes that are read at once.
 const PIECE: usize = 256 << 10;
 
 /// A blob that has not arrived wholly.
 pub(super) struct Arriving {
+    /// Where it comes to be.
+    pub(super) library: Arc<dyn Library>,
+    pub(super) digest: Digest,
     pub(super) size: u64,
     pub(super) running: Running,
     /// Whether the manifests of the repository in which it was asked for say that it has so many bytes. Where they do not nothing of it
     /// is given before all of it is right: wherever it ends for a client, nobody has all of it before (`through::sizes` says why).
     pub(super) is_vouched: bool,
+}
+
+impl Arriving {
+    /// The bytes from one on that are here, or all that are left.
+    async fn next(&mut self, range: Range<u64>) -> Result<Next, MirrorError> {
+        // The last byte comes when the digest is right.
+        if !self.is_vouched {
+            self.running.read(self.size.saturating_sub(1), 1).await.map_err(broken)?;
+            self.is_vouched = true;
+        }
+        let most = usize::try_from(range.end - range.start).unwrap_or(PIECE).min(PIECE);
+        let bytes = self.running.read(range.start, most).await.map_err(broken)?;
+        // The library looks into what others have named.
+        if self.running.is_found()
+            && let Some(blob) = self.library.blob(self.digest).await?
+        {
+            return match blob.size() == self.size {
+                true => Ok(Next::Rest(blob.read(range))),
+                false => Err(MirrorError::BlobUnknown(self.digest)),
+            };
+        }
+        Ok(Next::Bytes(bytes))
+    }
+}
+
+/// What is given next.
+enum Next {
+    Bytes(bytes::Bytes),
+    /// All that is left.
+    Rest(Body),
 }
 
 impl Blob for Arriving {
@@ -26,26 +62,22 @@ impl Blob for Arriving {
     }
 
     fn read(self: Box<Self>, range: Range<u64>) -> Body {
-        // The last byte comes when the digest is right.
-        let waits = (!self.is_vouched).then(|| self.size.saturating_sub(1));
-        let pieces = stream::unfold((range, self.running, waits), |(range, mut running, waits)| async move {
+        let pieces = stream::unfold((range, self), |(range, mut blob)| async move {
             if range.is_empty() {
                 return None;
             }
-            if let Some(last) = waits
-                && let Err(error) = running.read(last, 1).await
-            {
-                return Some((Err(broken(error)), (range.end..range.end, running, None)));
-            }
-            let most = usize::try_from(range.end - range.start).unwrap_or(PIECE).min(PIECE);
-            match running.read(range.start, most).await {
-                Ok(bytes) => {
+            match blob.next(range.clone()).await {
+                Ok(Next::Bytes(bytes)) => {
                     let rest = range.start + bytes.len() as u64..range.end;
-                    Some((Ok(bytes), (rest, running, None)))
+                    Some((stream::once(async { Ok(bytes) }).boxed(), (rest, blob)))
                 }
-                Err(error) => Some((Err(broken(error)), (range.end..range.end, running, None))),
+                Ok(Next::Rest(rest)) => Some((rest, (range.end..range.end, blob))),
+                Err(error) => {
+                    let error: Body = stream::once(async { Err(error) }).boxed();
+                    Some((error, (range.end..range.end, blob)))
+                }
             }
         });
-        pieces.boxed()
+        pieces.flatten().boxed()
     }
 }

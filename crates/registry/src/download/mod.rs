@@ -54,6 +54,8 @@ pub(crate) struct State {
     pub(crate) waits: Option<String>,
     /// What another process has done, as far as it has noted that.
     theirs: Option<Arc<Theirs>>,
+    /// It was named by another process, which may be one that names blobs before it looks whether they are right.
+    pub(crate) is_found: bool,
 }
 
 impl State {

@@ -120,9 +120,12 @@ pub(super) async fn right_to_download(
         }
         match right {
             Right::Nobodys(blob) => {
-                state.send_modify(|state| match &blob {
-                    Some(blob) => state.follow_to(file_number(blob)),
-                    None => state.begin_anew(),
+                state.send_modify(|state| {
+                    state.is_found = true;
+                    match &blob {
+                        Some(blob) => state.follow_to(file_number(blob)),
+                        None => state.begin_anew(),
+                    }
                 });
                 return Ok(None);
             }

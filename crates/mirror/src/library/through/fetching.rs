@@ -200,7 +200,18 @@ impl Inner {
             Some(name) => self.sizes.of(&*self.library, name, digest).await?,
             None => None,
         };
-        Ok(Some(Arriving { size, running, is_vouched: said == Some(Said::Bytes(size)) }))
+        Ok(Some(self.arriving_of(digest, size, running, said == Some(Said::Bytes(size)))))
+    }
+
+    /// A blob that arrives.
+    pub(super) fn arriving_of(
+        &self,
+        digest: Digest,
+        size: u64,
+        running: Running,
+        is_vouched: bool,
+    ) -> Arriving {
+        Arriving { library: self.library.clone(), digest, size, running, is_vouched }
     }
 
     /// The download of a blob, and how large it is.

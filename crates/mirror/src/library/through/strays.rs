@@ -147,7 +147,7 @@ impl Inner {
         }
         stray.used();
         let size = found.size();
-        Ok(found.running(&self.store).map(|running| Arriving { size, running, is_vouched }))
+        Ok(found.running(&self.store).map(|running| self.arriving_of(digest, size, running, is_vouched)))
     }
 
     /// Holds an upstream that says how large a blob is to what manifests of the repository say. Whether any does.

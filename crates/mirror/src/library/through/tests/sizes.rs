@@ -317,3 +317,28 @@ async fn notes_of_sizes_are_cleared_away() {
         assert_eq!(left, 8);
     }
 }
+
+#[tokio::test]
+async fn what_another_program_has_named_is_looked_into_before_it_is_given_wholly() {
+    let (upstream, weights) = (Upstream::new().await, vec![7; 3 << 20]);
+    let digest = Digest::of(&weights);
+    upstream.model("library/m", &weights);
+    for (named, is_right) in [(weights.clone(), true), (vec![8; 3 << 20], false)] {
+        let bench = Bench::new(&upstream, HOUR, Upstreams::default());
+        // It fetches, and gives the blob its name.
+        let other = Store::open(bench.dir.path().join("models")).unwrap();
+        let lock = other.lock_download(&digest).unwrap().unwrap();
+        bench.given("library/m").await;
+        let name = || async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            fs::create_dir_all(other.blob_path(&digest).parent().unwrap()).unwrap();
+            fs::write(other.blob_path(&digest), named).unwrap();
+            drop(lock);
+        };
+        let (given, ()) = tokio::join!(bench.part(digest, 0..3 << 20), name());
+        match is_right {
+            true => assert!(given.unwrap() == weights),
+            false => assert!(given.is_err(), "its bytes are not those of the digest"),
+        }
+    }
+}
