@@ -1,4 +1,4 @@
-//! What the engine runs is what folders of safetensors can become.
+//! What the engine runs is what folders of safetensors can become, and what the manual says.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,4 +16,14 @@ fn folders_become_files_of_every_architecture_that_the_engine_knows() {
     // A file that nothing reads would be of no use.
     let unread: Vec<&&str> = imported.difference(&known).collect();
     assert!(unread.is_empty(), "{unread:?}");
+}
+
+#[test]
+fn the_manual_names_every_architecture_and_no_other() {
+    let known: BTreeSet<&str> = puna_models::known_architectures().into_iter().collect();
+    let text = include_str!("../../../docs/models.md");
+    let cells = text.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+    let named: BTreeSet<&str> =
+        cells.flat_map(|cell| cell.split(['`', ',', ';', ' '])).filter(|name| !name.is_empty()).collect();
+    assert_eq!(named, known);
 }
