@@ -7,7 +7,7 @@
 use std::hint::black_box;
 
 use puna_cpu::kernels::{
-    ActKind, Acts, AttendRun, DeltaStep, KvLayout, KvRows, KvType, Level, OutMut, Q8Rows, RUN,
+    ActKind, Acts, AttendRun, DeltaStep, KvLayout, KvRows, KvType, Level, OutMut, PoolStep, Q8Rows, RUN,
     RunningSoftmax, ScanStep, ScoreRun, Scratch, Tap, WeightRows, Wkv7Step, WkvStep, level, levels,
 };
 use puna_quant::TensorType;
@@ -145,7 +145,7 @@ fn vectors(level: &Level) {
     black_box(&y);
 }
 
-/// A token of a head of 128 values by 64 columns, and of a convolution.
+/// A token of a head of 128 values by 64 columns, of a convolution, and of a block that is pooled.
 fn recurrent(level: &Level) {
     const COLS: usize = 64;
     let kernels = &level.vector.recurrent;
@@ -179,6 +179,11 @@ fn recurrent(level: &Level) {
     case(&name("wkv7"), &mut || {
         let (known, forget, r, k) = (&key[..], &key[..], &rows[..], &rows[..]);
         (kernels.wkv7)(Wkv7Step { state: &mut state, decay: &decay, known, forget, r, k, v: &cols, y });
+    });
+    let [mut max, mut sum, mut acc] = [vec![-1.0; K], vec![1.0; K], vec![1.0; K]];
+    case(&name("pool"), &mut || {
+        let (max, sum, acc) = (&mut max[..], &mut sum[..], &mut acc[..]);
+        (kernels.pool)(PoolStep { max, sum, acc, x: &x, gate: &w, bias: &x });
     });
     black_box(&y);
 }

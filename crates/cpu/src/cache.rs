@@ -2,7 +2,7 @@
 //! layer reads memory from one end to the other. Keys lie in columns, as attention's kernel wants them; those that hold their
 //! values lie in rows.
 
-use puna_graph::{BackendError, CacheSpec, KvType, Mask};
+use puna_graph::{BackendError, CacheSpec, KvType, Mask, Segment};
 
 use crate::kernels::{KvLayout, KvRows, Level, RUN};
 use crate::memory::Shared;
@@ -42,6 +42,8 @@ struct Half {
     heads: usize,
     dim: usize,
     row_bytes: usize,
+    /// Rows of a page.
+    rows: usize,
     /// Where the first head begins in a page.
     offset: usize,
     /// From one head to the next: keys and values of a head lie together.
@@ -60,9 +62,6 @@ pub enum Kind {
 impl Cache {
     /// An empty cache. Its memory is reserved now and taken when pages are first written.
     pub fn new(spec: CacheSpec) -> Result<Self, BackendError> {
-        // Columns hold whole runs.
-        let columns = spec.page_tokens.is_multiple_of(RUN);
-        let key_layout = if columns { KvLayout::Columns } else { KvLayout::Rows };
         let check = |ty: KvType, dim: usize| {
             let multiple = ty.block_values();
             if dim.is_multiple_of(multiple) {
@@ -77,10 +76,11 @@ impl Cache {
             check(spec.key_type, l.key_dim)?;
             check(if l.values_in_keys { spec.key_type } else { spec.value_type }, l.value_dim)?;
             let row_bytes = spec.row_bytes(l);
-            // As values, they are read from rows.
-            let key_layout = if l.values_in_keys { KvLayout::Rows } else { key_layout };
-            let (keys, head_bytes) =
-                (spec.page_tokens * row_bytes[0], spec.page_tokens * row_bytes.iter().sum::<usize>());
+            let rows = l.page_rows(spec.page_tokens);
+            // Columns hold whole runs; as values, keys are read from rows.
+            let columns = rows.is_multiple_of(RUN) && !l.values_in_keys;
+            let key_layout = if columns { KvLayout::Columns } else { KvLayout::Rows };
+            let (keys, head_bytes) = (rows * row_bytes[0], rows * row_bytes.iter().sum::<usize>());
             let pool = usize::from(l.is_recent());
             let offset = offsets[pool];
             let half = |ty, layout, dim, row_bytes, offset| Half {
@@ -90,6 +90,7 @@ impl Cache {
                 heads: l.kv_heads,
                 dim,
                 row_bytes,
+                rows,
                 offset,
                 head_bytes,
             };
@@ -124,6 +125,18 @@ impl Cache {
         self.spec.page_tokens
     }
 
+    /// Where the row of a layer lies that is written at `position`, see [`puna_graph::CacheLayer::place`].
+    pub fn place(&self, layer: usize, position: usize) -> Option<(usize, usize)> {
+        self.spec.layers[layer].place(position, self.spec.page_tokens)
+    }
+
+    /// The page of a sequence that a row of a layer lies in, counted from its first, and the place there.
+    pub fn place_of(&self, layer: usize, s: &Segment, row: usize) -> (u32, usize) {
+        let last = (row + 1) * self.spec.layers[layer].mask.pooled() - 1;
+        let (number, at) = self.place(layer, last).expect("a row is written at the last of its positions");
+        (s.page(self.is_recent(layer), number), at)
+    }
+
     /// Bytes of a key and a value of a layer, of one head.
     pub fn row_bytes(&self, layer: usize) -> usize {
         self.spec.row_bytes(&self.spec.layers[layer]).iter().sum()
@@ -151,8 +164,7 @@ impl Cache {
         rows: usize,
     ) -> KvRows<'_> {
         let half = &self.layers[layer][kind as usize];
-        let page_tokens = self.spec.page_tokens;
-        assert!(head < half.heads && first + rows <= page_tokens);
+        assert!(head < half.heads && first + rows <= half.rows);
         let start = self.head_start(half, page, head);
         let (start, stride, bytes) = match half.layout {
             KvLayout::Rows => (start + first * half.row_bytes, half.row_bytes, rows * half.row_bytes),
@@ -162,7 +174,7 @@ impl Cache {
                 (start + first / RUN * run, RUN * half.ty.row_bytes(half.ty.block_values()), run)
             }
             KvLayout::Columns => {
-                let stride = half.ty.row_bytes(page_tokens);
+                let stride = half.ty.row_bytes(half.rows);
                 (start + half.ty.row_bytes(first), stride, (half.dim - 1) * stride + half.ty.row_bytes(RUN))
             }
         };
@@ -226,7 +238,7 @@ impl Cache {
         values: &[f32],
     ) {
         let half = &self.layers[layer][kind as usize];
-        assert!(head < half.heads && token < self.spec.page_tokens && values.len() == half.dim);
+        assert!(head < half.heads && token < half.rows && values.len() == half.dim);
         let start = self.head_start(half, page, head);
         let bytes = &self.pools[half.pool].bytes;
         match half.layout {
@@ -250,7 +262,7 @@ impl Cache {
                             unsafe { store_block(bytes, at, token % RUN, value) };
                             continue;
                         }
-                        let at = start + d * half.ty.row_bytes(self.spec.page_tokens) + token * block_bytes;
+                        let at = start + d * half.ty.row_bytes(half.rows) + token * block_bytes;
                         // SAFETY: passed on; other positions of the column are not touched.
                         unsafe { bytes.slice_mut(at, block_bytes) }.copy_from_slice(value);
                     }
@@ -340,6 +352,8 @@ mod tests {
                 layer(1, 64, 128, false, Mask::Window(9)),
                 layer(1, 64, 32, false, Mask::Causal),
                 layer(HEADS, 96, 64, true, Mask::Chunk(7)),
+                layer(1, 64, 64, true, Mask::Pooled(4)),
+                layer(1, 96, 32, false, Mask::Pooled(3)),
             ];
             let spec = CacheSpec {
                 layers: layers.clone(),
@@ -364,7 +378,7 @@ mod tests {
             };
             for &place in &places {
                 let (layer, kind, _, page, head) = place;
-                for token in 0..PAGE {
+                for token in 0..layers[layer].page_rows(PAGE) {
                     // SAFETY: nobody else is here.
                     unsafe { cache.store(portable, layer, kind, page, head, token, &values(place, token)) };
                 }
@@ -373,8 +387,8 @@ mod tests {
             cache.copy_recent_page(1, 2);
             for &place in &places {
                 let (layer, kind, dim, page, head) = place;
-                let ty = cache.ty(kind);
-                for token in 0..PAGE {
+                let (ty, rows) = (cache.ty(kind), layers[layer].page_rows(PAGE));
+                for token in 0..rows {
                     let mut row = vec![0; ty.row_bytes(dim)];
                     (portable.vector.store_kv)(ty, &values(place, token), &mut row);
                     let alone =
@@ -384,7 +398,8 @@ mod tests {
                     for page in [page, if page == 1 { 2 } else { 0 }] {
                         let first = token / RUN * RUN;
                         // SAFETY: nobody writes.
-                        let run = unsafe { cache.rows(layer, kind, page, head, first, RUN) };
+                        let run =
+                            unsafe { cache.rows(layer, kind, page, head, first, RUN.min(rows - first)) };
                         load_position(&run, token - first, &mut got);
                         assert_eq!(got, expected, "{key_type:?} {value_type:?} {place:?}, token {token}");
                     }

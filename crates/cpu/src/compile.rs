@@ -24,9 +24,11 @@ use crate::ops::moe::{Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, Rout
 use crate::ops::norm::{NormKind, NormRows, Quantize, Rounded, Tiled};
 use crate::ops::observe::{Observations, Observe, ObserveExperts, ObserveHeads};
 use crate::ops::pick::Pick;
+use crate::ops::pooling::Pool;
 use crate::ops::recall::Recall;
 use crate::ops::recurrent::{Conv, Delta, Retention, Scan, Wkv, Wkv7};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
+use crate::ops::streams::{ReadStreams, StreamWeights, WriteStreams};
 use crate::step::{Instruction, Q8Buffer, TileBuffer};
 
 /// Numbers of weights in the order in which instructions want them, which the programs of all sizes share.
@@ -174,7 +176,7 @@ impl Compiler<'_> {
                 let angles = self.angles(rope.0, pairs)?;
                 self.push(RopeRows { x, out, head_dim, start, kind, pairs, angles });
             }
-            Op::Attention { q, k, v, layer, chosen, spec } => {
+            Op::Attention { q, k, v, layer, chosen, before, spec } => {
                 let [q, k, v] = [q, k, v].map(|id| self.place(id));
                 if spec.mask.is_cached() && !spec.only_reads {
                     self.push(StoreKv { k, v, layer, spec });
@@ -182,12 +184,13 @@ impl Compiler<'_> {
                 let sinks = self.floats(spec.sinks)?;
                 let (work, partials) = (Work::default(), Shared::new(0));
                 let (slopes, shifts) = (spec.slopes(), self.shifts(&spec)?);
-                let chosen = chosen.map(|chosen| self.place(chosen));
+                let [chosen, before] = [chosen, before].map(|id| id.map(|id| self.place(id)));
                 self.push(Attend {
                     q,
                     k,
                     v,
                     chosen,
+                    before,
                     out,
                     layer,
                     spec,
@@ -251,6 +254,19 @@ impl Compiler<'_> {
                 let x = self.place(x);
                 self.push(Pick { x, out, start, width, period });
             }
+            Op::StreamWeights { x, ref spec } => {
+                let (x, spec) = (self.place(x), (**spec).clone());
+                self.push(StreamWeights { x, out, spec });
+            }
+            Op::ReadStreams { streams, by } => {
+                let (streams, by) = (self.place(streams), self.place(by));
+                self.push(ReadStreams { streams, by, out });
+            }
+            Op::WriteStreams { streams, part, by, mix } => {
+                let [streams, part, by] = [streams, part, by].map(|id| self.place(id));
+                let mix = mix.map(|mix| self.place(mix));
+                self.push(WriteStreams { streams, part, by, mix, out });
+            }
             Op::Recur(ref recurrence) => self.recur(recurrence, out)?,
             Op::GatherOutputs { x } => {
                 let x = self.place(x);
@@ -295,6 +311,11 @@ impl Compiler<'_> {
             Recurrence::Retention { q, k, v, spec } => {
                 let [q, k, v] = [q, k, v].map(|id| self.place(id));
                 self.push(Retention { q, k, v, out, spec });
+            }
+            Recurrence::Pool { x, gate, spec } => {
+                let (x, gate) = (self.place(x), self.place(gate));
+                let bias = self.constant(spec.bias, |bias| bias)?;
+                self.push(Pool { x, gate, out, spec, bias });
             }
         }
         Ok(())

@@ -125,7 +125,9 @@ fn cases() -> [Case; 4] {
     let within = AttentionSpec { values_in_keys: true, ..AttentionSpec::causal(4, 1, 96, 64) };
     let shared = AttentionSpec { softcap: Some(3.0), ..AttentionSpec::causal(6, 2, 32, 64) };
     let scattered = |token: usize, list: usize, block: usize| (token * 31 + block * 17 + list) % 8 != 3;
-    let few = |token: usize, list: usize, block: usize| (token + block * 5 + list * 3) % 7 == 0 || block == 0;
+    let few = |token: usize, list: usize, block: usize| {
+        (token + block * 5 + list * 3).is_multiple_of(7) || block == 0
+    };
     [
         // More than a span of them, and few.
         Case { spec: within, chosen: Chosen { lists: 1, count: 530, block: 1 }, has: scattered },
@@ -262,9 +264,9 @@ impl Choice {
 #[test]
 fn the_blocks_with_the_largest_scores_are_chosen_and_of_equal_ones_the_first() {
     let chosen = Chosen { lists: 1, count: 11, block: 1 };
-    let plain = ChoiceSpec { heads: 5, dim: 32, rectified: true, near: 0, chosen };
+    let plain = ChoiceSpec { heads: 5, dim: 32, rectified: true, mask: Mask::Causal, near: 0, chosen };
     let chosen = Chosen { lists: 2, count: 4, block: 7 };
-    let heads = ChoiceSpec { heads: 2, dim: 13, rectified: false, near: 0, chosen };
+    let heads = ChoiceSpec { heads: 2, dim: 13, rectified: false, mask: Mask::Causal, near: 0, chosen };
     for (choice, types) in [
         (Choice::new(plain, true, 150), &[KvType::F32, KvType::F16, KvType::Bf16][..]),
         (Choice::new(heads, false, 200), &[KvType::F16]),
@@ -285,7 +287,11 @@ fn the_blocks_with_the_largest_scores_are_chosen_and_of_equal_ones_the_first() {
 #[test]
 fn tasks_of_spans_choose_what_one_task_does() {
     let chosen = Chosen { lists: 1, count: 4000, block: 1 };
-    let choice = Choice::new(ChoiceSpec { heads: 3, dim: 32, rectified: true, near: 2, chosen }, true, 4150);
+    let choice = Choice::new(
+        ChoiceSpec { heads: 3, dim: 32, rectified: true, mask: Mask::Causal, near: 2, chosen },
+        true,
+        4150,
+    );
     for ty in [KvType::F16, KvType::Q4_0] {
         let level = kernels::levels().last().unwrap().name;
         let want = choice.lists(level, 1, ty, 4150);

@@ -15,6 +15,9 @@ pub enum Mask {
     Window(u32),
     /// The tokens of its own chunk of `n` positions up to and with itself.
     Chunk(u32),
+    /// Rows that each stand for `n` positions of its sequence, those of which all are at or before its own. One is written
+    /// at the last of its positions, and kept in the place of `n`.
+    Pooled(u32),
     /// Every token of its sequence: encoders. Nothing is cached.
     Full,
     /// Tokens of its sequence up to `n` positions before or behind it: encoders. Nothing is cached.
@@ -36,7 +39,9 @@ impl Mask {
     pub fn reach(self) -> Option<usize> {
         match self {
             Mask::Window(n) | Mask::Chunk(n) => Some(n.max(1) as usize),
-            Mask::Causal | Mask::Full | Mask::Around(_) | Mask::Encoded | Mask::Decoded => None,
+            Mask::Causal | Mask::Pooled(_) | Mask::Full | Mask::Around(_) | Mask::Encoded | Mask::Decoded => {
+                None
+            }
         }
     }
 
@@ -45,7 +50,17 @@ impl Mask {
         match self {
             Mask::Window(n) => (position + 1).saturating_sub(n.max(1) as usize),
             Mask::Chunk(n) => position - position % n.max(1) as usize,
-            Mask::Causal | Mask::Full | Mask::Around(_) | Mask::Encoded | Mask::Decoded => 0,
+            Mask::Causal | Mask::Pooled(_) | Mask::Full | Mask::Around(_) | Mask::Encoded | Mask::Decoded => {
+                0
+            }
+        }
+    }
+
+    /// Positions that each row stands for that is kept.
+    pub fn pooled(self) -> usize {
+        match self {
+            Mask::Pooled(n) => n.max(1) as usize,
+            _ => 1,
         }
     }
 
@@ -53,6 +68,7 @@ impl Mask {
     pub fn is_within(self, other: Self) -> bool {
         match (self, other) {
             (Mask::Window(own), Mask::Window(n)) => own <= n,
+            (Mask::Pooled(_), _) | (_, Mask::Pooled(_)) => self == other,
             (_, Mask::Causal) => self.is_cached(),
             _ => self == other,
         }
@@ -89,6 +105,9 @@ pub struct AttentionSpec {
     pub shifts: Option<Shifts>,
     /// What is seen of what the mask lets through, if not everything.
     pub chosen: Option<Chosen>,
+    /// Whether the result is what a further attention goes on with, in [`Self::part_cols`] columns: all heads' weighed sums of
+    /// values, then their largest scores, then their sums of weights.
+    pub is_part: bool,
 }
 
 impl AttentionSpec {
@@ -96,7 +115,7 @@ impl AttentionSpec {
     pub fn causal(heads: usize, kv_heads: usize, key_dim: usize, value_dim: usize) -> Self {
         let scale = 1.0 / (key_dim as f32).sqrt();
         let (mask, softcap, sinks, alibi, shifts, chosen) = (Mask::Causal, None, None, None, None, None);
-        let (values_in_keys, only_reads) = (false, false);
+        let (values_in_keys, only_reads, is_part) = (false, false, false);
         Self {
             heads,
             kv_heads,
@@ -111,6 +130,7 @@ impl AttentionSpec {
             alibi,
             shifts,
             chosen,
+            is_part,
         }
     }
 
@@ -123,6 +143,11 @@ impl AttentionSpec {
             Some(more) => -most / 2.0 * (2 * more + 1) as f32 / whole as f32,
         };
         (0..self.heads).map(|head| slope(head).exp2()).collect()
+    }
+
+    /// Columns of a result that a further attention goes on with.
+    pub fn part_cols(&self) -> usize {
+        self.heads * (self.value_dim + 2)
     }
 
     /// What the cache keeps for a layer of this form.

@@ -76,7 +76,10 @@ impl CacheSpec {
 
     fn bytes_of_layers(&self, recent: bool) -> usize {
         let layers = self.layers.iter().filter(|layer| layer.is_recent() == recent);
-        layers.map(|l| l.kv_heads * self.row_bytes(l).iter().sum::<usize>()).sum::<usize>() * self.page_tokens
+        let bytes = |l: &CacheLayer| {
+            l.kv_heads * self.row_bytes(l).iter().sum::<usize>() * l.page_rows(self.page_tokens)
+        };
+        layers.map(bytes).sum()
     }
 
     /// Bytes of all pages.

@@ -50,6 +50,8 @@ pub struct ChoiceSpec {
     pub dim: usize,
     /// Whether products of query and key below zero count as zero.
     pub rectified: bool,
+    /// What is chosen among.
+    pub mask: Mask,
     /// Blocks up to the token's own that are chosen whatever their scores.
     pub near: usize,
     /// The lists.
@@ -64,7 +66,7 @@ impl ChoiceSpec {
 
     /// How its keys are kept: as those of an attention without values.
     pub fn keys(&self) -> AttentionSpec {
-        AttentionSpec::causal(self.heads, 1, self.dim, 0)
+        AttentionSpec { mask: self.mask, ..AttentionSpec::causal(self.heads, 1, self.dim, 0) }
     }
 
     /// What the cache keeps of it.
@@ -106,6 +108,6 @@ impl Graph {
         assert_eq!(spec.mask, Mask::Causal);
         assert!(spec.alibi.is_none() && spec.shifts.is_none(), "distances of what is chosen are not known");
         let spec = AttentionSpec { chosen: Some(form), ..spec };
-        self.attention_of(name, layer, [q, k, v], Some(chosen), spec)
+        self.attention_of(name, layer, [q, k, v], [Some(chosen), None], spec)
     }
 }

@@ -146,7 +146,7 @@ impl Graph {
     }
 
     /// A result of the shape of `like`.
-    fn push_like(&mut self, name: &'static str, op: Op, like: ValueId) -> ValueId {
+    pub(crate) fn push_like(&mut self, name: &'static str, op: Op, like: ValueId) -> ValueId {
         let Value { rows, cols, .. } = self.value(like);
         self.push(name, op, rows, cols)
     }
@@ -253,7 +253,7 @@ impl Graph {
         [q, k, v]: [ValueId; 3],
         spec: AttentionSpec,
     ) -> ValueId {
-        self.attention_of(name, layer, [q, k, v], None, spec)
+        self.attention_of(name, layer, [q, k, v], [None; 2], spec)
     }
 
     pub(crate) fn attention_of(
@@ -261,7 +261,7 @@ impl Graph {
         name: &'static str,
         layer: usize,
         [q, k, v]: [ValueId; 3],
-        chosen: Option<ValueId>,
+        [chosen, before]: [Option<ValueId>; 2],
         spec: AttentionSpec,
     ) -> ValueId {
         assert!(!spec.only_reads);
@@ -271,7 +271,7 @@ impl Graph {
             true => assert!(v == k && spec.value_dim <= spec.key_dim),
             false => assert_eq!(cols(v), spec.kv_heads * spec.value_dim),
         }
-        self.attend(name, layer, [q, k, v], chosen, spec)
+        self.attend(name, layer, [q, k, v], [chosen, before], spec)
     }
 
     /// Attention to what is in cache layer `layer`.
@@ -282,7 +282,7 @@ impl Graph {
         q: ValueId,
         spec: AttentionSpec,
     ) -> ValueId {
-        self.attend(name, layer, [q; 3], None, AttentionSpec { only_reads: true, ..spec })
+        self.attend(name, layer, [q; 3], [None; 2], AttentionSpec { only_reads: true, ..spec })
     }
 
     /// Keys and values for cache layer `layer`, which attention of later steps reads in this form.
@@ -298,17 +298,14 @@ impl Graph {
         name: &'static str,
         layer: usize,
         [q, k, v]: [ValueId; 3],
-        chosen: Option<ValueId>,
+        [chosen, before]: [Option<ValueId>; 2],
         spec: AttentionSpec,
     ) -> ValueId {
         assert_eq!(chosen.is_some(), spec.chosen.is_some());
+        assert!(before.is_none_or(|before| self.value(before).cols == spec.part_cols()));
+        let cols = if spec.is_part { spec.part_cols() } else { spec.heads * spec.value_dim };
         assert_eq!(self.value(q).cols, spec.heads * spec.key_dim);
-        self.push(
-            name,
-            Op::Attention { q, k, v, layer, chosen, spec },
-            Rows::Tokens,
-            spec.heads * spec.value_dim,
-        )
+        self.push(name, Op::Attention { q, k, v, layer, chosen, before, spec }, Rows::Tokens, cols)
     }
 
     /// A gated unit.

@@ -95,4 +95,36 @@ impl CacheLayer {
     pub fn is_recent(&self) -> bool {
         self.mask.reach().is_some()
     }
+
+    /// Rows of a page of so many tokens.
+    pub fn page_rows(&self, page_tokens: usize) -> usize {
+        page_tokens.div_ceil(self.mask.pooled())
+    }
+
+    /// Where the row lies that is written at `position`: the number of its page, and its place there. `None` where none is.
+    pub fn place(&self, position: usize, page_tokens: usize) -> Option<(usize, usize)> {
+        let each = self.mask.pooled();
+        let at = position % page_tokens;
+        (position + 1).is_multiple_of(each).then_some((position / page_tokens, at / each))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_of_pooled_tokens_has_a_place_of_its_own_in_the_page_of_its_last() {
+        for (each, page) in [(1, 64), (4, 64), (128, 64), (3, 4), (7, 5), (64, 64)] {
+            let mask = Mask::Pooled(each);
+            let layer = CacheLayer { kv_heads: 1, key_dim: 1, value_dim: 1, values_in_keys: true, mask };
+            let places: Vec<_> = (0..1000).filter_map(|position| layer.place(position, page)).collect();
+            assert_eq!(places.len(), 1000 / each as usize);
+            assert!(places.is_sorted() && places.windows(2).all(|two| two[0] != two[1]), "{places:?}");
+            assert!(places.iter().all(|&(_, place)| place < layer.page_rows(page)), "{each} of {page}");
+        }
+        let layer =
+            CacheLayer { kv_heads: 1, key_dim: 1, value_dim: 1, values_in_keys: true, mask: Mask::Causal };
+        assert_eq!((layer.place(70, 64), layer.page_rows(64)), (Some((1, 6)), 64));
+    }
 }

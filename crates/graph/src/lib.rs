@@ -14,7 +14,9 @@ mod graph;
 mod kv;
 mod ops;
 mod plan;
+mod pooled;
 mod recurrent;
+mod streams;
 mod values;
 
 pub use attention::{AttentionSpec, Mask, Shifts};
@@ -29,5 +31,9 @@ pub use graph::{Graph, HeadLinear, Linear, Node, Norm, Storage, Value};
 pub use kv::{CacheLayer, KvType, UnknownKvType};
 pub use ops::{Activation, Gating, Glu, Groups, MoeSpec, Op, Temperature};
 pub use plan::{Capacity, Place, Plan};
-pub use recurrent::{ConvSpec, DeltaSpec, Fading, Recurrence, RetentionSpec, ScanSpec, Wkv7Spec, WkvSpec};
+pub use pooled::Pooled;
+pub use recurrent::{
+    ConvSpec, DeltaSpec, Fading, PoolSpec, Recurrence, RetentionSpec, ScanSpec, Wkv7Spec, WkvSpec,
+};
+pub use streams::{StreamSpec, Writing};
 pub use values::{Index, Rope, RopeId, RopeKind, Rows, ValueId, WeightId};

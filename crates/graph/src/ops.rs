@@ -8,6 +8,7 @@ use crate::attention::AttentionSpec;
 use crate::changes::{Direction, ExpertChanges};
 use crate::choice::ChoiceSpec;
 use crate::recurrent::Recurrence;
+use crate::streams::StreamSpec;
 use crate::values::{Index, RopeId, ValueId, WeightId};
 
 /// Element-wise functions.
@@ -106,6 +107,8 @@ pub enum Gating {
     SoftmaxOfChosen,
     /// Each logit's own sigmoid.
     Sigmoid,
+    /// The root of each logit's own `ln(1 + eˣ)`.
+    SqrtSoftplus,
     /// Of each of the chosen its softmax over those that nearly were it: not chosen before, and by less than a fiftieth of either
     /// below (sparse mixer, Liu et al., 2024).
     SparseMixer,
@@ -139,6 +142,8 @@ pub struct MoeSpec {
     pub favour: Option<WeightId>,
     /// Groups that limit the choice.
     pub groups: Option<Groups>,
+    /// `[used, vocabulary]` of 32-bit integers: the experts of each token id, who are not chosen then.
+    pub by_token: Option<WeightId>,
     /// Whether the weight multiplies what the expert reads instead of its result.
     pub weighs_input: bool,
     /// The experts' unit.
@@ -255,6 +260,8 @@ pub enum Op {
         layer: usize,
         /// What is seen, where the form has [`crate::Chosen`].
         chosen: Option<ValueId>,
+        /// What attention to other positions made of the same queries, of which this is the rest.
+        before: Option<ValueId>,
         /// The form.
         spec: AttentionSpec,
     },
@@ -351,7 +358,7 @@ pub enum Op {
         /// Which adapter.
         adapter: usize,
     },
-    /// `x + dose · vector`, see [`Direction`].
+    /// `x + dose · vector`, see [`Direction`]; of several streams that lie side by side, each.
     Steer {
         /// Input.
         x: ValueId,
@@ -400,6 +407,31 @@ pub enum Op {
         /// Columns of a period.
         period: usize,
     },
+    /// Weights by which streams are read and written.
+    StreamWeights {
+        /// Numbers.
+        x: ValueId,
+        /// How weights come of them.
+        spec: Box<StreamSpec>,
+    },
+    /// `Σ by_s · stream_s`.
+    ReadStreams {
+        /// The streams, side by side.
+        streams: ValueId,
+        /// A column a stream.
+        by: ValueId,
+    },
+    /// For each stream `t`: `by_t · part + Σ mix_st · stream_s`, or without `mix` `by_t · part + stream_t`.
+    WriteStreams {
+        /// The streams, side by side.
+        streams: ValueId,
+        /// What is added.
+        part: ValueId,
+        /// A column a stream.
+        by: ValueId,
+        /// For each stream `s` a column for each `t`.
+        mix: Option<ValueId>,
+    },
     /// What carries a state of fixed size from token to token.
     Recur(Box<Recurrence>),
     /// The rows of the tokens whose results are wanted.
@@ -435,6 +467,7 @@ impl Op {
             Op::Recall { .. } => "recall",
             Op::Sparsify { .. } => "sparsify",
             Op::Pick { .. } => "pick",
+            Op::StreamWeights { .. } | Op::ReadStreams { .. } | Op::WriteStreams { .. } => "streams",
             Op::Recur(recurrence) => recurrence.name(),
             Op::GatherOutputs { .. } => "gather_outputs",
         }
@@ -442,8 +475,8 @@ impl Op {
 
     /// The values that the operation reads.
     pub fn inputs(&self) -> impl Iterator<Item = ValueId> {
-        let list: [Option<ValueId>; 4] = match *self {
-            Op::Embed { .. } | Op::Recur(_) | Op::Recall { .. } => [None; 4],
+        let list: [Option<ValueId>; 5] = match *self {
+            Op::Embed { .. } | Op::Recur(_) | Op::Recall { .. } => [None; 5],
             Op::Linear { x, .. }
             | Op::LinearOfHeads { x, .. }
             | Op::RmsNorm { x, .. }
@@ -457,15 +490,18 @@ impl Op {
             | Op::Softcap { x, .. }
             | Op::Sparsify { x, .. }
             | Op::Pick { x, .. }
-            | Op::GatherOutputs { x } => [Some(x), None, None, None],
-            Op::Resize { x, like } => [Some(x), Some(like), None, None],
-            Op::Attention { q, k, v, chosen, .. } => [Some(q), Some(k), Some(v), chosen],
-            Op::Choose { q, k, weights, .. } => [Some(q), Some(k), weights, None],
-            Op::Keep { k, v, .. } => [Some(k), Some(v), None, None],
-            Op::Glu { gate, up, .. } => [Some(gate), Some(up), None, None],
-            Op::Moe { x, router, .. } => [Some(x), Some(router), None, None],
-            Op::Add { a, b } | Op::Concat { a, b } => [Some(a), Some(b), None, None],
-            Op::Mul { x, by } => [Some(x), Some(by), None, None],
+            | Op::StreamWeights { x, .. }
+            | Op::GatherOutputs { x } => [Some(x), None, None, None, None],
+            Op::ReadStreams { streams, by } => [Some(streams), Some(by), None, None, None],
+            Op::WriteStreams { streams, part, by, mix } => [Some(streams), Some(part), Some(by), mix, None],
+            Op::Resize { x, like } => [Some(x), Some(like), None, None, None],
+            Op::Attention { q, k, v, chosen, before, .. } => [Some(q), Some(k), Some(v), chosen, before],
+            Op::Choose { q, k, weights, .. } => [Some(q), Some(k), weights, None, None],
+            Op::Keep { k, v, .. } => [Some(k), Some(v), None, None, None],
+            Op::Glu { gate, up, .. } => [Some(gate), Some(up), None, None, None],
+            Op::Moe { x, router, .. } => [Some(x), Some(router), None, None, None],
+            Op::Add { a, b } | Op::Concat { a, b } => [Some(a), Some(b), None, None, None],
+            Op::Mul { x, by } => [Some(x), Some(by), None, None, None],
         };
         let more = match self {
             Op::Recur(recurrence) => recurrence.inputs(),
@@ -489,7 +525,9 @@ impl Op {
             | Op::Steer { x, .. }
             | Op::Softcap { x, .. }
             | Op::Resize { x, .. }
-            | Op::Sparsify { x, .. } => Some(x),
+            | Op::Sparsify { x, .. }
+            | Op::StreamWeights { x, .. } => Some(x),
+            Op::WriteStreams { streams, .. } => Some(streams),
             Op::Add { a, .. } => Some(a),
             Op::Glu { gate, .. } => Some(gate),
             _ => None,

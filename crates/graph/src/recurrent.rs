@@ -93,6 +93,17 @@ pub enum Recurrence {
         /// The form.
         spec: RetentionSpec,
     },
+    /// Blocks of tokens that become one row each (DeepSeek-AI, 2026): column by column the softmax of `gate + bias` over a block's
+    /// tokens weighs their `x`. Where blocks overlap, a token has a second half of columns for its own block, and the first is for the
+    /// block that follows. The result is the row at the last token of a block, and zeros at others.
+    Pool {
+        /// `dim` columns, or twice as many where blocks overlap.
+        x: ValueId,
+        /// As many.
+        gate: ValueId,
+        /// The form.
+        spec: PoolSpec,
+    },
 }
 
 /// The form of a [`Recurrence::Conv`].
@@ -270,6 +281,33 @@ impl RetentionSpec {
     }
 }
 
+/// The form of a [`Recurrence::Pool`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PoolSpec {
+    /// The state, of [`Self::values`] values.
+    pub state: usize,
+    /// Tokens of a block; the first begins with the sequence.
+    pub block: usize,
+    /// Columns of a row.
+    pub dim: usize,
+    /// Whether a token is of two blocks.
+    pub overlaps: bool,
+    /// `[columns, block]`: added to the gates, by the token's place in its block.
+    pub bias: WeightId,
+}
+
+impl PoolSpec {
+    /// Columns of what is read.
+    pub fn cols(&self) -> usize {
+        if self.overlaps { 2 * self.dim } else { self.dim }
+    }
+
+    /// Values of the state: the largest gate, the sum of weights and the weighed sum, for each block that has begun.
+    pub fn values(&self) -> usize {
+        3 * self.cols()
+    }
+}
+
 impl Recurrence {
     /// The operation's name in listings and measurements.
     pub fn name(&self) -> &'static str {
@@ -280,6 +318,7 @@ impl Recurrence {
             Self::Wkv { .. } => "wkv",
             Self::Wkv7 { .. } => "wkv7",
             Self::Retention { .. } => "retention",
+            Self::Pool { .. } => "pool",
         }
     }
 
@@ -292,6 +331,7 @@ impl Recurrence {
             Self::Wkv { r, k, v, decay, .. } => vec![r, k, v, decay],
             Self::Wkv7 { r, k, v, decay, forget, rate, .. } => vec![r, k, v, decay, forget, rate],
             Self::Retention { q, k, v, .. } => vec![q, k, v],
+            Self::Pool { x, gate, .. } => vec![x, gate],
         }
     }
 
@@ -333,6 +373,11 @@ impl Recurrence {
                 let cols = spec.heads * spec.dim;
                 assert!([q, k, v].into_iter().all(|x| of(x) == cols));
                 cols
+            }
+            Self::Pool { x, gate, spec } => {
+                assert_eq!([of(x), of(gate)], [spec.cols(); 2]);
+                assert!(spec.block > 0);
+                spec.dim
             }
         }
     }

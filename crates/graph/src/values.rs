@@ -66,4 +66,8 @@ pub struct Rope {
     pub frequencies: Vec<f32>,
     /// Multiplies cosine and sine.
     pub magnitude: f32,
+    /// Turns by a position so much farther before the token's own; before the first by that.
+    pub behind: u32,
+    /// Whether it turns the other way.
+    pub is_back: bool,
 }

@@ -215,6 +215,7 @@ impl Experts {
                 factors: w.opt(&name("down", "scale"), &[experts])?,
                 favour: favour(w, block, experts)?,
                 groups,
+                by_token: None,
                 weighs_input,
                 glu,
                 hidden,

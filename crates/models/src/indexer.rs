@@ -125,7 +125,7 @@ impl Indexer {
             key_norm: NormKind::Layer(eps).load(b.w, &format!("{}.indexer.k_norm", b.name), &[dim])?,
             weights: Some(b.linear("indexer.proj", n_embd, heads)?),
             turned,
-            spec: ChoiceSpec { heads, dim, rectified: true, near, chosen },
+            spec: ChoiceSpec { heads, dim, rectified: true, mask: Mask::Causal, near, chosen },
         })
     }
 
@@ -141,7 +141,7 @@ impl Indexer {
             key_norm: b.norm_of("indexer.k_norm", &[dim])?,
             weights: None,
             turned: Some((turned, 0)),
-            spec: ChoiceSpec { heads, dim, rectified: false, near, chosen },
+            spec: ChoiceSpec { heads, dim, rectified: false, mask: Mask::Causal, near, chosen },
         })
     }
 

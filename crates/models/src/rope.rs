@@ -99,7 +99,7 @@ impl RopeKeys {
             Scaling::Yarn { .. } => self.yarn(&mut frequencies),
         }
         let frequencies = frequencies.into_iter().map(|f| f as f32).collect();
-        Rope { kind, frequencies, magnitude: self.magnitude() }
+        Rope { kind, frequencies, magnitude: self.magnitude(), behind: 0, is_back: false }
     }
 
     fn yarn(&self, frequencies: &mut [f64]) {

@@ -24,7 +24,7 @@ pub(crate) use portable::load_position;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::tile_peaks;
 
-pub use recurrent::{DeltaStep, RecurrentKernels, ScanStep, Tap, Wkv7Step, WkvStep};
+pub use recurrent::{DeltaStep, PoolStep, RecurrentKernels, ScanStep, Tap, Wkv7Step, WkvStep};
 pub use tiles::{Interleave, SLICE, TILE_K, TILE_ROWS, TileForm, TileRows, slice_len};
 
 pub use puna_graph::KvType;

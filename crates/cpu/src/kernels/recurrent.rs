@@ -89,6 +89,23 @@ pub struct Wkv7Step<'a> {
     pub y: &'a mut [f32],
 }
 
+/// A token of a block that becomes one row, for some columns of it.
+#[derive(Debug)]
+pub struct PoolStep<'a> {
+    /// The largest gates of the block so far; `f32::MIN` before the first.
+    pub max: &'a mut [f32],
+    /// Sums of weights, over the weight that the largest has.
+    pub sum: &'a mut [f32],
+    /// Weighed sums of `x`, over the same.
+    pub acc: &'a mut [f32],
+    /// Columns.
+    pub x: &'a [f32],
+    /// Gates.
+    pub gate: &'a [f32],
+    /// Added to them.
+    pub bias: &'a [f32],
+}
+
 impl ScanStep<'_> {
     /// Panics unless the parts belong together.
     pub(super) fn check(&self) {
@@ -130,6 +147,15 @@ impl Wkv7Step<'_> {
     }
 }
 
+impl PoolStep<'_> {
+    /// Panics unless the parts belong together.
+    pub(super) fn check(&self) {
+        let n = self.x.len();
+        let state = [&self.max, &self.sum, &self.acc];
+        assert!(state.iter().all(|x| x.len() == n) && self.gate.len() == n && self.bias.len() == n);
+    }
+}
+
 /// Arithmetic of recurrent layers. What a column gets does not depend on those beside it.
 #[derive(Debug, Clone, Copy)]
 pub struct RecurrentKernels {
@@ -143,4 +169,6 @@ pub struct RecurrentKernels {
     pub wkv: fn(step: WkvStep<'_>),
     /// See [`Wkv7Step`]: `S ← decay S - forget (Sᵀ known)ᵀ + k vᵀ`, `y = Sᵀ r`.
     pub wkv7: fn(step: Wkv7Step<'_>),
+    /// See [`PoolStep`]: `acc / sum` is the softmax of `gate + bias` over the tokens so far, times their `x`.
+    pub pool: fn(step: PoolStep<'_>),
 }

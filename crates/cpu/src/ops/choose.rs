@@ -67,7 +67,8 @@ impl Choose {
         let ChoiceSpec { chosen, .. } = self.spec;
         let mut work = Work::default();
         let rows = step.input.segments.iter().enumerate().flat_map(|(segment, s)| {
-            let rows = (0..s.rows).map(move |row| (segment, row, s.past + row + 1));
+            let each = self.spec.mask.pooled();
+            let rows = (0..s.rows).map(move |row| (segment, row, (s.past + row + 1) / each));
             rows.filter(move |&(.., seen)| seen > chosen.room())
         });
         let cut = step.threads > 1 && rows.clone().count() < step.threads * ROWS_A_THREAD;
@@ -89,7 +90,7 @@ impl Choose {
         &self,
         task: Task,
         step: &Step<'_>,
-        scratch: &mut Scratch,
+        (scratch, gathered): (&mut Scratch, &mut Vec<u8>),
         mut to: impl FnMut(usize, usize, &[f32]),
     ) {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
@@ -108,11 +109,10 @@ impl Choose {
         let mut sums = vec![0.0; chosen.lists * RUN];
         let mut at = task.from;
         while at < task.to {
-            let (number, token) = (at / cache.page_tokens(), at % cache.page_tokens());
-            let rows = RUN.min(task.to - at).min(cache.page_tokens() - token);
-            let page = s.page(cache.is_recent(self.layer), number);
+            let rows = RUN.min(task.to - at);
+            let places: Vec<_> = (at..at + rows).map(|row| cache.place_of(self.layer, s, row)).collect();
             // SAFETY: written before a barrier; nobody writes these positions now.
-            let keys = unsafe { cache.rows(self.layer, Kind::Key, page, 0, token, rows) };
+            let keys = unsafe { cache.gathered(self.layer, Kind::Key, 0, &places, gathered) };
             let run = ScoreRun { q: &q, keys, weights, summed: self.spec.heads_of_list(), rectified };
             (step.level.vector.score)(&run, &mut sums, scratch);
             sums.chunks_exact(RUN).enumerate().for_each(|(list, sums)| to(list, at, &sums[..rows]));
@@ -157,12 +157,12 @@ unsafe impl Instruction for Choose {
         let Some(merge) = task.merge.map(|merge| &self.work.merges[merge]) else {
             let scores = &mut local.floats;
             scores.resize(len, 0.0);
-            self.score(task, step, &mut local.scratch, |list, at, sums| {
+            self.score(task, step, (&mut local.scratch, &mut local.gathered[0]), |list, at, sums| {
                 scores[list * task.seen + at..][..sums.len()].copy_from_slice(sums);
             });
             return self.choose(task, step, scores, &mut local.numbers);
         };
-        self.score(task, step, &mut local.scratch, |list, at, sums| {
+        self.score(task, step, (&mut local.scratch, &mut local.gathered[0]), |list, at, sums| {
             // SAFETY: positions of a token belong to one task.
             let scores = unsafe { self.scores.slice_mut(merge.scores + list * task.seen + at, sums.len()) };
             scores.copy_from_slice(sums);

@@ -32,7 +32,7 @@ unsafe impl Instruction for Dose {
     }
 }
 
-/// `x + dose · vector`.
+/// `x + dose · vector`, for each of the streams that lie side by side in `x`.
 pub struct Steer {
     pub x: Place,
     pub out: Place,
@@ -55,7 +55,9 @@ unsafe impl Instruction for Steer {
             // SAFETY: rows belong to one task.
             let out = unsafe { own_row(step, &self.x, &self.out, row) };
             let dose = step.input.dose(self.adapter, self.x.rows, row);
-            out.iter_mut().zip(&self.vector).for_each(|(x, towards)| *x += dose * towards);
+            for stream in out.chunks_exact_mut(self.vector.len()) {
+                stream.iter_mut().zip(&self.vector).for_each(|(x, towards)| *x += dose * towards);
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use puna_graph::{Gating, Groups, MoeSpec, Place};
+use puna_graph::{Gating, Groups, MoeSpec, Place, Rows};
 use puna_quant::TensorType;
 
 use crate::kernels::{Acts, LinearKernel, OutMut, Scratch, WeightRows};
@@ -116,6 +116,19 @@ impl Mixture {
         }
     }
 
+    /// The experts of a row's token id, where these are fixed.
+    fn experts_of<'a>(&self, row: usize, step: &'a Step<'_>) -> Option<impl Iterator<Item = u32> + use<'a>> {
+        let table: &[[u8; 4]] = bytemuck::cast_slice(step.weight(self.spec.by_token?.index()));
+        let row = match self.x.rows {
+            Rows::Tokens => row,
+            Rows::Outputs => step.input.outputs[row] as usize,
+        };
+        let used = self.spec.used;
+        let token = (step.input.tokens[row] as usize).min(table.len() / used - 1);
+        let last = self.spec.experts as u32 - 1;
+        Some(table[token * used..][..used].iter().map(move |&id| u32::from_le_bytes(id).min(last)))
+    }
+
     fn active(&self) -> impl Iterator<Item = usize> {
         (0..self.spec.experts).filter(|&e| !self.slots_of(e).is_empty())
     }
@@ -198,7 +211,13 @@ unsafe impl Instruction for Route {
             // SAFETY: computed before a barrier.
             let logits = unsafe { step.arena.row(&m.router, token) };
             let (slots, weights) = (&mut slots[token * used..][..used], &mut weights[token * used..][..used]);
-            scores.choose(&m.spec, &m.favour, logits, slots, weights);
+            match m.experts_of(token, step) {
+                Some(experts) => {
+                    slots.iter_mut().zip(experts).for_each(|(slot, expert)| *slot = expert);
+                    scores.take(&m.spec, logits, slots, weights);
+                }
+                None => scores.choose(&m.spec, &m.favour, logits, slots, weights),
+            }
             if !m.factors.is_empty() {
                 slots.iter().zip(weights).for_each(|(&e, weight)| *weight *= m.factors[e as usize]);
             }
@@ -238,14 +257,8 @@ impl Scores {
         chosen: &mut [u32],
         weights: &mut [f32],
     ) {
+        self.score(spec, logits);
         let Self { weights: all, choice } = self;
-        all.clear();
-        all.extend_from_slice(logits);
-        match spec.gating {
-            Gating::Softmax => softmax(all),
-            Gating::SoftmaxOfChosen | Gating::SparseMixer => {}
-            Gating::Sigmoid => all.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
-        }
         choice.clear();
         choice.extend_from_slice(all);
         choice.iter_mut().zip(favour).for_each(|(choice, favour)| *choice += favour);
@@ -259,15 +272,42 @@ impl Scores {
                 if spec.gating == Gating::SparseMixer { among_near(all, best, before) } else { all[best] };
             chosen[i] = best as u32;
         }
-        if spec.gating == Gating::SoftmaxOfChosen {
-            softmax(weights);
-        }
-        if spec.normalise {
-            let sum = weights.iter().sum::<f32>().max(6.1e-5);
-            weights.iter_mut().for_each(|w| *w /= sum);
-        }
-        weights.iter_mut().for_each(|w| *w *= spec.scale);
+        finish(spec, weights);
     }
+
+    /// The weights of experts whom nobody had to choose.
+    fn take(&mut self, spec: &MoeSpec, logits: &[f32], experts: &[u32], weights: &mut [f32]) {
+        self.score(spec, logits);
+        weights.iter_mut().zip(experts).for_each(|(weight, &e)| *weight = self.weights[e as usize]);
+        finish(spec, weights);
+    }
+
+    /// What weights are made of, from logits.
+    fn score(&mut self, spec: &MoeSpec, logits: &[f32]) {
+        let all = &mut self.weights;
+        all.clear();
+        all.extend_from_slice(logits);
+        match spec.gating {
+            Gating::Softmax => softmax(all),
+            Gating::SoftmaxOfChosen | Gating::SparseMixer => {}
+            Gating::Sigmoid => all.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
+            Gating::SqrtSoftplus => {
+                all.iter_mut().for_each(|x| *x = (x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt());
+            }
+        }
+    }
+}
+
+/// What is done to the weights of all that were chosen.
+fn finish(spec: &MoeSpec, weights: &mut [f32]) {
+    if spec.gating == Gating::SoftmaxOfChosen {
+        softmax(weights);
+    }
+    if spec.normalise {
+        let sum = weights.iter().sum::<f32>().max(6.1e-5);
+        weights.iter_mut().for_each(|w| *w /= sum);
+    }
+    weights.iter_mut().for_each(|w| *w *= spec.scale);
 }
 
 /// The first of the largest that are not `taken`.
@@ -507,7 +547,7 @@ mod tests {
     fn spec(experts: usize, used: usize, gating: Gating) -> MoeSpec {
         let (gate, up, down) = (WeightId(0), WeightId(1), WeightId(2));
         let (gate_bias, up_bias, down_bias, favour, factors) = (None, None, None, None, None);
-        let (normalise, scale, groups, weighs_input) = (false, 1.0, None, false);
+        let (normalise, scale, groups, by_token, weighs_input) = (false, 1.0, None, None, false);
         let (glu, hidden, out, sharing, changes) = (Glu::Silu, 1, 1, 1, ExpertChanges::default());
         MoeSpec {
             experts,
@@ -518,6 +558,7 @@ mod tests {
             factors,
             favour,
             groups,
+            by_token,
             weighs_input,
             glu,
             hidden,
@@ -554,6 +595,16 @@ mod tests {
         assert_eq!((experts, weights), (vec![0, 1], vec![1.25, 1.25]));
         let (_, weights) = chosen(&spec(3, 2, Gating::SoftmaxOfChosen), &[], &[3.0, 1.0, 3.0]);
         assert_eq!(weights, [0.5, 0.5]);
+    }
+
+    #[test]
+    fn experts_that_nobody_chose_have_the_weights_of_their_logits() {
+        let plain = spec(3, 2, Gating::SqrtSoftplus);
+        let (logits, mut weights) = ([5.0, 0.0, 1.0], [0.0; 2]);
+        Scores::default().take(&plain, &logits, &[1, 2], &mut weights);
+        let near = |x: f32, square: f32| (x * x - square).abs() < 1e-6;
+        assert!(near(weights[0], 2f32.ln()) && near(weights[1], 1f32.exp().ln_1p()), "{weights:?}");
+        assert_eq!(chosen(&plain, &[], &logits).0, [0, 2]);
     }
 
     #[test]

@@ -18,7 +18,13 @@ const SCAN_COLUMNS: usize = 64;
 ///
 /// # Safety
 /// As for [`crate::memory::Shared::slice`].
-unsafe fn columns<'a>(step: &'a Step<'_>, x: &Place, row: usize, first: usize, cols: usize) -> &'a [f32] {
+pub(super) unsafe fn columns<'a>(
+    step: &'a Step<'_>,
+    x: &Place,
+    row: usize,
+    first: usize,
+    cols: usize,
+) -> &'a [f32] {
     // SAFETY: passed on.
     unsafe { step.arena.slice(x.start + row * x.stride + first, cols) }
 }
@@ -28,7 +34,7 @@ unsafe fn columns<'a>(step: &'a Step<'_>, x: &Place, row: usize, first: usize, c
 /// # Safety
 /// As for [`crate::memory::Shared::slice_mut`].
 #[allow(clippy::mut_from_ref)] // memory shared by the threads of a step
-unsafe fn columns_mut<'a>(
+pub(super) unsafe fn columns_mut<'a>(
     step: &'a Step<'_>,
     x: &Place,
     row: usize,
@@ -44,7 +50,7 @@ fn states<'a>(step: &'a Step<'_>) -> &'a States {
 }
 
 /// A task's sequence and the number of its block of columns, where each sequence has `blocks`.
-fn segment<'a>(step: &'a Step<'_>, task: usize, blocks: usize) -> (&'a Segment, usize) {
+pub(super) fn segment<'a>(step: &'a Step<'_>, task: usize, blocks: usize) -> (&'a Segment, usize) {
     (&step.input.segments[task / blocks], task % blocks)
 }
 
@@ -53,7 +59,7 @@ fn segment<'a>(step: &'a Step<'_>, task: usize, blocks: usize) -> (&'a Segment, 
 /// # Safety
 /// Nobody else reads or writes it meanwhile.
 #[allow(clippy::mut_from_ref)] // memory shared by the threads of a step
-unsafe fn begun<'a>(
+pub(super) unsafe fn begun<'a>(
     step: &'a Step<'_>,
     s: &Segment,
     state: usize,
@@ -69,7 +75,7 @@ unsafe fn begun<'a>(
 }
 
 /// Multiply-adds of `each` a value of a state, and the bytes of all sequences' states.
-fn state_work(step: &Step<'_>, values: usize, each: usize) -> (u64, u64) {
+pub(super) fn state_work(step: &Step<'_>, values: usize, each: usize) -> (u64, u64) {
     let (sequences, rows) = (step.input.segments.len(), step.input.tokens.len());
     ((4 * sequences * values) as u64, (rows * values * each) as u64)
 }

@@ -32,7 +32,8 @@ unsafe impl Instruction for RopeTable {
         let rope = &step.ropes[self.rope];
         let each = rows_a_task(self.pairs * 16);
         for row in task * each..((task + 1) * each).min(step.input.tokens.len()) {
-            let position = f64::from(step.input.positions[row]);
+            let position = f64::from(step.input.positions[row].saturating_sub(rope.behind));
+            let sign = if rope.is_back { -rope.magnitude } else { rope.magnitude };
             // SAFETY: each row belongs to one task.
             let out = unsafe { self.angles.slice_mut(row * 2 * self.pairs, 2 * self.pairs) };
             let (cos, sin) = out.split_at_mut(self.pairs);
@@ -40,7 +41,7 @@ unsafe impl Instruction for RopeTable {
                 // In f64: at positions of 100,000 an f32 product is off by a hundredth of a turn.
                 let angle = (position * f64::from(f)) % std::f64::consts::TAU;
                 let (sin, cos) = (angle as f32).sin_cos();
-                (*c, *s) = (cos * rope.magnitude, sin * rope.magnitude);
+                (*c, *s) = (cos * rope.magnitude, sin * sign);
             }
         }
     }

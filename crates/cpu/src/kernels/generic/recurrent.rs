@@ -5,7 +5,7 @@
 
 use super::Simd;
 use super::vector::{exp_negative, silu_vector};
-use crate::kernels::{DeltaStep, ScanStep, Tap, Wkv7Step, WkvStep};
+use crate::kernels::{DeltaStep, PoolStep, ScanStep, Tap, Wkv7Step, WkvStep};
 
 /// Vectors of columns whose sums stay in registers.
 const WIDE: usize = 4;
@@ -301,6 +301,43 @@ unsafe fn wkv7_columns<S: Simd, const U: usize>(t: &mut Wkv7Step<'_>, i: usize) 
         }
         for (u, sum) in sum.into_iter().enumerate() {
             S::store(t.y.as_mut_ptr().add(i + u * S::LANES), sum);
+        }
+    }
+}
+
+/// See [`RecurrentKernels::pool`](crate::kernels::RecurrentKernels).
+#[inline(always)]
+pub(crate) unsafe fn pool<S: Simd>(mut t: PoolStep<'_>) {
+    let n = t.x.len();
+    // SAFETY: columns lie inside of the slices, whose lengths the shell checked; features by the module's contract.
+    unsafe {
+        columns!(S, n, i, pool_columns(&mut t), {
+            let score = t.gate[i] + t.bias[i];
+            let most = t.max[i].max(score);
+            let (left, weight) = ((t.max[i] - most).exp(), (score - most).exp());
+            t.max[i] = most;
+            t.sum[i] = t.sum[i] * left + weight;
+            t.acc[i] = t.acc[i] * left + weight * t.x[i];
+        });
+    }
+}
+
+#[inline(always)]
+unsafe fn pool_columns<S: Simd, const U: usize>(t: &mut PoolStep<'_>, i: usize) {
+    for i in (i..i + U * S::LANES).step_by(S::LANES) {
+        // SAFETY: `U` vectors from the first column on lie inside of each slice; features by the module's contract.
+        unsafe {
+            let score = S::add(S::load(t.gate.as_ptr().add(i)), S::load(t.bias.as_ptr().add(i)));
+            let (max, sum, acc) =
+                (t.max.as_mut_ptr().add(i), t.sum.as_mut_ptr().add(i), t.acc.as_mut_ptr().add(i));
+            let before = S::load(max);
+            let most = S::max(before, score);
+            let left = exp_negative::<S>(S::sub(before, most));
+            let weight = exp_negative::<S>(S::sub(score, most));
+            S::store(max, most);
+            S::store(sum, S::fma(S::load(sum), left, weight));
+            let new = S::mul(weight, S::load(t.x.as_ptr().add(i)));
+            S::store(acc, S::fma(S::load(acc), left, new));
         }
     }
 }

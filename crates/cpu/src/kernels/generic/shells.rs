@@ -29,7 +29,7 @@ macro_rules! vector_shells {
             use super::*;
             use $crate::kernels::generic::{attention, attention::Expand, recurrent, rows, shells::shell, vector};
             use $crate::kernels::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, ScoreRun, Scratch, VectorKernels};
-            use $crate::kernels::{DeltaStep, RecurrentKernels, ScanStep, Tap, Wkv7Step, WkvStep};
+            use $crate::kernels::{DeltaStep, PoolStep, RecurrentKernels, ScanStep, Tap, Wkv7Step, WkvStep};
 
             pub(super) const VECTOR: VectorKernels = VectorKernels {
                 quantize_q8,
@@ -45,7 +45,7 @@ macro_rules! vector_shells {
                 store_kv,
                 attend,
                 score,
-                recurrent: RecurrentKernels { conv, scan, delta, wkv, wkv7 },
+                recurrent: RecurrentKernels { conv, scan, delta, wkv, wkv7, pool },
             };
 
             shell!($features, fn quantize_q8(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]), {
@@ -94,6 +94,8 @@ macro_rules! vector_shells {
             shell!($features, fn delta(step: DeltaStep<'_>), { step.check(); }, recurrent::delta::<$S>(step));
             shell!($features, fn wkv(step: WkvStep<'_>), { step.check(); }, recurrent::wkv::<$S>(step));
             shell!($features, fn wkv7(step: Wkv7Step<'_>), { step.check(); }, recurrent::wkv7::<$S>(step));
+
+            shell!($features, fn pool(step: PoolStep<'_>), { step.check(); }, recurrent::pool::<$S>(step));
 
             fn expander(ty: KvType) -> Expand {
                 match ty {

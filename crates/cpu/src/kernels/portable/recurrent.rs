@@ -1,8 +1,8 @@
 //! Recurrent layers, as defined.
 
-use crate::kernels::{DeltaStep, RecurrentKernels, ScanStep, Tap, Wkv7Step, WkvStep};
+use crate::kernels::{DeltaStep, PoolStep, RecurrentKernels, ScanStep, Tap, Wkv7Step, WkvStep};
 
-pub(super) const KERNELS: RecurrentKernels = RecurrentKernels { conv, scan, delta, wkv, wkv7 };
+pub(super) const KERNELS: RecurrentKernels = RecurrentKernels { conv, scan, delta, wkv, wkv7, pool };
 
 /// See [`RecurrentKernels::conv`].
 fn conv(taps: &[Tap<'_>], bias: &[f32], silu: bool, y: &mut [f32]) {
@@ -79,5 +79,19 @@ fn wkv7(step: Wkv7Step<'_>) {
             *s = decay[n] * *s - forget[n] * found + k[n] * v[i];
             *y += r[n] * *s;
         }
+    }
+}
+
+/// See [`RecurrentKernels::pool`].
+fn pool(step: PoolStep<'_>) {
+    step.check();
+    let PoolStep { max, sum, acc, x, gate, bias } = step;
+    for i in 0..x.len() {
+        let score = gate[i] + bias[i];
+        let most = max[i].max(score);
+        let (left, weight) = ((max[i] - most).exp(), (score - most).exp());
+        max[i] = most;
+        sum[i] = sum[i] * left + weight;
+        acc[i] = acc[i] * left + weight * x[i];
     }
 }

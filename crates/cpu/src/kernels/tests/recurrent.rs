@@ -2,7 +2,7 @@
 
 use super::data::{Random, others};
 use super::vector::{near, portable};
-use crate::kernels::{DeltaStep, Level, ScanStep, Tap, Wkv7Step, WkvStep, levels};
+use crate::kernels::{DeltaStep, Level, PoolStep, ScanStep, Tap, Wkv7Step, WkvStep, levels};
 
 const COLUMNS: [usize; 9] = [1, 3, 8, 12, 16, 24, 64, 77, 128];
 const ROWS: [usize; 4] = [1, 8, 16, 128];
@@ -113,6 +113,30 @@ fn wkv7_agrees() {
             let (known, forget) = (&known, &forget);
             let step = Wkv7Step { state, decay: &decay, known, forget, r: &r, k: &k, v: &v, y };
             (level.vector.recurrent.wkv7)(step);
+        });
+    }
+}
+
+#[test]
+fn pools_agree_however_far_apart_gates_are() {
+    let mut random = Random(6);
+    for (cols, spread) in COLUMNS.into_iter().flat_map(|cols| [(cols, 1.0), (cols, 40.0), (cols, 1e30)]) {
+        let bias = random.normals(cols);
+        let tokens: Vec<[Vec<f32>; 2]> = (0..9)
+            .map(|_| {
+                let gate = random.normals(cols).into_iter().map(|gate| spread * gate).collect();
+                [random.normals(cols), gate]
+            })
+            .collect();
+        let empty = [vec![f32::MIN; cols], vec![0.0; 2 * cols]].concat();
+        agree(3, cols, &empty, |level, state, y| {
+            let (max, rest) = state.split_at_mut(cols);
+            let (sum, acc) = rest.split_at_mut(cols);
+            for [x, gate] in &tokens {
+                let (max, sum, acc) = (&mut *max, &mut *sum, &mut *acc);
+                (level.vector.recurrent.pool)(PoolStep { max, sum, acc, x, gate, bias: &bias });
+            }
+            y.iter_mut().zip(acc.iter().zip(sum.iter())).for_each(|(y, (acc, sum))| *y = acc / sum);
         });
     }
 }

@@ -3,7 +3,7 @@
 
 use puna_graph::Chosen;
 
-use super::work::Block;
+use super::work::{Block, row_visible};
 use super::{Attend, results};
 use crate::cache::Kind;
 use crate::kernels::{AttendRun, RUN};
@@ -23,10 +23,7 @@ impl Attend {
         let s = &step.input.segments[block.segment];
         let rows = self.group();
         let (queries, each) = (rows * self.spec.key_dim, self.state_len(1));
-        let place = |&position: &usize| {
-            let (number, token) = (position / cache.page_tokens(), position % cache.page_tokens());
-            (s.page(cache.is_recent(self.layer), number), token)
-        };
+        let place = |&position: &usize| cache.place_of(self.layer, s, position);
         let softcap = self.spec.softcap;
         for head in 0..block.kv_heads {
             let seen = self.seen(step, block, block.kv_head + head);
@@ -50,17 +47,57 @@ impl Attend {
         }
     }
 
+    /// Takes a span of pooled rows into the running softmax of each key head's queries: few of them lie in a page, so that they
+    /// are brought together, too.
+    pub(super) fn walk_pooled(
+        &self,
+        block: Block,
+        step: &Step<'_>,
+        (from, to): (usize, usize),
+        [q, running]: [&mut [f32]; 2],
+        local: &mut Local,
+    ) {
+        let cache = step.cache.expect("a program with cached attention runs with a cache");
+        let s = &step.input.segments[block.segment];
+        let group = self.group();
+        let rows = block.rows * group;
+        let (queries, each) = (rows * self.spec.key_dim, self.state_len(block.rows));
+        let (mut visible, softcap) = (vec![(0, 0); rows], self.spec.softcap);
+        for at in (from..to).step_by(RUN) {
+            let len = RUN.min(to - at);
+            let places: Vec<_> = (at..at + len).map(|row| cache.place_of(self.layer, s, row)).collect();
+            for (row, visible) in visible.chunks_exact_mut(group).enumerate() {
+                let (_, end) = row_visible(self.spec.mask, s, s.past + block.row + row);
+                visible.fill((0, end.saturating_sub(at).min(len)));
+            }
+            for head in 0..block.kv_heads {
+                let [of_keys, of_values] = &mut local.gathered;
+                // SAFETY: written before a barrier; nobody writes these rows now.
+                let half = |kind, into| unsafe {
+                    cache.gathered(self.layer, kind, block.kv_head + head, &places, into)
+                };
+                let keys = half(Kind::Key, of_keys);
+                let values = self.values_in(keys).unwrap_or_else(|| half(Kind::Value, of_values));
+                let q = &q[head * queries..][..queries];
+                let (visible, falls, shifts, next) = (&visible[..], &[][..], &[][..], &[][..]);
+                let run = AttendRun { q, keys, values, visible, falls, shifts, next, softcap };
+                let mut state = results(&mut running[head * each..][..each], rows);
+                (step.level.vector.attend)(&run, &mut state, &mut local.scratch);
+            }
+        }
+    }
+
     /// Positions that a block's token sees in a key head, ascending.
     fn seen(&self, step: &Step<'_>, block: Block, kv_head: usize) -> Vec<usize> {
         let (Some(form), Some(place)) = (self.spec.chosen, &self.chosen) else { return Vec::new() };
         let s = &step.input.segments[block.segment];
-        let position = s.past + block.row;
+        let (_, end) = row_visible(self.spec.mask, s, s.past + block.row);
         let list = if form.lists == 1 { 0 } else { kv_head };
         // SAFETY: computed before a barrier.
         let lists = unsafe { step.arena.row(place, s.first_row + block.row) };
         let entries = lists[list * form.count..][..form.count].iter().map(|entry| entry.to_bits());
         let blocks = entries.take_while(|&number| number != Chosen::NONE).map(|number| number as usize);
         let positions = blocks.flat_map(|number| number * form.block..(number + 1) * form.block);
-        positions.take_while(|&seen| seen <= position).collect()
+        positions.take_while(|&seen| seen < end).collect()
     }
 }

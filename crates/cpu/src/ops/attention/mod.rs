@@ -7,11 +7,12 @@
 //! own and are merged by whoever finishes last.
 
 mod chosen;
+mod part;
 mod work;
 
 use std::sync::atomic::Ordering;
 
-use puna_graph::{AttentionSpec, Place, Segment, Shifts};
+use puna_graph::{AttentionSpec, Mask, Place, Segment, Shifts};
 
 use crate::cache::{Cache, Kind};
 use crate::kernels::{AttendRun, Fall, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
@@ -51,8 +52,8 @@ unsafe impl Instruction for StoreKv {
             }
             let s = segment.expect("segments cover all rows");
             let position = s.past + row - s.first_row;
-            let number = position / cache.page_tokens();
-            let (page, token) = (s.page(cache.is_recent(self.layer), number), position % cache.page_tokens());
+            let Some((number, token)) = cache.place(self.layer, position) else { continue };
+            let page = s.page(cache.is_recent(self.layer), number);
             let halves =
                 [(Kind::Key, &self.k, self.spec.key_dim), (Kind::Value, &self.v, self.spec.value_dim)];
             let halves = halves.into_iter().take(if self.spec.values_in_keys { 1 } else { 2 });
@@ -95,6 +96,8 @@ pub struct Attend {
     pub v: Place,
     /// Lists of what is seen, where the form says so.
     pub chosen: Option<Place>,
+    /// What attention to other positions made of the same queries.
+    pub before: Option<Place>,
     pub out: Place,
     pub layer: usize,
     pub spec: AttentionSpec,
@@ -204,9 +207,10 @@ impl Attend {
         total.chunks_exact_mut(each).for_each(|head| restart(&mut results(head, rows)));
         for span in spans(block.from, block.to) {
             running.chunks_exact_mut(each).for_each(|head| restart(&mut results(head, rows)));
-            match block.is_chosen {
-                true => self.walk_chosen(block, step, span, [q, running], local),
-                false => self.walk(block, step, span, [q, running], &mut local.scratch),
+            match (block.is_chosen, self.spec.mask) {
+                (true, _) => self.walk_chosen(block, step, span, [q, running], local),
+                (false, Mask::Pooled(_)) => self.walk_pooled(block, step, span, [q, running], local),
+                (false, _) => self.walk(block, step, span, [q, running], &mut local.scratch),
             }
             match block.partial {
                 Some((offset, _)) => {
@@ -364,17 +368,23 @@ impl Attend {
         self.spec.values_in_keys.then_some(KvRows { dim: self.spec.value_dim, ..keys })
     }
 
-    /// Writes the rows of a block: the weighted values over the sum of weights.
+    /// Writes the rows of a block: the weighted values over the sum of weights, or all three for a further attention.
     fn finish(&self, block: Block, total: &mut [f32], step: &Step<'_>) {
         let (group, dim) = (self.group(), self.spec.value_dim);
         let s = &step.input.segments[block.segment];
         let rows = block.rows * group;
         for (kv_head, total) in (block.kv_head..).zip(total.chunks_exact_mut(self.state_len(block.rows))) {
-            let total = results(total, rows);
+            let mut total = results(total, rows);
             for r in 0..rows {
-                let (token, head) = (block.row + r / group, kv_head * group + r % group);
+                let row = s.first_row + block.row + r / group;
+                let head = kv_head * group + r % group;
+                self.go_on(&mut total, r, step, (row, head));
+                if self.spec.is_part {
+                    self.put_aside(&total, r, step, (row, head));
+                    continue;
+                }
                 let factor = self.factor(total.max[r], total.sum[r], head);
-                let start = self.out.start + (s.first_row + token) * self.out.stride + head * dim;
+                let start = self.out.start + row * self.out.stride + head * dim;
                 // SAFETY: a token's head belongs to one block.
                 let out = unsafe { step.arena.slice_mut(start, dim) };
                 out.iter_mut().zip(&total.acc[r * dim..]).for_each(|(o, a)| *o = *a * factor);

@@ -138,7 +138,10 @@ fn heads_a_task(kv_heads: usize, query_rows: usize, tasks: usize, threads: usize
 
 /// Rows of a sequence for which nothing need be chosen: they come first.
 fn rows_that_see_all(spec: &AttentionSpec, s: &Segment) -> usize {
-    spec.chosen.map_or(s.rows, |chosen| chosen.room().saturating_sub(s.past).min(s.rows))
+    let Some(chosen) = spec.chosen else { return s.rows };
+    // The first position that sees more than a list has room for.
+    let first = (chosen.room() + 1).saturating_mul(spec.mask.pooled()) - 1;
+    first.saturating_sub(s.past).min(s.rows)
 }
 
 /// The spans of the positions `from .. to`.
@@ -160,6 +163,7 @@ fn visible(mask: Mask, s: &Segment, row: usize, rows: usize) -> (usize, usize) {
         Mask::Encoded => (0, s.encoded),
         Mask::Decoded => (s.encoded.min(first), last + 1),
         Mask::Around(n) => (first.saturating_sub(n as usize), s.rows.min(last + 1 + n as usize)),
+        Mask::Pooled(_) => (0, (last + 1) / mask.pooled()),
         Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => (mask.first_seen(first), last + 1),
     }
 }
@@ -171,6 +175,7 @@ pub(super) fn row_visible(mask: Mask, s: &Segment, position: usize) -> (usize, u
         Mask::Encoded => (0, s.encoded),
         Mask::Decoded => (s.encoded.min(position), position + 1),
         Mask::Around(n) => (position.saturating_sub(n as usize), s.rows.min(position + 1 + n as usize)),
+        Mask::Pooled(_) => (0, (position + 1) / mask.pooled()),
         Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => (mask.first_seen(position), position + 1),
     }
 }
@@ -182,7 +187,7 @@ mod tests {
     #[test]
     fn a_block_looks_at_what_any_of_its_rows_sees() {
         let s = Segment { first_row: 0, rows: 12, past: 9, ..Segment::default() };
-        for mask in [Mask::Causal, Mask::Window(4), Mask::Chunk(5), Mask::Chunk(1)] {
+        for mask in [Mask::Causal, Mask::Window(4), Mask::Chunk(5), Mask::Chunk(1), Mask::Pooled(4)] {
             for (row, rows) in [(0, 1), (3, 4), (0, 12)] {
                 let each = (row..row + rows).map(|row| row_visible(mask, &s, s.past + row));
                 let all = each.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));

@@ -1,0 +1,129 @@
+//! Blocks of tokens that become one row each: a task takes some columns of a sequence through all its tokens of the step.
+
+use std::sync::Arc;
+
+use puna_graph::{Place, PoolSpec};
+
+use crate::kernels::PoolStep;
+use crate::ops::recurrent::{begun, columns, columns_mut, segment, state_work};
+use crate::step::{Instruction, Local, Step};
+
+/// Columns of a row that a task takes.
+const COLUMNS: usize = 128;
+
+/// A pool of tokens. Its state has for the block that goes on its largest gates, sums and weighed sums, and behind
+/// these those of the next one where blocks overlap.
+pub struct Pool {
+    pub x: Place,
+    pub gate: Place,
+    pub out: Place,
+    pub spec: PoolSpec,
+    /// Added to gates, a row a place in the block.
+    pub bias: Arc<[f32]>,
+}
+
+/// The part of a state that a task has of one block.
+struct Pooled<'a>([&'a mut [f32]; 3]);
+
+impl Pooled<'_> {
+    /// Without any token.
+    fn clear(&mut self) {
+        let [max, sum, acc] = &mut self.0;
+        max.fill(f32::MIN);
+        sum.fill(0.0);
+        acc.fill(0.0);
+    }
+
+    fn copy_from(&mut self, other: &Pooled<'_>) {
+        self.0.iter_mut().zip(&other.0).for_each(|(to, from)| to.copy_from_slice(from));
+    }
+}
+
+impl Pool {
+    fn blocks(&self) -> usize {
+        self.spec.dim.div_ceil(COLUMNS)
+    }
+}
+
+// SAFETY: a task writes columns of the result and a part of the state that are its own.
+unsafe impl Instruction for Pool {
+    fn name(&self) -> &'static str {
+        "pool"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        step.input.segments.len() * self.blocks()
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        let PoolSpec { state, block, dim, overlaps, .. } = self.spec;
+        let (s, part) = segment(step, task, self.blocks());
+        let first = part * COLUMNS;
+        let n = COLUMNS.min(dim - first);
+        // SAFETY: the columns belong to this task, here and in the state; inputs were computed before a barrier.
+        unsafe {
+            let of = |kind: usize| begun(step, s, state, kind * dim + first, n);
+            let mut own = Pooled([of(0), of(1), of(2)]);
+            let mut next = overlaps.then(|| Pooled([of(3), of(4), of(5)]));
+            for row in 0..s.rows {
+                let (position, at) = (s.past + row, s.first_row + row);
+                let place = position % block;
+                let take = |pooled: &mut Pooled<'_>, column: usize| {
+                    let [max, sum, acc] = &mut pooled.0;
+                    let (x, gate) =
+                        (columns(step, &self.x, at, column, n), columns(step, &self.gate, at, column, n));
+                    let bias = &self.bias[place * self.spec.cols() + column..][..n];
+                    (step.level.vector.recurrent.pool)(PoolStep { max, sum, acc, x, gate, bias });
+                };
+                if place == 0 {
+                    match &next {
+                        Some(next) if position > 0 => own.copy_from(next),
+                        _ => own.clear(),
+                    }
+                    next.iter_mut().for_each(Pooled::clear);
+                }
+                take(&mut own, if overlaps { dim + first } else { first });
+                next.iter_mut().for_each(|next| take(next, first));
+                let out = columns_mut(step, &self.out, at, first, n);
+                if place + 1 < block {
+                    out.fill(0.0);
+                    continue;
+                }
+                let [_, sum, acc] = &own.0;
+                out.iter_mut().zip(acc.iter().zip(sum.iter())).for_each(|(out, (acc, sum))| *out = acc / sum);
+            }
+        }
+    }
+
+    fn work(&self, step: &Step<'_>) -> (u64, u64) {
+        state_work(step, self.spec.values(), 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The row of a block of one column whose tokens have these gates and values, as [`Pool`] takes them one after the other.
+    fn row(tokens: &[(f32, f32)]) -> f32 {
+        let (mut max, mut sum, mut acc) = ([f32::MIN], [0.0], [0.0]);
+        for &(gate, x) in tokens {
+            let (max, sum, acc) = (&mut max, &mut sum, &mut acc);
+            let step = PoolStep { max, sum, acc, x: &[x], gate: &[gate], bias: &[0.5] };
+            (crate::kernels::levels()[0].vector.recurrent.pool)(step);
+        }
+        acc[0] / sum[0]
+    }
+
+    #[test]
+    fn a_row_is_the_sum_of_its_tokens_by_the_softmax_of_their_gates() {
+        assert_eq!(row(&[(3.0, 7.0)]), 7.0);
+        let tokens = [(1.0f32, 2.0), (-2.0, 8.0), (4.0, -1.0), (3.0, 5.0)];
+        let weights = tokens.map(|(gate, _)| gate.exp());
+        let sum: f32 = tokens.iter().zip(weights).map(|((_, x), w)| x * w).sum();
+        let want = sum / weights.iter().sum::<f32>();
+        assert!((row(&tokens) - want).abs() < 1e-6);
+        // Weights of gates that far apart are one and nothing.
+        assert_eq!(row(&[(-1e30, 2.0), (1e30, 3.0), (0.0, 9.0)]), 3.0);
+    }
+}

@@ -1,0 +1,223 @@
+//! Several residual streams in the place of one: the weights by which they are read and written, and both.
+
+use puna_graph::{Place, StreamSpec};
+
+use crate::ops::elementwise::own_row;
+use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
+
+/// Rows of weights that a task makes: with all rounds of a mixing matrix they take a few microseconds each.
+const WEIGHT_ROWS: usize = 8;
+/// Columns of a stream that are kept aside while it is overwritten.
+const CHUNK: usize = 64;
+
+/// Weights from numbers.
+pub struct StreamWeights {
+    pub x: Place,
+    pub out: Place,
+    pub spec: StreamSpec,
+}
+
+// SAFETY: a task writes rows of the result that are its own, and reads the same rows of the input.
+unsafe impl Instruction for StreamWeights {
+    fn name(&self) -> &'static str {
+        "streams"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        step.rows(self.out.rows).div_ceil(WEIGHT_ROWS)
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        for row in task * WEIGHT_ROWS..((task + 1) * WEIGHT_ROWS).min(step.rows(self.out.rows)) {
+            // SAFETY: rows belong to one task.
+            weigh(&self.spec, unsafe { own_row(step, &self.x, &self.out, row) });
+        }
+    }
+}
+
+/// Turns a token's numbers into its weights, see [`StreamSpec`].
+fn weigh(spec: &StreamSpec, numbers: &mut [f32]) {
+    let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
+    let count = spec.streams;
+    let kind = |i: usize| (i / count).min(2);
+    for (i, (x, base)) in numbers.iter_mut().zip(&spec.base).enumerate() {
+        let number = *x * spec.scales[kind(i)] + base;
+        *x = match kind(i) {
+            0 => sigmoid(number) + spec.floor,
+            1 => spec.magnitude * sigmoid(number) + spec.write_floor,
+            _ => number,
+        };
+    }
+    if spec.scales.len() > 2 {
+        balance(&mut numbers[2 * count..], spec);
+    }
+}
+
+/// Makes rows and columns of a matrix sum up to one, nearly.
+fn balance(matrix: &mut [f32], spec: &StreamSpec) {
+    let (count, floor) = (spec.streams, spec.floor);
+    for row in matrix.chunks_exact_mut(count) {
+        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        row.iter_mut().for_each(|x| *x = (*x - most).exp());
+        let sum: f32 = row.iter().sum();
+        row.iter_mut().for_each(|x| *x = *x / sum + floor);
+    }
+    for round in 0..spec.rounds {
+        if round > 0 {
+            for row in matrix.chunks_exact_mut(count) {
+                let sum = row.iter().sum::<f32>() + floor;
+                row.iter_mut().for_each(|x| *x /= sum);
+            }
+        }
+        for column in 0..count {
+            let sum = matrix.iter().skip(column).step_by(count).sum::<f32>() + floor;
+            matrix.iter_mut().skip(column).step_by(count).for_each(|x| *x /= sum);
+        }
+    }
+}
+
+/// A weighed sum of the streams.
+pub struct ReadStreams {
+    pub streams: Place,
+    pub by: Place,
+    pub out: Place,
+}
+
+// SAFETY: a task writes rows of the result that are its own.
+unsafe impl Instruction for ReadStreams {
+    fn name(&self) -> &'static str {
+        "streams"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        row_tasks(&self.out, step)
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        for row in task_rows(task, &self.out, step) {
+            // SAFETY: each row belongs to one task; the planner keeps inputs apart from the result.
+            let (streams, by, out) = unsafe {
+                let (streams, by) = (step.arena.row(&self.streams, row), step.arena.row(&self.by, row));
+                (streams, by, step.arena.row_mut(&self.out, row))
+            };
+            out.fill(0.0);
+            streams.chunks_exact(out.len()).zip(by).for_each(|(stream, &by)| add_scaled(out, stream, by));
+        }
+    }
+}
+
+/// `to += by · from`.
+fn add_scaled(to: &mut [f32], from: &[f32], by: f32) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to += by * from);
+}
+
+/// Adds what a part of a layer gave.
+pub struct WriteStreams {
+    pub streams: Place,
+    pub part: Place,
+    pub by: Place,
+    pub mix: Option<Place>,
+    pub out: Place,
+}
+
+// SAFETY: a task writes rows of the result that are its own, and reads the same rows of the inputs.
+unsafe impl Instruction for WriteStreams {
+    fn name(&self) -> &'static str {
+        "streams"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        row_tasks(&self.out, step)
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        for row in task_rows(task, &self.out, step) {
+            // SAFETY: rows belong to one task.
+            let streams = unsafe { own_row(step, &self.streams, &self.out, row) };
+            // SAFETY: each row belongs to one task; the planner keeps these inputs apart from the result.
+            let input = |place: &Place| unsafe { step.arena.row(place, row) };
+            write(streams, input(&self.part), input(&self.by), self.mix.as_ref().map(input));
+        }
+    }
+}
+
+/// The streams of a token behind a part that gave `part`.
+fn write(streams: &mut [f32], part: &[f32], by: &[f32], mix: Option<&[f32]>) {
+    let n = part.len();
+    let Some(mix) = mix else {
+        return streams.chunks_exact_mut(n).zip(by).for_each(|(to, &by)| add_scaled(to, part, by));
+    };
+    let mut before = [[0.0; CHUNK]; StreamSpec::MAX_STREAMS];
+    let before = &mut before[..by.len()];
+    for at in (0..n).step_by(CHUNK) {
+        let len = CHUNK.min(n - at);
+        for (stream, before) in streams.chunks_exact(n).zip(before.iter_mut()) {
+            before[..len].copy_from_slice(&stream[at..at + len]);
+        }
+        for (t, (stream, &by)) in streams.chunks_exact_mut(n).zip(by).enumerate() {
+            let to = &mut stream[at..at + len];
+            to.iter_mut().zip(&part[at..]).for_each(|(to, part)| *to = by * part);
+            let mixed = mix.iter().skip(t).step_by(before.len());
+            mixed.zip(before.iter()).for_each(|(&by, before)| add_scaled(to, before, by));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(streams: usize, kinds: usize) -> StreamSpec {
+        let numbers = StreamSpec::numbers(streams, kinds);
+        StreamSpec {
+            streams,
+            scales: [0.5, 2.0, 3.0][..kinds].to_vec(),
+            base: (0..numbers).map(|i| i as f32 / 8.0 - 1.0).collect(),
+            floor: 0.01,
+            magnitude: 2.0,
+            write_floor: 0.25,
+            rounds: 20,
+        }
+    }
+
+    #[test]
+    fn weights_are_sigmoids_of_scaled_numbers_by_kind() {
+        let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
+        let mut numbers = [1.0, -2.0, 0.5, 3.0];
+        weigh(&spec(2, 2), &mut numbers);
+        let read = [sigmoid(0.5 - 1.0) + 0.01, sigmoid(-1.0 - 0.875) + 0.01];
+        let write = [2.0 * sigmoid(1.0 - 0.75) + 0.25, 2.0 * sigmoid(6.0 - 0.625) + 0.25];
+        for (got, want) in numbers.iter().zip(read.iter().chain(&write)) {
+            assert!((got - want).abs() < 1e-6, "{got}, not {want}");
+        }
+    }
+
+    #[test]
+    fn no_stream_takes_or_gives_more_than_another() {
+        let spec = StreamSpec { floor: 1e-6, ..spec(3, 3) };
+        let mut numbers: Vec<f32> = (0..15).map(|i| (i * 7 % 5) as f32 / 4.0).collect();
+        weigh(&spec, &mut numbers);
+        let mix = &numbers[6..];
+        for i in 0..3 {
+            let (row, column) = (mix[3 * i..][..3].iter().sum::<f32>(), mix[i] + mix[3 + i] + mix[6 + i]);
+            assert!((row - 1.0).abs() < 1e-3 && (column - 1.0).abs() < 1e-3, "{row} and {column}");
+        }
+        assert!((mix[0] - mix[1]).abs() > 0.01, "{mix:?}");
+    }
+
+    #[test]
+    fn each_stream_is_what_all_hand_on_to_it_and_its_share_of_the_part() {
+        const N: usize = CHUNK + 3;
+        let old: Vec<f32> = (0..2 * N).map(|i| (i * 37 % 11) as f32).collect();
+        let part: Vec<f32> = (0..N).map(|i| (i % 5) as f32).collect();
+        let (by, mix) = ([2.0, -1.0], [0.5, 4.0, 8.0, 0.25]);
+        let (mut mixed, mut plain) = (old.clone(), old.clone());
+        write(&mut mixed, &part, &by, Some(&mix));
+        write(&mut plain, &part, &by, None);
+        for i in 0..N {
+            let (a, b, p) = (old[i], old[N + i], part[i]);
+            assert_eq!([mixed[i], mixed[N + i]], [2.0 * p + 0.5 * a + 8.0 * b, 4.0 * a + 0.25 * b - p]);
+            assert_eq!([plain[i], plain[N + i]], [a + 2.0 * p, b - p]);
+        }
+    }
+}
