@@ -21,8 +21,8 @@ impl Attend {
     ) {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
         let s = &step.input.segments[block.segment];
-        let rows = self.group();
-        let (queries, each) = (rows * self.spec.key_dim, self.state_len(1));
+        let rows = block.queries();
+        let (queries, each) = (rows * self.spec.key_dim, block.state_len(&self.spec));
         let place = |&position: &usize| cache.place_of(self.layer, s, position);
         let softcap = self.spec.softcap;
         for head in 0..block.kv_heads {
@@ -59,14 +59,13 @@ impl Attend {
     ) {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
         let s = &step.input.segments[block.segment];
-        let group = self.group();
-        let rows = block.rows * group;
-        let (queries, each) = (rows * self.spec.key_dim, self.state_len(block.rows));
+        let rows = block.queries();
+        let (queries, each) = (rows * self.spec.key_dim, block.state_len(&self.spec));
         let (mut visible, softcap) = (vec![(0, 0); rows], self.spec.softcap);
         for at in (from..to).step_by(RUN) {
             let len = RUN.min(to - at);
             let places: Vec<_> = (at..at + len).map(|row| cache.place_of(self.layer, s, row)).collect();
-            for (row, visible) in visible.chunks_exact_mut(group).enumerate() {
+            for (row, visible) in visible.chunks_exact_mut(block.heads).enumerate() {
                 let (_, end) = row_visible(self.spec.mask, s, s.past + block.row + row);
                 visible.fill((0, end.saturating_sub(at).min(len)));
             }

@@ -21,7 +21,7 @@ use crate::ops::rotate::{is_rotated, rotate};
 use crate::step::{Instruction, Local, Step};
 
 pub use work::Work;
-use work::{Block, Merge, row_visible, spans, state_len};
+use work::{Block, Merge, row_visible, spans};
 
 /// Writes keys and values of the step to the cache.
 pub struct StoreKv {
@@ -114,10 +114,6 @@ impl Attend {
     fn group(&self) -> usize {
         self.spec.heads / self.spec.kv_heads
     }
-
-    fn state_len(&self, rows: usize) -> usize {
-        state_len(&self.spec, rows)
-    }
 }
 
 // SAFETY: a task writes rows and heads of the result, or a partial result, that are its own; partial results are
@@ -160,7 +156,7 @@ unsafe impl Instruction for Attend {
         self.work.blocks.iter().fold((0, 0), |(b, m), block| {
             let positions = (block.to - block.from) as u64;
             let positions = positions * block.kv_heads as u64;
-            (b + positions * bytes, m + positions * values * (block.rows * self.group()) as u64)
+            (b + positions * bytes, m + positions * values * block.queries() as u64)
         })
     }
 }
@@ -197,8 +193,8 @@ fn combine(total: &mut RunningSoftmax<'_>, span: &RunningSoftmax<'_>, dim: usize
 
 impl Attend {
     fn attend(&self, block: Block, step: &Step<'_>, memory: &mut Vec<f32>, local: &mut Local) {
-        let rows = block.rows * self.group();
-        let (queries, each) = (rows * self.spec.key_dim, self.state_len(block.rows));
+        let rows = block.queries();
+        let (queries, each) = (rows * self.spec.key_dim, block.state_len(&self.spec));
         // For each key head its query rows; the results of a span; those of all spans.
         memory.resize(block.kv_heads * (queries + 2 * each), 0.0);
         let (q, rest) = memory.split_at_mut(block.kv_heads * queries);
@@ -235,16 +231,15 @@ impl Attend {
         scratch: &mut Scratch,
     ) {
         let s = &step.input.segments[block.segment];
-        let group = self.group();
-        let rows = block.rows * group;
-        let (queries, each) = (rows * self.spec.key_dim, self.state_len(block.rows));
+        let rows = block.queries();
+        let (queries, each) = (rows * self.spec.key_dim, block.state_len(&self.spec));
         let mut visible = vec![(0, 0); rows];
         let (mut falls, mut shifts) = (Vec::new(), Vec::new());
         let mut at = from;
         let mut now = self.run_at(step, s, block.kv_head, at, to);
         while at < to {
             let len = now.0.rows;
-            for (row, visible) in visible.chunks_exact_mut(group).enumerate() {
+            for (row, visible) in visible.chunks_exact_mut(block.heads).enumerate() {
                 let (from, to) = row_visible(self.spec.mask, s, s.past + block.row + row);
                 visible.fill((from.saturating_sub(at).min(len), to.saturating_sub(at).min(len)));
             }
@@ -274,24 +269,24 @@ impl Attend {
     /// How scores of a key head's query rows fall, in the run of positions from `at` on.
     fn falls(&self, block: Block, s: &Segment, head: usize, at: usize, falls: &mut Vec<Fall>) {
         falls.clear();
-        let group = self.group();
-        let Some(slopes) = self.slopes.get((block.kv_head + head) * group..) else { return };
+        let first = (block.kv_head + head) * self.group() + block.head;
+        let Some(slopes) = self.slopes.get(first..) else { return };
         for row in 0..block.rows {
             let from = (s.past + block.row + row) as f32 - at as f32;
-            falls.extend(slopes.iter().take(group).map(|&slope| Fall { slope, from }));
+            falls.extend(slopes.iter().take(block.heads).map(|&slope| Fall { slope, from }));
         }
     }
 
     /// What is added to scores of a key head's query rows, in the run of positions from `at` on.
     fn shifts(&self, block: Block, s: &Segment, head: usize, at: usize, shifts: &mut Vec<f32>) {
         shifts.clear();
-        let (group, far) = (self.group(), Shifts::FAR);
+        let (first, far) = ((block.kv_head + head) * self.group() + block.head, Shifts::FAR);
         let distances = 2 * far + 1;
-        let Some(all) = self.shifts.get((block.kv_head + head) * group * distances..) else { return };
+        let Some(all) = self.shifts.get(first * distances..) else { return };
         for row in 0..block.rows {
             let query = s.past + block.row + row;
             let index = |key: usize| (key + far).saturating_sub(query).min(2 * far);
-            for head in all.chunks_exact(distances).take(group) {
+            for head in all.chunks_exact(distances).take(block.heads) {
                 shifts.extend((at..at + RUN).map(|key| head[index(key)]));
             }
         }
@@ -311,8 +306,9 @@ impl Attend {
             // SAFETY: computed before a barrier.
             let all = unsafe { step.arena.row(&self.q, first_row + row) };
             for head in 0..block.kv_heads {
-                let heads = &all[(block.kv_head + head) * group * dim..][..group * dim];
-                let q = &mut q[(head * block.rows + row) * group * dim..][..group * dim];
+                let first = (block.kv_head + head) * group + block.head;
+                let heads = &all[first * dim..][..block.heads * dim];
+                let q = &mut q[(head * block.rows + row) * block.heads * dim..][..block.heads * dim];
                 q.iter_mut().zip(heads).for_each(|(q, x)| *q = x * self.spec.scale);
                 if self.is_rotated(step, Kind::Key) {
                     rotate(q);
@@ -372,12 +368,12 @@ impl Attend {
     fn finish(&self, block: Block, total: &mut [f32], step: &Step<'_>) {
         let (group, dim) = (self.group(), self.spec.value_dim);
         let s = &step.input.segments[block.segment];
-        let rows = block.rows * group;
-        for (kv_head, total) in (block.kv_head..).zip(total.chunks_exact_mut(self.state_len(block.rows))) {
+        let rows = block.queries();
+        for (kv_head, total) in (block.kv_head..).zip(total.chunks_exact_mut(block.state_len(&self.spec))) {
             let mut total = results(total, rows);
             for r in 0..rows {
-                let row = s.first_row + block.row + r / group;
-                let head = kv_head * group + r % group;
+                let row = s.first_row + block.row + r / block.heads;
+                let head = kv_head * group + block.head + r % block.heads;
                 self.go_on(&mut total, r, step, (row, head));
                 if self.spec.is_part {
                     self.put_aside(&total, r, step, (row, head));
@@ -410,8 +406,8 @@ impl Attend {
 
     /// Merges the spans of a block into the first one's results.
     fn merge(&self, m: &Merge, step: &Step<'_>) {
-        let rows = m.block.rows * self.group();
-        let len = m.block.kv_heads * self.state_len(m.block.rows);
+        let rows = m.block.queries();
+        let len = m.block.kv_heads * m.block.state_len(&self.spec);
         // SAFETY: every span is written, and this is the only task that goes on with them.
         let partials = unsafe { self.partials.slice_mut(m.partial, m.spans * len) };
         let (total, others) = partials.split_at_mut(len);

@@ -13,6 +13,8 @@ const BLOCK_ROWS: usize = 64;
 const SPAN: usize = 512;
 /// Query rows of a key head up to which a task takes several key heads.
 const FEW_ROWS: usize = 16;
+/// Query rows of a key head that are worth bringing its keys near once more.
+const WORTH_ROWS: usize = 8;
 /// Tasks a thread that even out what threads differ in speed: with fewer, contexts are cut into spans; beyond that, tasks
 /// of few rows take several key heads.
 const TASKS_A_THREAD: usize = 8;
@@ -27,6 +29,9 @@ pub(super) struct Block {
     /// First key head, and how many.
     pub kv_head: usize,
     pub kv_heads: usize,
+    /// First query head of each key head, and how many.
+    pub head: usize,
+    pub heads: usize,
     /// Whether it is one token that sees what was chosen for it, and no more.
     pub is_chosen: bool,
     /// Positions seen by this task; places in the list of them where they were chosen, which may be shorter.
@@ -55,9 +60,16 @@ pub struct Work {
     pub(super) partial_len: usize,
 }
 
-/// Floats of the running softmax of a key head's queries, for so many rows.
-pub(super) fn state_len(spec: &AttentionSpec, rows: usize) -> usize {
-    rows * (spec.heads / spec.kv_heads) * (spec.value_dim + 2)
+impl Block {
+    /// Query rows of a key head.
+    pub fn queries(&self) -> usize {
+        self.rows * self.heads
+    }
+
+    /// Floats of the running softmax of a key head's queries.
+    pub fn state_len(&self, spec: &AttentionSpec) -> usize {
+        self.queries() * (spec.value_dim + 2)
+    }
 }
 
 impl Work {
@@ -90,12 +102,27 @@ impl Work {
                 // is still there, where pages are smaller than a run.
                 let from = (from / RUN * RUN).max(from.min(first_kept(spec.mask, s, page_tokens)));
                 let spans = if cut { spans(from, to).count() } else { 1 };
-                let heads = heads_a_task(spec.kv_heads, rows * group, blocks * spans, threads);
-                for kv_head in (0..spec.kv_heads).step_by(heads) {
-                    let kv_heads = heads.min(spec.kv_heads - kv_head);
-                    let partial = None;
-                    let block = Block { segment, row, rows, kv_head, kv_heads, is_chosen, from, to, partial };
-                    work.push(block, cut, kv_heads * state_len(spec, rows));
+                let each = heads_a_task(spec.kv_heads, rows * group, blocks * spans, threads);
+                let part = queries_a_task(group, rows, blocks * spans * spec.kv_heads, threads);
+                for kv_head in (0..spec.kv_heads).step_by(each) {
+                    let (kv_heads, partial) = (each.min(spec.kv_heads - kv_head), None);
+                    for head in (0..group).step_by(part) {
+                        let heads = part.min(group - head);
+                        let block = Block {
+                            segment,
+                            row,
+                            rows,
+                            kv_head,
+                            kv_heads,
+                            head,
+                            heads,
+                            is_chosen,
+                            from,
+                            to,
+                            partial,
+                        };
+                        work.push(block, cut, kv_heads * block.state_len(spec));
+                    }
                 }
             }
         }
@@ -134,6 +161,13 @@ fn heads_a_task(kv_heads: usize, query_rows: usize, tasks: usize, threads: usize
     }
     let parts = (threads * TASKS_A_THREAD).div_ceil(tasks).min(kv_heads);
     kv_heads.div_ceil(parts)
+}
+
+/// Of the query heads of a key head how many a task takes, if there were so many tasks with all of them: where these are fewer than
+/// threads, several tasks read the same keys, each for heads enough to make that worth while.
+fn queries_a_task(group: usize, rows: usize, tasks: usize, threads: usize) -> usize {
+    let parts = threads.div_ceil(tasks).min(rows * group / WORTH_ROWS).clamp(1, group);
+    group.div_ceil(parts)
 }
 
 /// Rows of a sequence for which nothing need be chosen: they come first.
