@@ -16,7 +16,7 @@ pub enum Qkv {
     /// `attn_qkv`, with the widths of its three parts.
     Fused(Linear, [usize; 3]),
     /// What queries meet holds the values, and has turned already.
-    Latent(Latent),
+    Latent(Box<Latent>),
 }
 
 impl Qkv {

@@ -9,6 +9,7 @@ use crate::blocks::{FeedForward, Mlp, Plain, Qkv};
 use crate::error::ModelError;
 use crate::experts::{ExpertShape, Experts, Shared};
 use crate::hparams::Hparams;
+use crate::hyper::{self, Streams};
 use crate::indexer::{Choices, Sight};
 use crate::latent::{Latent, LatentForm};
 use crate::model::{Architecture, Loaded, Shape, Unmasking};
@@ -154,6 +155,8 @@ pub struct Decoder {
     pub embd_norm: Option<AnyNorm>,
     /// The layers.
     pub layers: Vec<Layer>,
+    /// Several streams in the place of one.
+    pub streams: Option<Streams>,
     /// Multiplies what layers add to the stream.
     pub residual_scale: f32,
     /// Of the stream behind the last layer.
@@ -198,6 +201,7 @@ impl Decoder {
             embd_scale: 1.0,
             embd_norm: None,
             layers,
+            streams: None,
             residual_scale: 1.0,
             norm,
             head: w.head(table, hp.n_embd, hp.n_vocab)?,
@@ -252,7 +256,8 @@ impl Decoder {
         outputs_only: bool,
     ) -> ValueId {
         let l = &self.layers[i];
-        let mut h = normed(g, "attn_norm", &l.attn_norm, x);
+        let (read, mut writing) = self.read(g, i, 0, x);
+        let mut h = normed(g, "attn_norm", &l.attn_norm, read);
         let mut a = l.attend(g, i, h, choices);
         if outputs_only && i + 1 == self.layers.len() {
             a = g.gather_outputs(a);
@@ -260,27 +265,36 @@ impl Decoder {
                 h = if h == x { h } else { g.gather_outputs(h) };
             }
             x = g.gather_outputs(x);
+            writing = writing.map(|writing| hyper::gather_outputs(g, writing));
         }
         let a = normed(g, "attn_sub_norm", &l.heads_norm, a);
         let a = g.linear("attn_out", &l.wo, a);
         let a = normed(g, "attn_post_norm", &l.post_attn_norm, a);
         let a = scaled(g, "attn_scaled", a, self.residual_scale);
         let before = x;
-        x = g.add("ffn_inp", x, a);
+        x = hyper::add(g, "ffn_inp", x, a, writing);
+        let (read, writing) = self.read(g, i, 1, x);
         let h = match &l.ffn_norm {
-            Some(norm) => norm.apply(g, "ffn_norm", if l.parallel { before } else { x }),
+            Some(norm) => norm.apply(g, "ffn_norm", if l.parallel { before } else { read }),
             None => {
                 if l.parallel {
                     h
                 } else {
-                    x
+                    read
                 }
             }
         };
         let f = l.ffn.forward_by(g, h, if l.early_router { before } else { h });
         let f = normed(g, "ffn_post_norm", &l.post_ffn_norm, f);
         let f = scaled(g, "ffn_scaled", f, self.residual_scale);
-        g.add("l_out", x, f)
+        hyper::add(g, "l_out", x, f, writing)
+    }
+
+    /// What a part of layer `i` reads, and how it writes where there are several streams.
+    fn read(&self, g: &mut Graph, i: usize, part: usize, x: ValueId) -> (ValueId, Option<Writing>) {
+        let Some(streams) = &self.streams else { return (x, None) };
+        let (read, writing) = streams.links[i][part].read(g, x);
+        (read, Some(writing))
     }
 }
 
@@ -363,7 +377,8 @@ impl Decoder {
             let positions = g.embed("pos_embd", positions, self.n_embd, Index::Position);
             x = g.add("inp_pos", x, positions);
         }
-        normed(g, "inp_norm", &self.embd_norm, x)
+        x = normed(g, "inp_norm", &self.embd_norm, x);
+        self.streams.as_ref().map_or(x, |streams| streams.begin(g, x))
     }
 
     /// The stream behind these layers, which `entered` the first of them. The last one of all lets only outputs through where that is
@@ -390,6 +405,7 @@ impl Decoder {
 
     /// Hidden states of the stream behind the last layer.
     pub fn leave(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        let x = self.streams.as_ref().map_or(x, |streams| streams.join_all(g, x));
         let x = self.norm.apply(g, "result_norm", x);
         self.projections.iter().fold(x, |x, projection| g.linear("result_projected", projection, x))
     }
@@ -481,7 +497,7 @@ impl Block<'_, '_> {
             Latent::load(self.w, &self.name, (self.hp.n_embd, heads), (form, self.norm, Some(rope)))?;
         let attention = form.attention(heads);
         let attention = AttentionSpec { scale: scale * attention.scale, ..attention };
-        let layer = self.around(Qkv::Latent(latent), attention, Some(values), ffn)?;
+        let layer = self.around(Qkv::Latent(Box::new(latent)), attention, Some(values), ffn)?;
         Ok(Layer { attn_norm, ffn_norm, ..layer })
     }
 

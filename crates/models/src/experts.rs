@@ -123,8 +123,10 @@ impl ExpertShape {
             Some(1) => Gating::Softmax,
             Some(2) => Gating::Sigmoid,
             Some(3) => Gating::SoftmaxOfChosen,
+            Some(4) => Gating::SqrtSoftplus,
             Some(other) => {
-                let reason = "use 1 (softmax), 2 (sigmoid) or 3 (softmax of the chosen)";
+                let reason =
+                    "use 1 (softmax), 2 (sigmoid), 3 (softmax of the chosen) or 4 (root of softplus)";
                 let (key, value) = (keys.name("expert_gating_func"), other.to_string());
                 return Err(ModelError::KeyValue { key, value, reason });
             }
@@ -263,6 +265,13 @@ impl Experts {
             ..self.spec.clone()
         };
         Ok(Self { adjugates: Some(adjugates), ..self })
+    }
+
+    /// The same whose experts are those that `TENSOR [used, vocabulary]` lists for each token id.
+    pub fn listed(self, w: &mut Weights<'_>, tensor: &str, n_vocab: usize) -> Result<Self, ModelError> {
+        let MoeSpec { experts, used, .. } = self.spec;
+        let by_token = Some(w.indices(tensor, &[used, n_vocab], experts)?);
+        Ok(Self { spec: MoeSpec { by_token, favour: None, ..self.spec }, ..self })
     }
 
     /// The feed-forward part of a layer, where `by` is what the router reads.

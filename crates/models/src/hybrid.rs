@@ -18,6 +18,11 @@ pub trait Mixer: Send + Sync {
         None
     }
 
+    /// The same where it needs several layers of the cache.
+    fn cache_layers(&self) -> Vec<CacheLayer> {
+        self.cache().into_iter().collect()
+    }
+
     /// All that needs other tokens, of what it reads.
     fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId;
 
@@ -79,6 +84,11 @@ pub enum Part {
 
 /// Another way for features from part to part than to be added up.
 pub trait Residual: Send + Sync {
+    /// What the stream begins as, of what tokens are.
+    fn enter(&self, _: &mut Graph, x: ValueId) -> ValueId {
+        x
+    }
+
     /// What the norm of this part of a layer reads.
     fn read(&self, g: &mut Graph, stream: &mut Stream, at: (usize, Part)) -> ValueId;
 
@@ -124,7 +134,7 @@ impl Hybrid {
     /// As a model.
     pub fn loaded(self, hp: &Hparams) -> Loaded {
         let mixers = self.layers.iter().flat_map(|layer| &layer.mixers);
-        let cache = mixers.filter_map(|mixer| mixer.cache()).collect();
+        let cache = mixers.flat_map(|mixer| mixer.cache_layers()).collect();
         Loaded { arch: Box::new(self), cache, shape: Shape::decoder(hp) }
     }
 
@@ -143,7 +153,11 @@ impl Hybrid {
 
 impl Architecture for Hybrid {
     fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
-        let mut stream = Stream { x: self.around.enter(g), kept: Vec::new() };
+        let mut x = self.around.enter(g);
+        if let Some(residual) = &self.residual {
+            x = residual.enter(g, x);
+        }
+        let mut stream = Stream { x, kept: Vec::new() };
         let mut trail = Trail::default();
         for (i, layer) in self.layers.iter().enumerate() {
             let block = i / self.block;
@@ -156,7 +170,7 @@ impl Architecture for Hybrid {
             let mut parts = Vec::with_capacity(layer.mixers.len());
             for mixer in &layer.mixers {
                 let mixed = mixer.mix(g, &mut trail, h);
-                trail.layer += usize::from(mixer.cache().is_some());
+                trail.layer += mixer.cache_layers().len();
                 parts.push(if is_last { g.gather_outputs(mixed) } else { mixed });
             }
             if is_last {

@@ -168,12 +168,12 @@ impl Indexer {
 }
 
 /// What the attention of a layer sees of what its mask lets through.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub enum Sight {
     /// Everything.
     All,
     /// What an indexer of the layer's own chooses.
-    Own(Indexer),
+    Own(Box<Indexer>),
     /// What the last indexer before it has chosen.
     Shared,
 }

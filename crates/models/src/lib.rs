@@ -14,6 +14,7 @@ mod error;
 mod experts;
 mod hparams;
 mod hybrid;
+mod hyper;
 mod indexer;
 mod kda;
 mod latent;

@@ -114,6 +114,18 @@ impl<'a> Weights<'a> {
         self.tensor(name, shape)
     }
 
+    /// The same where a file has all their rows in one matrix, `[input, output · heads]`.
+    pub fn heads_in_rows(&mut self, name: &str, shape: &[usize; 3]) -> Result<WeightId, ModelError> {
+        let &[input, output, heads] = shape;
+        if self.rows(name).is_none_or(|rows| rows == output) {
+            return self.of_heads(name, shape);
+        }
+        let missing = || ModelError::MissingTensor { name: name.into() };
+        let tensor = self.checked(name, &[input, output * heads])?.ok_or_else(missing)?;
+        let data = Arc::new(Mapped(tensor.shared()));
+        Ok(self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data }))
+    }
+
     /// The matrices, or rows, that a tensor of this shape is a stack of, each on its own.
     pub fn parts(&mut self, name: &str, stack: &[usize]) -> Result<Vec<WeightId>, ModelError> {
         let missing = || ModelError::MissingTensor { name: name.into() };
@@ -195,6 +207,27 @@ impl<'a> Weights<'a> {
         })
     }
 
+    /// A tensor of this shape of 32-bit integers below `end`.
+    pub fn indices(&mut self, name: &str, shape: &[usize], end: usize) -> Result<WeightId, ModelError> {
+        let missing = || ModelError::MissingTensor { name: name.into() };
+        let tensor = self.view.tensor(name).ok_or_else(missing)?;
+        let found: Vec<usize> = tensor.shape.iter().map(|&n| n as usize).collect();
+        if found != shape {
+            return Err(ModelError::TensorShape { name: name.into(), found, expected: shape.to_vec() });
+        }
+        if tensor.ty != TensorType::I32 {
+            return Err(ModelError::TensorType { name: name.into(), ty: tensor.ty });
+        }
+        let bytes = tensor.bytes();
+        let mut indices = bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        if let Some(other) = indices.find(|&i| usize::try_from(i).map_or(true, |i| i >= end)) {
+            let what = format!("the entry {other} of `{name}`");
+            return Err(ModelError::Unsupported { what, reason: "there is nothing with that number" });
+        }
+        let data = Arc::new(Mapped(tensor.shared()));
+        Ok(self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data }))
+    }
+
     /// Numbers of a small f32 tensor, for constants that are needed while the graph is built.
     pub fn numbers(&self, name: &str, len: usize) -> Result<Option<Vec<f32>>, ModelError> {
         let Some(tensor) = self.view.tensor(name) else { return Ok(None) };
@@ -205,6 +238,16 @@ impl<'a> Weights<'a> {
         let bytes = tensor.bytes();
         let numbers = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         Ok(Some(numbers.collect()))
+    }
+
+    /// The same of a tensor of any type that must be there.
+    pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+        let missing = || ModelError::MissingTensor { name: name.into() };
+        let tensor = self.checked(name, &[len])?.ok_or_else(missing)?;
+        let mut numbers = vec![0.0; len];
+        let done = puna_quant::dequantize(tensor.ty, &tensor.bytes(), &mut numbers);
+        done.map_err(|_| ModelError::TensorType { name: name.into(), ty: tensor.ty })?;
+        Ok(numbers)
     }
 
     /// The rotary table of these keys, with each frequency divided by its factor in `rope_freqs.weight` where the file has that.

@@ -448,3 +448,87 @@ fn what_two_stacks_cannot_be_is_refused() {
     let text = refused("t5", with("t5.decoder_block_count", 4u32), "");
     assert!(text.contains("`dec.blk.3."), "{text}");
 }
+
+#[test]
+fn what_hyper_connections_need_is_named() {
+    let keep = |_: &mut Metadata| {};
+    for (name, tensor) in [
+        ("hy_v4", "blk.1.hc_attn_fn.weight"),
+        ("hy_v4", "blk.2.hc_ffn_base.weight"),
+        ("hy_v4", "output_hc_scale.weight"),
+        ("hy_v4", "blk.0.attn_sinks.weight"),
+        ("hy_v4", "blk.0.attn_gate.weight"),
+        ("deepseek4", "blk.0.hc_ffn_scale.weight"),
+        ("deepseek4", "output_hc_fn.weight"),
+    ] {
+        assert_eq!(refused(name, keep, tensor), format!("tensor `{tensor}` is missing"));
+    }
+    for (name, key, value, reason) in [
+        ("hy_v4", "hyper_connection.count", Value::from(1u32), "must be between 2 and 16"),
+        ("hy_v4", "hyper_connection.count", Value::from(17u32), "must be between 2 and 16"),
+        ("hy_v4", "hyper_connection.epsilon", Value::from(f32::NAN), "must be a small number, not negative"),
+        ("hy_v4", "hyper_connection.magnitude", Value::from(f32::INFINITY), "must be a number"),
+        ("deepseek4", "hyper_connection.sinkhorn_iterations", Value::from(101u32), "must be at most 100"),
+    ] {
+        let key = format!("{name}.{key}");
+        let text = refused(name, with(&key, value), "");
+        assert!(text.starts_with(&format!("key `{key}` is ")) && text.contains(reason), "{text}");
+    }
+    // Numbers of another count of streams.
+    let text = refused("hy_v4", with("hy_v4.hyper_connection.count", 2u32), "");
+    assert!(text.starts_with("tensor `output_hc_fn.weight` has shape [120, 3]"), "{text}");
+}
+
+#[test]
+fn what_pooled_attention_needs_is_named() {
+    let keep = |_: &mut Metadata| {};
+    for tensor in [
+        "blk.0.attn_compressor_ape.weight",
+        "blk.1.attn_compressor_norm.weight",
+        "blk.0.indexer_compressor_gate.weight",
+        "blk.0.indexer.proj.weight",
+        "blk.2.attn_output_a.weight",
+        "blk.0.ffn_gate_tid2eid.weight",
+    ] {
+        assert_eq!(refused("deepseek4", keep, tensor), format!("tensor `{tensor}` is missing"));
+    }
+    let wrong = |key: &str, value: Value, reason: &str| {
+        let key = format!("deepseek4.attention.{key}");
+        let text = refused("deepseek4", with(&key, value), "");
+        assert!(text.starts_with(&format!("key `{key}` ")) && text.contains(reason), "{text}");
+    };
+    wrong("output_group_count", 4u32.into(), "groups of one size");
+    wrong("value_length", 16u32.into(), "keys are values");
+    wrong("compress_ratios", vec![4u32, 128].into(), "");
+    wrong("compress_ratios", vec![4u32, 1 << 17, 0].into(), "a block has at most 65536 tokens");
+    wrong("indexer.key_length", 8u32.into(), "must not be less than rope.dimension_count");
+    let key = "deepseek4.attention.compress_ratios";
+    let text = refused("deepseek4", |meta| drop(meta.remove(key)), "");
+    assert!(text.starts_with(&format!("key `{key}` is absent")), "{text}");
+    // Blocks of another length than their tensors have.
+    let text = refused("deepseek4", with(key, vec![4u32, 64, 0]), "");
+    assert!(text.contains("blk.1.attn_compressor_ape.weight"), "{text}");
+}
+
+#[test]
+fn a_list_of_experts_that_there_are_not_is_refused() {
+    const LIST: &str = "blk.0.ffn_gate_tid2eid.weight";
+    let source = source("deepseek4");
+    for (entry, what) in [(6i32, "the entry 6 of"), (-1, "the entry -1 of")] {
+        let mut writer = Writer::with_metadata(source.metadata().clone());
+        let mut data = Vec::new();
+        for tensor in source.tensors() {
+            writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
+            let mut bytes = source.data(tensor).to_vec();
+            if &*tensor.name == LIST {
+                bytes[40..44].copy_from_slice(&entry.to_le_bytes());
+            }
+            data.push(bytes);
+        }
+        let bytes = writer.to_vec(data.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
+        let view = View::new(Arc::new(Gguf::from_bytes(bytes).unwrap())).unwrap();
+        let Err(error) = Model::load(&view, LoadOptions::default()) else { panic!("{entry} was taken") };
+        let text = error.to_string();
+        assert!(text.contains(&format!("{what} `{LIST}`")), "{text}");
+    }
+}

@@ -10,8 +10,9 @@ use puna_gguf::{Value, Writer};
 use super::*;
 
 /// Models, and windows for them of which a context has several: dense, with layers that read the keys of others, with experts
-/// and sinks, and beside recurrent states.
-const MODELS: [(&str, u32); 4] = [("gemma3", 150), ("gemma4", 64), ("gpt-oss", 40), ("lfm2", 100)];
+/// and sinks, beside recurrent states, and beside pooled rows of what lies behind.
+const MODELS: [(&str, u32); 5] =
+    [("gemma3", 150), ("gemma4", 64), ("gpt-oss", 40), ("lfm2", 100), ("deepseek4", 90)];
 
 /// A model of the zoo with another window, and so many tokens of context.
 fn model((name, window): (&str, u32), n_ctx: u32) -> View {

@@ -52,7 +52,7 @@ fn load_with(
     let layers = decoder::layers(w, hp, norm, |b| {
         let ffn = if b.i < dense { b.gated(Glu::Silu)? } else { b.experts_beside(shape, shared)? };
         let sight = match owners[b.i] {
-            true => Sight::Own(Indexer::load(b, indexer, thin, (Some(turned), KEY_EPS))?),
+            true => Sight::Own(Indexer::load(b, indexer, thin, (Some(turned), KEY_EPS))?.into()),
             false => Sight::Shared,
         };
         Ok(Layer { sight, ..b.latent(form, rope, sharper, ffn)? })

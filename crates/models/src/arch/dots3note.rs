@@ -43,7 +43,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
                 Layer { attention: AttentionSpec { mask: windows.mask(b.i), ..layer.attention }, ..layer }
             }
             false => {
-                let sight = Sight::Own(Indexer::load(b, indexer, thin, (Some(turned), KEY_EPS))?);
+                let sight = Sight::Own(Indexer::load(b, indexer, thin, (Some(turned), KEY_EPS))?.into());
                 Layer { sight, ..b.latent(form, rope, 1.0, ffn)? }
             }
         };

@@ -152,6 +152,7 @@ impl Thin {
             scale: 1.0,
             factors: None,
             favour: None,
+            by_token: None,
             groups: None,
             weighs_input: false,
             glu: Glu::Alone,

@@ -30,7 +30,9 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let layers = decoder::layers(w, &hp, norm, |b| {
         let (ffn, sight) = match b.i < dense {
             true => (b.gated(UNIT)?, Sight::All),
-            false => (b.experts_beside(shape, shared)?, Sight::Own(Indexer::load_blocks(b, indexer, rope)?)),
+            false => {
+                (b.experts_beside(shape, shared)?, Sight::Own(Indexer::load_blocks(b, indexer, rope)?.into()))
+            }
         };
         let qk_norm = QkNorm::Before(b.head_norms()?);
         Ok(Layer { qk_norm, rope: Some(rope), sight, ..b.pre_norm(ffn)? })

@@ -16,6 +16,7 @@ mod deci;
 mod deepseek;
 mod deepseek2;
 mod deepseek32;
+mod deepseek4;
 mod diffusion;
 mod dots1;
 mod dots3note;
@@ -44,6 +45,7 @@ mod grok;
 mod hrm_text;
 mod hunyuan;
 mod hy_v3;
+mod hy_v4;
 mod jais;
 mod jamba;
 mod kimi_k3;
@@ -135,6 +137,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "deepseek2", load: deepseek2::load },
     Entry { name: "deepseek2-ocr", load: deepseek::load_ocr },
     Entry { name: "deepseek32", load: deepseek32::load },
+    Entry { name: "deepseek4", load: deepseek4::load },
     Entry { name: "dots1", load: dots1::load },
     Entry { name: "dots3note", load: dots3note::load },
     Entry { name: "dream", load: diffusion::load_dream },
@@ -170,6 +173,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "hunyuan-moe", load: hunyuan::load },
     Entry { name: "hunyuan_vl", load: hunyuan::load },
     Entry { name: "hy_v3", load: hy_v3::load },
+    Entry { name: "hy_v4", load: hy_v4::load },
     Entry { name: "internlm2", load: llama::load },
     Entry { name: "jais", load: jais::load },
     Entry { name: "jais2", load: nemotron::load },

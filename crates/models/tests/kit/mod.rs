@@ -17,8 +17,10 @@ use serde_json::Value;
 const PAGE: usize = 64;
 /// Tokens of a page where those behind windows are given back: less than the zoo's windows have.
 const SMALL_PAGE: usize = 4;
-/// Tokens that a sequence has room for.
+/// Tokens that a sequence has room for at least.
 const ROOM: usize = 2 * PAGE;
+/// Rows that a step may have at least.
+const ROWS: usize = 256;
 const SLOTS: usize = 4;
 
 pub fn zoo() -> PathBuf {
@@ -149,6 +151,8 @@ pub struct Runner {
     program: ProgramId,
     cols: usize,
     page: usize,
+    /// Tokens that a sequence has room for.
+    room: usize,
     /// What layers see that do not see everything, and the pages that each sequence has for them: where these are fewer than the
     /// others, they take turns.
     windows: Vec<Mask>,
@@ -178,7 +182,8 @@ impl Runner {
         let (key_type, value_type) = (KvType::F32, KvType::F32);
         let windows = windows(&layers);
         let reach = windows.iter().filter_map(|mask| mask.reach()).max().unwrap_or(0);
-        let all = ROOM / page;
+        let room = entry.tokens.len().next_multiple_of(PAGE).max(ROOM);
+        let all = room / page;
         let recent = (reach.saturating_add(rows).div_ceil(page) + 1).min(all);
         let (pages, recent_pages) = (4 * all, 4 * recent);
         let spec = CacheSpec { layers, key_type, value_type, page_tokens: page, pages, recent_pages };
@@ -187,12 +192,13 @@ impl Runner {
         let want = if entry.is_embedding() { Want::Hidden } else { Want::Logits };
         let graph = model.graph(want).unwrap();
         let cols = graph.value(graph.result().unwrap()).cols;
-        let program = backend.compile(Plan::new(graph, Capacity { tokens: 256, outputs: 256 })).unwrap();
+        let rows = ROWS.max(SLOTS * entry.tokens.len());
+        let program = backend.compile(Plan::new(graph, Capacity { tokens: rows, outputs: rows })).unwrap();
         let capacity = Capacity { tokens: 512, outputs: 1 };
         let encoder =
             model.graph(Want::Encode).map(|graph| backend.compile(Plan::new(graph, capacity)).unwrap());
         let encoded = [0; SLOTS];
-        Self { backend, program, cols, page, windows, recent, encoder, encoded, doses: Vec::new() }
+        Self { backend, program, cols, page, room, windows, recent, encoder, encoded, doses: Vec::new() }
     }
 
     /// Has the encoder read the prompts of sequences in one step.
@@ -221,7 +227,7 @@ impl Runner {
             input.positions.extend((past..past + tokens.len()).map(|p| p as u32));
             // Pages in an odd order, so that nothing relies on their lying side by side.
             let odd = |p: usize| (p * 4 + (sequence + p) % 4) as u32;
-            let pages = (0..ROOM / self.page).map(odd).collect();
+            let pages = (0..self.room / self.page).map(odd).collect();
             let seen = self.windows.iter().map(|mask| mask.first_seen(past)).min().unwrap_or(0);
             let (first, end) = (seen / self.page, (past + tokens.len()).div_ceil(self.page));
             assert!(end - first <= self.recent);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
+use puna_engine::PAGE_TOKENS;
 use puna_gguf::{Array, Metadata, TensorInfo, Translation, Value as Kv};
 use puna_graph::{CacheSpec, KvType, StateSpec};
 use puna_models::{LoadOptions, Model};
@@ -49,11 +50,14 @@ impl Memory {
                 let (key_type, value_type) = (KvType::F16, KvType::F16);
                 let layers = model.cache_layers().to_vec();
                 let reach = layers.iter().filter_map(|layer| layer.mask.reach()).max().unwrap_or(0) as u64;
-                let (page_tokens, pages, recent_pages) = (1, 1, 1);
+                // Rows that stand for several tokens lie one by one in pages.
+                let (page_tokens, pages, recent_pages) = (PAGE_TOKENS, 1, 1);
                 let spec = CacheSpec { layers, key_type, value_type, page_tokens, pages, recent_pages };
                 let states = StateSpec { states: model.states().to_vec(), slots: 1 }.slot_bytes() as u64;
-                let window = (spec.recent_page_bytes() as u64, reach);
-                Self { weights, cache_token: Some(spec.page_bytes() as u64), window, states, unknown: None }
+                let a_token = |bytes: usize| bytes.div_ceil(page_tokens) as u64;
+                let window = (a_token(spec.recent_page_bytes()), reach);
+                let cache_token = Some(a_token(spec.page_bytes()));
+                Self { weights, cache_token, window, states, unknown: None }
             }
             Err(error) => {
                 let unknown = Some(error.to_string());
