@@ -13,10 +13,13 @@ use super::weights::{Tensor, Weights};
 use crate::error::StoreError;
 
 /// Weights that stay exact beside norms and vectors: routers, tables of positions, small matrices of states and of what chooses blocks.
-const EXACT: [&str; 19] = [
+const EXACT: [&str; 22] = [
     "ffn_gate_inp.weight",
     "ffn_gate_inp_shexp.weight",
     "position_embd.weight",
+    "hc_attn_fn.weight",
+    "hc_ffn_fn.weight",
+    "output_hc_fn.weight",
     "token_types.weight",
     "ssm_conv1d.weight",
     "ssm_conv1d_q.weight",

@@ -62,7 +62,8 @@ const ASIDE: &[&str] = &[
 ];
 
 /// Beginnings of such names.
-const ASIDE_FIRST: [&str; 6] = ["vit.", "vpm.", "resampler.", "merger.", "mtp.", "model.mtp."];
+const ASIDE_FIRST: [&str; 7] =
+    ["vit.", "vpm.", "resampler.", "merger.", "mtp.", "model.mtp.", "model.mtp_layers."];
 
 /// Stands in the name of a tensor from which something else is computed, the module before it, the tensor behind.
 pub(super) const PARAMETRIZED: &str = ".parametrizations.";

@@ -10,7 +10,7 @@ use super::FileType;
 use mixture::mixture;
 
 /// Tensors that keep their type, by a part of their name.
-const KEPT_PARTS: [&str; 16] = [
+const KEPT_PARTS: [&str; 18] = [
     "altup",
     "laurel",
     "per_layer_model_proj",
@@ -19,6 +19,9 @@ const KEPT_PARTS: [&str; 16] = [
     "indexer.k_proj.weight",
     "indexer.q_proj.weight",
     "attn_rel_b.weight",
+    // What weighs residual streams, and what is added to gates: they are small, and everything hangs on them.
+    "hc_",
+    "compressor_ape.weight",
     ".position_embd",
     "sam.pos_embd",
     "sam.neck.",

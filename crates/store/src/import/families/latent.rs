@@ -171,7 +171,7 @@ pub(super) fn latent(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn deepseek2(keys: &mut Keys<'_>) -> Result<(), StoreError> {
+pub(super) fn deepseek2(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     let config = keys.config;
     keys.sizes();
     keys.set("attention.head_count_kv", 1u32);

@@ -18,6 +18,7 @@ mod granite;
 mod granite_switch;
 mod hrm_text;
 mod hunyuan;
+mod hyper;
 mod kda;
 mod latent;
 mod layered;
@@ -210,6 +211,7 @@ pub(super) const FAMILIES: &[&Family] = &[
     &hunyuan::MOE_V1,
     &hunyuan::VL,
     &hunyuan::HY_V3,
+    &hyper::HY_V4,
     &mixture::DEEPSEEK,
     &mixture::DEEPSEEK_OCR,
     &mixture::DOTS1,

@@ -45,6 +45,16 @@ const INDEXER: Names<'_> = &[
     ("indexer.k_norm", "self_attn.indexer.k_norm"),
     ("indexer.proj", "self_attn.indexer.weights_proj"),
 ];
+const STREAMS: Names<'_> = &[
+    ("attn_sinks.weight", "self_attn.learnable_sink_param"),
+    ("attn_gate", "self_attn.linear_gate"),
+    ("hc_attn_fn.weight", "hc_attn_layer.hc_pre.hc_fn"),
+    ("hc_attn_base.weight", "hc_attn_layer.hc_pre.hc_base"),
+    ("hc_attn_scale.weight", "hc_attn_layer.hc_pre.hc_scale"),
+    ("hc_ffn_fn.weight", "hc_mlp_layer.hc_pre.hc_fn"),
+    ("hc_ffn_base.weight", "hc_mlp_layer.hc_pre.hc_base"),
+    ("hc_ffn_scale.weight", "hc_mlp_layer.hc_pre.hc_scale"),
+];
 const KIMI: Names<'_> = &[
     ("ffn_gate_inp", "block_sparse_moe.gate"),
     ("exp_probs_b.bias", "block_sparse_moe.gate.e_score_correction_bias"),
@@ -95,6 +105,26 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
             let own = [("attn_gate", "self_attn.g_proj"), ("attn_k_norm", "self_attn.k_rope_only_layernorm")];
             let latent: Vec<_> = LATENT.iter().filter(|(here, _)| *here != "attn_k").copied().collect();
             model.named(USUAL, LAYERS, &[&latent[..], DEEPSEEK, INDEXER, &own].concat())
+        }
+        "hy_v4" => {
+            both_ways(&mut model);
+            model.experts(
+                LAYERS,
+                &[
+                    ("ffn_gate_exps", "mlp.experts.{}.gate_proj"),
+                    ("ffn_up_exps", "mlp.experts.{}.up_proj"),
+                    ("ffn_down_exps", "mlp.experts.{}.down_proj"),
+                ],
+            );
+            let whole = [
+                ("output_hc_fn.weight", "model.hc_head.hc_head_fn"),
+                ("output_hc_base.weight", "model.hc_head.hc_head_base"),
+                ("output_hc_scale.weight", "model.hc_head.hc_head_scale"),
+            ];
+            // What guesses further tokens.
+            model.put("model.mtp_layers.0.enorm.weight".to_owned(), (vec![1], vec![1.0]));
+            let layer = [LATENT, DEEPSEEK, INDEXER, STREAMS].concat();
+            model.named(&[USUAL, &whole].concat(), LAYERS, &layer)
         }
         "mistral4" => {
             both_ways(&mut model);
@@ -427,6 +457,30 @@ fn attention_through_a_latent_vector_becomes_what_llama_cpp_makes_of_it() {
     // The same as transformers writes it.
     let listed = json!({"per_layer_config": {"1": local, "3": local}});
     case("dots3note", "Dots3NoteForCausalLM").keys(&indexed).fixed(windows(listed)).check();
+    // What is said of groups of heads is not meant.
+    case("hy_v4-indexer", "HYV4ForCausalLM")
+        .keys(
+            &[
+                SIZES,
+                ROUTED,
+                WEIGHTED,
+                INDEXED,
+                &[
+                    ("q_lora_rank", "attention.q_lora_rank"),
+                    ("hc_mult", "hyper_connection.count"),
+                    ("hc_eps", "hyper_connection.epsilon"),
+                    ("hc_magnitude", "hyper_connection.magnitude"),
+                ],
+            ]
+            .concat(),
+        )
+        .fixed(with(
+            2,
+            json!({"qk_nope_head_dim": 12, "swiglu_limit": 0.35, "first_k_dense_replace": null,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "indexer_types": ["full", "shared", "full"]}),
+        ))
+        .check();
     let rope = json!({"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 16,
         "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1});
     case("mistral4", "Mistral3ForConditionalGeneration")
