@@ -3,10 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Architectures of the engine of which no folder is imported, each with the reason.
-const WITHOUT_FOLDERS: &[(&str, &str)] = &[(
-    "deepseek4",
-    "published folders hold products of 8 bits and packed experts of 4, each with scales of blocks",
-)];
+const WITHOUT_FOLDERS: &[(&str, &str)] = &[];
 
 #[test]
 fn folders_become_files_of_every_architecture_that_the_engine_knows() {

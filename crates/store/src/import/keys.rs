@@ -41,7 +41,7 @@ const EXPERT_SCORES: [&str; 6] = [
     "expert_selection_fn",
 ];
 /// Functions that make scores of experts, with their numbers.
-const SCORES: [(&str, u32); 2] = [("softmax", 1), ("sigmoid", 2)];
+const SCORES: [(&str, u32); 3] = [("softmax", 1), ("sigmoid", 2), ("sqrtsoftplus", 4)];
 const RMS_EPS: [&str; 2] = ["rms_norm_eps", "norm_eps"];
 const NORM_EPS: [&str; 3] = ["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"];
 

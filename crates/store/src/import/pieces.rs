@@ -13,13 +13,15 @@ use super::weights::{Tensor, Weights};
 use crate::error::StoreError;
 
 /// Weights that stay exact beside norms and vectors: routers, tables of positions, small matrices of states and of what chooses blocks.
-const EXACT: [&str; 22] = [
+const EXACT: [&str; 24] = [
     "ffn_gate_inp.weight",
     "ffn_gate_inp_shexp.weight",
     "position_embd.weight",
     "hc_attn_fn.weight",
     "hc_ffn_fn.weight",
     "output_hc_fn.weight",
+    "attn_compressor_ape.weight",
+    "indexer_compressor_ape.weight",
     "token_types.weight",
     "ssm_conv1d.weight",
     "ssm_conv1d_q.weight",
@@ -295,6 +297,11 @@ fn numbered<'a>(
             let name = format!("{}{}", cutter.family.root, name_of(tensors.len()));
             return Err(ImportError::TensorMissing { name }.into());
         }
+        if first.entry.dtype == Dtype::I8 {
+            let scale = |number: usize| name_of(number).replace(end, ".scale");
+            outputs.push(packed_apart(cutter.full(Some(layer), &name), weights, tensors, scale)?);
+            continue;
+        }
         let each = first.entry.shape.clone();
         let columns = each.last().copied().unwrap_or(1);
         let rows = each.iter().product::<u64>() / columns.max(1);
@@ -309,6 +316,49 @@ fn numbered<'a>(
         outputs.push(Output { name: cutter.full(Some(layer), &name), ty, shape, content });
     }
     Ok(())
+}
+
+/// Experts each by itself, packed: sixteen bytes for a block of 32 of a row, and the blocks' scales apart.
+fn packed_apart<'a>(
+    name: String,
+    weights: &mut Weights<'a>,
+    tensors: Vec<Tensor<'a>>,
+    scale: impl Fn(usize) -> String,
+) -> Result<Output<'a>, StoreError> {
+    let wrong = |tensor: &Tensor<'_>, want: Vec<u64>| {
+        let (name, found) = (tensor.entry.name.clone(), tensor.entry.shape.clone());
+        StoreError::from(ImportError::TensorShape { name, found, want })
+    };
+    let shape = tensors[0].entry.shape.clone();
+    let [rows, bytes] = shape[..] else { return Err(wrong(&tensors[0], vec![0, 16])) };
+    if rows == 0 || bytes == 0 || !bytes.is_multiple_of(16) {
+        return Err(wrong(&tensors[0], vec![rows.max(1), bytes.next_multiple_of(16).max(16)]));
+    }
+    let mut parts = Vec::with_capacity(tensors.len());
+    for (number, tensor) in tensors.into_iter().enumerate() {
+        let of = scale(number);
+        let scales = weights.take(&of).ok_or(ImportError::TensorMissing { name: of })?;
+        if tensor.entry.shape != shape {
+            return Err(wrong(&tensor, shape));
+        }
+        if tensor.entry.dtype != Dtype::I8 {
+            return Err(tensor.bad_type().into());
+        }
+        if !matches!(scales.entry.dtype, Dtype::F8_E8M0 | Dtype::U8) {
+            return Err(scales.bad_type().into());
+        }
+        if scales.entry.shape != [rows, bytes / 16] {
+            return Err(wrong(&scales, vec![rows, bytes / 16]));
+        }
+        parts.push([tensor, scales]);
+    }
+    let shape = vec![parts.len() as u64, rows, 2 * bytes];
+    Ok(Output {
+        name,
+        ty: TensorType::MXFP4,
+        shape,
+        content: Content::Mxfp4 { parts, rows, order: Order::SAME },
+    })
 }
 
 /// Some rows of experts whose weights come packed: sixteen bytes for a block of 32, and their scales apart.
@@ -341,6 +391,10 @@ fn packed<'a>(
         name,
         ty: TensorType::MXFP4,
         shape: vec![experts, rows / step, count * 32],
-        content: Content::Mxfp4 { blocks: blocks.clone(), scales: scales.clone(), order },
+        content: Content::Mxfp4 {
+            parts: vec![[blocks.clone(), scales.clone()]],
+            rows: experts * (rows / step),
+            order,
+        },
     })
 }

@@ -42,8 +42,10 @@ pub(super) enum Content<'a> {
     Transposed { tensor: Tensor<'a>, each: u64, take: u64, order: Order, matrices: Order, change: Change },
     /// A matrix whose columns are in some order.
     Columns { tensor: Tensor<'a>, order: Order },
-    /// Blocks of 32 four-bit numbers, and their exponents.
-    Mxfp4 { blocks: Tensor<'a>, scales: Tensor<'a>, order: Order },
+    /// Blocks of 32 four-bit numbers, and their exponents: of tensors that come one behind the other, with so many rows each.
+    Mxfp4 { parts: Vec<[Tensor<'a>; 2]>, rows: u64, order: Order },
+    /// Whole numbers.
+    Whole(Tensor<'a>),
     /// Numbers that the configuration gives.
     Given(Vec<f32>),
 }
@@ -279,8 +281,11 @@ impl<'a> Output<'a> {
     /// The bytes of rows.
     fn bytes(&self, from: u64, to: u64) -> Result<Vec<u8>, StoreError> {
         let columns = self.columns();
-        if let Content::Mxfp4 { blocks, scales, order } = &self.content {
-            return Ok(repacked(blocks, scales, *order, from..to, columns)?);
+        if let Content::Mxfp4 { parts, rows, order } = &self.content {
+            return Ok(repacked(parts, *rows, *order, from..to, columns)?);
+        }
+        if let Content::Whole(tensor) = &self.content {
+            return Ok(whole(tensor, from * columns..to * columns)?);
         }
         if let Some(bytes) = self.copied(from, to, columns)? {
             return Ok(bytes);
@@ -323,7 +328,7 @@ impl<'a> Output<'a> {
                 let rows = values.chunks_exact(columns.max(1) as usize);
                 Ok(rows.flat_map(|row| (0..columns).map(|at| row[order.source(at) as usize])).collect())
             }
-            Content::Mxfp4 { .. } => Ok(Vec::new()),
+            Content::Mxfp4 { .. } | Content::Whole(_) => Ok(Vec::new()),
             Content::Behind { zeros, part, .. } => {
                 let mut values = vec![0.0; ((*zeros.min(&to)).saturating_sub(from) * columns) as usize];
                 part.read(from.max(*zeros) - zeros..to.max(*zeros) - zeros, columns, &mut values)?;
@@ -404,8 +409,8 @@ fn transposed(
 /// The blocks of GGUF: an exponent, then the first 16 numbers in the low halves of bytes and the other 16 in the high
 /// ones. In the source neighbours share a byte.
 fn repacked(
-    blocks: &Tensor<'_>,
-    scales: &Tensor<'_>,
+    parts: &[[Tensor<'_>; 2]],
+    each: u64,
     order: Order,
     rows: Range<u64>,
     columns: u64,
@@ -414,7 +419,8 @@ fn repacked(
     let (mut codes, mut exponents) = (vec![0; count * 16], vec![0; count]);
     let mut out = Vec::with_capacity((rows.end - rows.start) as usize * count * 17);
     for row in rows {
-        let at = order.source(row) * count as u64;
+        let [blocks, scales] = &parts[(row / each) as usize];
+        let at = order.source(row % each) * count as u64;
         blocks.bytes(at * 16, &mut codes)?;
         scales.bytes(at, &mut exponents)?;
         for (codes, exponent) in codes.as_chunks::<16>().0.iter().zip(&exponents) {
@@ -424,6 +430,23 @@ fn repacked(
         }
     }
     Ok(out)
+}
+
+/// Numbers of 32 bits that a tensor holds in as many or in 64.
+fn whole(tensor: &Tensor<'_>, range: Range<u64>) -> Result<Vec<u8>, ImportError> {
+    let size = tensor.entry.dtype.size();
+    let mut bytes = vec![0; ((range.end - range.start) * size) as usize];
+    tensor.bytes(range.start, &mut bytes)?;
+    match tensor.entry.dtype {
+        Dtype::I32 => Ok(bytes),
+        Dtype::I64 => {
+            let numbers =
+                bytes.as_chunks::<8>().0.iter().map(|word| i32::try_from(i64::from_le_bytes(*word)));
+            let words = numbers.map(|number| number.map(i32::to_le_bytes)).collect::<Result<Vec<_>, _>>();
+            words.map(|words| words.concat()).map_err(|_| tensor.bad_type())
+        }
+        _ => Err(tensor.bad_type()),
+    }
 }
 
 /// Layers in the order of their numbers, what stands before and behind them first.

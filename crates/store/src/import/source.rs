@@ -190,9 +190,20 @@ fn floats(bytes: &[u8], dtype: Dtype) -> Option<Vec<f32>> {
         Dtype::F16 => words().map(|bits| f16::from_bits(bits).to_f32()).collect(),
         Dtype::BF16 => words().map(|bits| bf16::from_bits(bits).to_f32()).collect(),
         Dtype::F8_E4M3 => bytes.iter().map(|&byte| E4M3[byte as usize]).collect(),
+        // Powers of two.
+        Dtype::F8_E8M0 => bytes.iter().map(|&byte| power(byte)).collect(),
         Dtype::F8_E5M2 => bytes.iter().map(|&byte| f16::from_bits(u16::from(byte) << 8).to_f32()).collect(),
         _ => return None,
     })
+}
+
+/// The value of a byte that is an exponent.
+fn power(byte: u8) -> f32 {
+    match byte {
+        0 => f32::from_bits(1 << 22),
+        255 => f32::NAN,
+        _ => f32::from_bits(u32::from(byte) << 23),
+    }
 }
 
 /// Values of bytes with four bits of exponent and three of mantissa, without infinities.
@@ -221,5 +232,8 @@ mod tests {
         }
         assert!(E4M3[0x7f].is_nan() && E4M3[0xff].is_nan());
         assert_eq!(floats(&[0x3c, 0x7b], Dtype::F8_E5M2), Some(vec![1.0, 57344.0]));
+        let powers = floats(&[0, 1, 126, 127, 130], Dtype::F8_E8M0).unwrap();
+        assert_eq!(powers, [-127, -126, -1, 0, 3].map(|n| 2f32.powi(n)));
+        assert!(power(255).is_nan());
     }
 }

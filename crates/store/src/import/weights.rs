@@ -72,8 +72,12 @@ pub(super) const PARAMETRIZED: &str = ".parametrizations.";
 const SPLIT_BY_COLUMNS: [&str; 1] = [".w2.weight"];
 
 /// The ends of the names of scales, and what they are put in place of.
-const SCALES: [(&str, &str); 3] =
-    [(".weight_scale_inv", ".weight"), (".weight_scale", ".weight"), ("_scale_inv", "")];
+const SCALES: [(&str, &str); 4] = [
+    (".weight_scale_inv", ".weight"),
+    (".weight_scale", ".weight"),
+    ("_scale_inv", ""),
+    (".scale", ".weight"),
+];
 
 impl<'a> Weights<'a> {
     /// Takes the tensors of all files, without the root in front of their names where it is there.
@@ -187,7 +191,11 @@ fn attach_scales(
         .keys()
         .filter_map(|name| {
             let (end, weight) = SCALES.iter().find(|(end, _)| name.ends_with(end))?;
-            Some((name.clone(), format!("{}{weight}", name.strip_suffix(end)?)))
+            let of = format!("{}{weight}", name.strip_suffix(end)?);
+            // So are other things called, too, and what belongs to packed weights.
+            let is_eight =
+                |weight: &Tensor<'_>| matches!(weight.entry.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2);
+            (*end != ".scale" || tensors.get(&of).is_some_and(is_eight)).then(|| (name.clone(), of))
         })
         .collect();
     for (name, of) in &names {

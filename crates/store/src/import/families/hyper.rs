@@ -1,10 +1,17 @@
-//! Models of several residual streams: Hunyuan 4, which attends through a latent vector as DeepSeek does.
+//! Models of several residual streams: Hunyuan 4, which attends through a latent vector as DeepSeek does, and DeepSeek 4 with names of its
+//! own, products of 8 bits and experts of 4.
 
+use puna_quant::TensorType;
+
+use super::super::ImportError;
 use super::super::keys::{Keys, Shape};
+use super::super::pieces::Cutter;
+use super::super::plan::{Content, Output};
 use super::super::rules::{Rule, one};
+use super::super::weights::Weights;
 use super::latent::{DEEPSEEK2, INDEXER, LATENT, deepseek2};
 use super::names::{ATTENTION, BEFORE, EXPERTS, GATED, SHARED, WHOLE};
-use super::{Alike, Family};
+use super::{Alike, Family, PLAIN};
 use crate::error::StoreError;
 
 /// How layers are connected to the streams, by the names of published folders and of later files.
@@ -89,4 +96,123 @@ fn owners(keys: &Keys<'_>) -> Result<Option<Vec<bool>>, StoreError> {
     let sparse = |kind: &String| ["sparse_attention", "deepseek_sparse_attention"].contains(&kind.as_str());
     let kinds = config.strings("layer_types").unwrap_or_default();
     Ok(kinds.iter().any(sparse).then(|| kinds.iter().map(sparse).collect()))
+}
+
+/// DeepSeek 4's names outside of the layers.
+const WHOLE4: [Rule; 6] = [
+    one("embed", "token_embd"),
+    one("norm", "output_norm"),
+    one("head", "output"),
+    one("hc_head_fn", "output_hc_fn"),
+    one("hc_head_base", "output_hc_base"),
+    one("hc_head_scale", "output_hc_scale"),
+];
+
+const ATTENTION4: [Rule; 20] = [
+    one("attn_norm", "attn_norm"),
+    one("attn.attn_sink", "attn_sinks"),
+    one("attn.wq_a", "attn_q_a"),
+    one("attn.q_norm", "attn_q_a_norm"),
+    one("attn.wq_b", "attn_q_b"),
+    one("attn.wkv", "attn_kv"),
+    one("attn.kv_norm", "attn_kv_a_norm"),
+    one("attn.wo_a", "attn_output_a"),
+    one("attn.wo_b", "attn_output_b"),
+    one("attn.compressor.wkv", "attn_compressor_kv"),
+    one("attn.compressor.wgate", "attn_compressor_gate"),
+    one("attn.compressor.ape", "attn_compressor_ape"),
+    one("attn.compressor.norm", "attn_compressor_norm"),
+    one("attn.indexer.wq_b", "indexer.attn_q_b.weight"),
+    one("attn.indexer.weights_proj", "indexer.proj.weight"),
+    one("attn.indexer.compressor.wkv", "indexer_compressor_kv"),
+    one("attn.indexer.compressor.wgate", "indexer_compressor_gate"),
+    one("attn.indexer.compressor.ape", "indexer_compressor_ape"),
+    one("attn.indexer.compressor.norm", "indexer_compressor_norm"),
+    one("ffn_norm", "ffn_norm"),
+];
+
+const EXPERTS4: [Rule; 15] = [
+    one("hc_attn_fn", "hc_attn_fn"),
+    one("hc_attn_base", "hc_attn_base"),
+    one("hc_attn_scale", "hc_attn_scale"),
+    one("hc_ffn_fn", "hc_ffn_fn"),
+    one("hc_ffn_base", "hc_ffn_base"),
+    one("hc_ffn_scale", "hc_ffn_scale"),
+    one("ffn.gate.bias_vl", "exp_probs_b_vl.bias"),
+    one("ffn.gate.bias", "exp_probs_b.bias"),
+    one("ffn.gate", "ffn_gate_inp"),
+    one("ffn.experts.{}.w1", "ffn_gate_exps"),
+    one("ffn.experts.{}.w3", "ffn_up_exps"),
+    one("ffn.experts.{}.w2", "ffn_down_exps"),
+    one("ffn.shared_experts.w1", "ffn_gate_shexp"),
+    one("ffn.shared_experts.w3", "ffn_up_shexp"),
+    one("ffn.shared_experts.w2", "ffn_down_shexp"),
+];
+
+pub(super) const DEEPSEEK4: Family = Family {
+    architecture: "deepseek4",
+    classes: &["DeepseekV4ForCausalLM"],
+    root: "",
+    whole: &[&WHOLE4],
+    layer: &[&ATTENTION4, &EXPERTS4],
+    alike: Alike::Nothing,
+    odd: Some(by_token),
+    shape: |config| {
+        let context = config.count("max_position_embeddings")?;
+        let mut shape = Shape::of(config, context, config.count("moe_intermediate_size")?)?;
+        shape.sizes.kv_heads = 1;
+        Ok(shape)
+    },
+    keys: deepseek4,
+    ..PLAIN
+};
+
+/// The first layers have experts by token ids, and no use for what would favour some; what it sees with stays behind.
+fn by_token<'a>(
+    cutter: &Cutter<'_>,
+    weights: &mut Weights<'a>,
+    outputs: &mut Vec<Output<'a>>,
+) -> Result<(), StoreError> {
+    weights.leave(|name| name.starts_with("aligner.") || name.starts_with("image_"));
+    for layer in 0..cutter.config.opt_number("num_hash_layers")?.unwrap_or(0).min(cutter.sizes.layers) {
+        let there = format!("layers.{layer}.ffn.gate.tid2eid");
+        let tensor = weights.take(&there).ok_or(ImportError::TensorMissing { name: there })?;
+        weights.take(&format!("layers.{layer}.ffn.gate.bias"));
+        let (name, shape) = (cutter.full(Some(layer), "ffn_gate_tid2eid.weight"), tensor.entry.shape.clone());
+        outputs.push(Output { name, ty: TensorType::I32, shape, content: Content::Whole(tensor) });
+    }
+    Ok(())
+}
+
+fn deepseek4(keys: &mut Keys<'_>) -> Result<(), StoreError> {
+    let config = keys.config;
+    keys.sizes_without_inner();
+    keys.rope()?;
+    keys.norms()?;
+    keys.head_sizes();
+    keys.count("rope.dimension_count", &["qk_rope_head_dim"])?;
+    keys.count("attention.q_lora_rank", &["q_lora_rank"])?;
+    keys.count("attention.sliding_window", &["sliding_window"])?;
+    keys.set("attention.compress_rope_freq_base", config.float("compress_rope_theta", 160_000.0)?);
+    keys.count("attention.output_group_count", &["o_groups"])?;
+    keys.count("attention.output_lora_rank", &["o_lora_rank"])?;
+    let mut ratios = config.numbers("compress_ratios")?;
+    ratios.truncate(keys.shape.sizes.layers as usize);
+    keys.list("attention.compress_ratios", ratios)?;
+    keys.count("attention.indexer.head_count", &["index_n_heads"])?;
+    keys.count("attention.indexer.key_length", &["index_head_dim"])?;
+    keys.count("attention.indexer.top_k", &["index_topk"])?;
+    keys.set("expert_gating_func", 4u32);
+    keys.experts()?;
+    keys.routed()?;
+    if let Some(limit) = config.opt_float("swiglu_limit")?.filter(|&limit| limit > 0.0) {
+        let limits = vec![limit; keys.shape.sizes.layers as usize];
+        keys.list("swiglu_clamp_exp", limits.clone())?;
+        keys.list("swiglu_clamp_shexp", limits)?;
+    }
+    keys.set("hash_layer_count", config.opt_number("num_hash_layers")?.unwrap_or(0));
+    keys.count("hyper_connection.count", &["hc_mult"])?;
+    keys.count("hyper_connection.sinkhorn_iterations", &["hc_sinkhorn_iters"])?;
+    keys.set("hyper_connection.epsilon", config.float("hc_eps", 1e-6)?);
+    Ok(())
 }

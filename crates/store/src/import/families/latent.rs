@@ -38,11 +38,12 @@ pub(super) const GLM4_MOE_LITE: Family =
     Family { classes: &["Glm4MoeLiteForCausalLM"], pre: glm::GLM4.pre, ends: glm::GLM4.ends, ..DEEPSEEK2 };
 
 /// What chooses the positions that a token sees.
-pub(super) const INDEXER: [Rule; 4] = [
-    one("self_attn.indexer.wq_b", "indexer.attn_q_b"),
-    one("self_attn.indexer.wk", "indexer.attn_k"),
-    one("self_attn.indexer.k_norm", "indexer.k_norm"),
-    one("self_attn.indexer.weights_proj", "indexer.proj"),
+pub(super) const INDEXER: [Rule; 5] = [
+    one("self_attn.indexer.wq_b", "indexer.attn_q_b.weight"),
+    one("self_attn.indexer.wk", "indexer.attn_k.weight"),
+    one("self_attn.indexer.k_norm.bias", "indexer.k_norm.bias"),
+    one("self_attn.indexer.k_norm", "indexer.k_norm.weight"),
+    one("self_attn.indexer.weights_proj", "indexer.proj.weight"),
 ];
 
 /// The third with an indexer in each layer.

@@ -212,6 +212,7 @@ pub(super) const FAMILIES: &[&Family] = &[
     &hunyuan::VL,
     &hunyuan::HY_V3,
     &hyper::HY_V4,
+    &hyper::DEEPSEEK4,
     &mixture::DEEPSEEK,
     &mixture::DEEPSEEK_OCR,
     &mixture::DOTS1,

@@ -56,7 +56,7 @@ impl Case {
 }
 
 /// A key's value as JSON has it.
-fn number(gguf: &Gguf, key: &str) -> Value {
+pub(super) fn number(gguf: &Gguf, key: &str) -> Value {
     let meta = gguf.metadata();
     let value = meta.get(key).unwrap_or_else(|| panic!("{key}"));
     match value {

@@ -45,6 +45,10 @@ pub(super) fn zoo(name: &str) -> Gguf {
 }
 
 pub(in crate::tests) fn values(gguf: &Gguf, tensor: &TensorInfo) -> Vec<f32> {
+    if tensor.ty == puna_quant::TensorType::I32 {
+        let words = gguf.data(tensor).as_chunks::<4>().0.iter();
+        return words.map(|word| i32::from_le_bytes(*word) as f32).collect();
+    }
     let mut values = vec![0.0; tensor.elements() as usize];
     dequantize(tensor.ty, gguf.data(tensor), &mut values).unwrap();
     values

@@ -194,7 +194,7 @@ fn late_families_become_what_the_engine_reads() {
 }
 
 /// The file of a folder of a zoo file's vocabulary.
-fn import(name: &str, tensors: &[Stored], config: Value) -> Result<(Kit, Gguf), String> {
+pub(super) fn import(name: &str, tensors: &[Stored], config: Value) -> Result<(Kit, Gguf), String> {
     let (kit, want) = (Kit::new(), zoo(name));
     let folder = folder_of(&kit, name, &want, tensors, config);
     let blob = kit.store.import(&folder.files).map_err(|e| e.to_string())?;

@@ -7,6 +7,7 @@ mod config;
 mod diffusion;
 mod families;
 mod hostile;
+mod hyper;
 mod kit;
 mod late;
 mod latent;
