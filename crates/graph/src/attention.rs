@@ -187,7 +187,7 @@ impl Shifts {
         }
         let log = |n: usize| (n as f32 / near as f32).ln();
         let more = log(distance) / log(Self::FAR) * (half - near) as f32;
-        side + (near + more as usize).min(half - 1)
+        side + near.saturating_add(more as usize).min(half - 1)
     }
 }
 
