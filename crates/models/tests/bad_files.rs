@@ -310,7 +310,7 @@ fn what_latent_attention_needs_is_named() {
 fn what_an_indexer_needs_is_named() {
     let keep = |_: &mut Metadata| {};
     for part in ["attn_q_b", "attn_k", "k_norm", "proj"] {
-        for (name, layer) in [("deepseek32", 1), ("glm-dsa", 2)] {
+        for (name, layer) in [("deepseek32", 1), ("glm-dsa", 3)] {
             let tensor = format!("blk.{layer}.indexer.{part}.weight");
             assert_eq!(refused(name, keep, &tensor), format!("tensor `{tensor}` is missing"));
         }

@@ -438,7 +438,7 @@ fn attention_through_a_latent_vector_becomes_what_llama_cpp_makes_of_it() {
     // What the file lists, in one of the forms that configurations have.
     case("glm-dsa", "GlmMoeDsaForCausalLM")
         .keys(&indexed)
-        .fixed(sizes(json!({"scoring_func": "sigmoid", "index_topk_freq": 2, "index_skip_topk_offset": 1})))
+        .fixed(sizes(json!({"scoring_func": "sigmoid", "index_topk_freq": 3, "index_skip_topk_offset": 1})))
         .but(&["unknown_token_id"])
         .check();
     let rope = json!({"full_attention": {"rope_type": "default", "rope_theta": 8e4},
