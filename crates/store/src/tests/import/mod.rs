@@ -76,7 +76,8 @@ const ALIKE: &[(&str, &str)] = &[
 ];
 
 /// Files whose weights are computed from those of folders, and may be rounded otherwise.
-const ROUNDED: [&str; 8] = ["gemma", "muse", "step", "plamo2", "plamo3", "nemotron", "qwen3next", "qwen35"];
+const ROUNDED: [&str; 9] =
+    ["gemma", "minimax-m3", "muse", "step", "plamo2", "plamo3", "nemotron", "qwen3next", "qwen35"];
 
 /// Keys that only llama.cpp's converter writes, or writes about another file,
 /// or that it writes into every file of Gemma, whatever stands at that place.
