@@ -433,7 +433,7 @@ fn scores(level: &Level, run: &ScoreRun<'_>) -> Vec<f32> {
 fn scores_agree_for_every_cache_type_layout_and_shape() {
     each_score(&mut Random(9), |run, what| {
         let expected = scores(portable(), run);
-        assert!(expected.iter().any(|&x| x != 0.0), "{what}");
+        assert!(run.rectified || expected.iter().any(|&x| x != 0.0), "{what}");
         for level in others() {
             near(&scores(level, run), &expected, 2e-5, 2e-4, &format!("{} {what}", level.name));
         }
