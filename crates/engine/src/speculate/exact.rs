@@ -46,8 +46,9 @@ fn with_refused(evaluator: &mut Evaluator, tokens: &[u32], depth: usize, rows: u
 fn differences(path: &Path, level: &str, depth: usize) -> (Vec<String>, usize) {
     let mut evaluator = open(path, level);
     let depth = depth.min(evaluator.info().n_ctx.saturating_sub(24));
-    // No guesses are made where a state could not take them back.
-    if !evaluator.info().can_generate || evaluator.info().recurrent {
+    // No guesses are made where a state could not take them back, nor where tokens see what comes after them.
+    let info = evaluator.info();
+    if !info.can_generate || info.recurrent || info.unmasking.is_some() {
         return (Vec::new(), 0);
     }
     let tokens: Vec<u32> = (0..depth as u32 + 8).map(|i| 5 + (i * i + 3 * i) % 200).collect();
