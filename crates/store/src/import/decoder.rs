@@ -221,28 +221,35 @@ fn check_whole(family: &Family, outputs: &[Output<'_>], sizes: &Sizes) -> Result
     if family.alike == Alike::Nothing {
         return Ok(());
     }
-    let none = BTreeSet::new();
-    let of = |layer: u32| layers.get(&layer).unwrap_or(&none);
-    let last = sizes.layers.saturating_sub(1);
-    let mut kinds: BTreeMap<&BTreeSet<&str>, u32> = BTreeMap::new();
-    layers.values().for_each(|parts| *kinds.entry(parts).or_default() += 1);
-    for layer in 0..sizes.layers {
-        let parts = of(layer);
-        if parts.is_empty() {
-            return missing(format!("{}{}{layer}.*", family.root, family.layers));
-        }
-        let is_first = parts == of(0);
-        let is_known = match family.alike {
-            Alike::All => is_first,
-            // Where a file is cut short, a layer has what no other has.
-            Alike::Kinds | Alike::Nothing => {
-                is_first || parts == of(last) || kinds.get(parts).is_some_and(|&layers| layers > 1)
-            }
-        };
-        if !is_known {
-            let lost = of(0).symmetric_difference(parts).next().copied().unwrap_or_default();
-            return missing(format!("{}{layer}.{lost}", family.blocks));
-        }
+    let has_some = |parts: &BTreeSet<&str>| parts.iter().any(|part| !part.starts_with(CHOOSING));
+    if let Some(layer) = (0..sizes.layers).find(|layer| !layers.get(layer).is_some_and(has_some)) {
+        return missing(format!("{}{}{layer}.*", family.root, family.layers));
     }
-    Ok(())
+    // Layers of any kind may choose what later ones see, or leave that to an earlier one.
+    let (choosing, plain): (Parts<'_>, Parts<'_>) = (0..sizes.layers)
+        .map(|layer| layers.remove(&layer).unwrap_or_default())
+        .map(|parts| parts.into_iter().partition::<BTreeSet<&str>, _>(|part| part.starts_with(CHOOSING)))
+        .unzip();
+    match [plain, choosing].iter().find_map(|layers| odd_one(family.alike, layers)) {
+        Some((layer, lost)) => missing(format!("{}{layer}.{lost}", family.blocks)),
+        None => Ok(()),
+    }
+}
+
+/// Parts of each layer.
+type Parts<'a> = Vec<BTreeSet<&'a str>>;
+
+/// What the names of a layer's parts begin with by which positions are chosen.
+const CHOOSING: &str = "indexer.";
+
+/// The first layer that has not what others have, with a part that one of both lacks.
+fn odd_one<'a>(alike: Alike, layers: &[BTreeSet<&'a str>]) -> Option<(usize, &'a str)> {
+    let (first, last) = (layers.first()?, layers.last()?);
+    let mut kinds: BTreeMap<&BTreeSet<&str>, u32> = BTreeMap::new();
+    layers.iter().for_each(|parts| *kinds.entry(parts).or_default() += 1);
+    // Where a file is cut short, a layer has what no other has.
+    let is_kind = |parts: &BTreeSet<&str>| parts.is_empty() || parts == last || kinds[parts] > 1;
+    let is_known = |parts: &BTreeSet<&str>| parts == first || alike == Alike::Kinds && is_kind(parts);
+    let (layer, parts) = layers.iter().enumerate().find(|(_, parts)| !is_known(parts))?;
+    Some((layer, first.symmetric_difference(parts).next().copied().unwrap_or_default()))
 }
