@@ -64,6 +64,10 @@ LINEAR = {
     "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
     "linear_conv_kernel_dim": 4,
 }
+DOTS3_LOCAL = {
+    "swa_num_attention_heads": 2, "swa_num_key_value_heads": 2, "swa_q_lora_rank": 48, "swa_kv_lora_rank": 24, "swa_qk_nope_head_dim": 20, "swa_qk_rope_head_dim": 8,
+    "swa_v_head_dim": 12,
+}
 LATENT = {
     "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 4, "n_shared_experts": 1, "n_routed_experts": 8, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "v_head_dim": 16,
@@ -488,6 +492,13 @@ FAMILIES = [
     F("glm-dsa", "GlmMoeDsaForCausalLM", "GlmMoeDsaConfig", LATENT | {"q_lora_rank": 48, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True,
       "index_n_heads": 4, "index_head_dim": 64, "index_topk": 16, "indexer_types": ["full"] + ["shared"] * (LATENT["num_hidden_layers"] - 1), "rope_parameters": rope(1e6)}, "glm",
       patch={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 0}),
+    F("dots3note", "Dots3NoteForCausalLM", "Dots3NoteTextConfig", LATENT | {"q_lora_rank": 48, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True,
+      "num_hidden_layers": 4, "head_dim": 32, "index_n_heads": 4, "index_head_dim": 64, "index_topk": 16, "layer_types": ["full_attention", "sliding_attention"] * 2,
+      "sliding_window": 9, "shared_experts_intermediate_size": 32, "rope_theta": 80000.0, "swa_rope_theta": 500.0, "swa_head_dim": 28, "pad_token_id": 2, "bos_token_id": 0,
+      "eos_token_id": 1, **DOTS3_LOCAL},
+      patch={"layer_types": ["full_attention", "sliding_attention"] * 2, "sliding_window_size": 9, "apply_mla_qkv_lora_rescale": True, "use_dsa": True, "first_k_dense_replace": 1,
+      "scoring_func": "sigmoid", "topk_method": "noaux_tc", "swa_head_dim": 28, **DOTS3_LOCAL,
+      "rope_parameters": {"full_attention": rope(80000.0), "sliding_attention": rope(500.0)}}, without=("per_layer_config", "sliding_window")),
     F("youtu", "YoutuForCausalLM", "YoutuConfig", {key: value for key, value in LATENT.items() if "expert" not in key and key not in ("moe_intermediate_size",
       "first_k_dense_replace")} | {"q_lora_rank": 48, "rope_parameters": rope(1e6)}),
     F("plm", config={"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
