@@ -22,6 +22,8 @@ class Family:
     tensors: dict = dataclasses.field(default_factory=dict)
     # Further files of the folder, as JSON.
     files: dict = dataclasses.field(default_factory=dict)
+    # Ends of the names of tensors of which published folders have one row many times.
+    repeated: tuple = ()
     # Keys that are written otherwise on purpose, and ends of the names of tensors that have another type.
     unlike: tuple = ()
 
@@ -405,9 +407,11 @@ FAMILIES = [
     F("hunyuan-dense", "HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", plain(pad_token_id=0, tie_word_embeddings=True)),
     F("ernie4_5", "Ernie4_5ForCausalLM", "Ernie4_5Config", plain(use_bias=False, tie_word_embeddings=True), "pieces"),
     F("chameleon", "ChameleonForConditionalGeneration", "ChameleonConfig", plain(head_dim=None, num_key_value_heads=4, vocabulary_map={"<image>": 3}, vq_config={
-      "embed_dim": 8, "num_embeddings": 8, "latent_channels": 32, "resolution": 8, "base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1})),
+      "embed_dim": 8, "num_embeddings": 8, "latent_channels": 32, "resolution": 8, "base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1}),
+      # The converter takes the norms of one head for those of all, which they are in published folders; that all of a head turns it leaves to the reader.
+      repeated=("q_norm.weight", "k_norm.weight", "q_norm.bias", "k_norm.bias"), unlike=("chameleon.rope.dimension_count",)),
     F("grovemoe", config=plain(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32), architecture="GroveMoeForCausalLM", tensors=grove()),
-    F("cogvlm", config=plain(head_dim=None, num_key_value_heads=None), vocabulary="pieces", architecture="CogVLMForCausalLM", tensors=cogvlm()),
+    F("cogvlm", config=plain(head_dim=None, num_key_value_heads=4, bos_token_id=1, eos_token_id=2), vocabulary="pieces", architecture="CogVLMForCausalLM", tensors=cogvlm()),
     F("ernie4_5-moe", "Ernie4_5_MoeForCausalLM", "Ernie4_5_MoeConfig", plain(head_dim=None, tie_word_embeddings=True, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1,
       moe_intermediate_size=32, moe_layer_start_index=1), "pieces",
       # The converter divides the width of a layer without experts by the heads of keys, which is that of the shared one in published models by chance.
@@ -555,7 +559,7 @@ FAMILIES = [
     F("t5encoder", "T5EncoderModel", "T5Config", T5, "unigram", dtype="f16"),
     # An encoder that reads prompts, and a decoder.
     F("t5", "T5ForConditionalGeneration", "T5Config", T5, "unigram", dtype="f16"),
-    F("t5-relu", "T5ForConditionalGeneration", "T5Config", T5 | {"feed_forward_proj": "relu", "num_decoder_layers": 3}, "unigram", dtype="f16"),
+    F("t5-relu", "T5ForConditionalGeneration", "T5Config", T5 | {"feed_forward_proj": "relu"}, "unigram", dtype="f16"),
     F("umt5", "UMT5ForConditionalGeneration", "UMT5Config", T5, "unigram", dtype="f16"),
     # A vocabulary of its own form.
     F("rwkv6", config={"vocab_size": 320, "hidden_size": 128, "attention_hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "head_size": 64,

@@ -139,7 +139,9 @@ FAMILIES = [
       num_experts=4, num_experts_per_tok=2, num_shared_experts=1, intermediate_size=32, prefix_dense_intermediate_size=96, sliding_window=16, pad_token_id=0, bos_token_id=0,
       eos_token_id=1, mlp_layer_types=["dense", "sparse", "sparse", "sparse"], expert_selection_fn="sigmoid")),
     F("exaone-moe", "ExaoneMoeForCausalLM", "ExaoneMoeConfig", plain(num_hidden_layers=4, num_experts=4, num_experts_per_tok=2, num_shared_experts=1, moe_intermediate_size=32,
-      first_k_dense_replace=1, sliding_window=16, sliding_window_pattern=4, pad_token_id=0, bos_token_id=0, eos_token_id=1), patch={"scoring_func": "sigmoid"}),
+      first_k_dense_replace=1, sliding_window=16, sliding_window_pattern=4, pad_token_id=0, bos_token_id=0, eos_token_id=1), patch={"scoring_func": "sigmoid"},
+      # That no layer guesses further tokens, which others leave out.
+      unlike=("exaone-moe.nextn_predict_layers",)),
     F("starcoder", "GPTBigCodeForCausalLM", "GPTBigCodeConfig", {"vocab_size": 320, "n_embd": WIDTH, "n_head": HEADS, "n_layer": 2, "n_positions": 256, "bos_token_id": 0,
       "eos_token_id": 1}),
     F("granite_swa", "GraniteSWAForCausalLM", "GraniteSWAConfig", plain(head_dim=None, num_hidden_layers=4, embedding_multiplier=12.0, logits_scaling=4.0,
@@ -151,7 +153,9 @@ FAMILIES = [
     F("jais2", "Jais2ForCausalLM", "Jais2Config", plain(rms_norm_eps=None, layer_norm_eps=1e-5, bos_token_id=0, eos_token_id=1)),
     F("laguna", "LagunaForCausalLM", "LagunaConfig", plain(num_hidden_layers=4, rope_parameters=KINDS, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
       shared_expert_intermediate_size=32, sliding_window=16, mlp_layer_types=["dense"] + ["sparse"] * 3)),
-    F("mellum", "MellumForCausalLM", "MellumConfig", plain(num_hidden_layers=4, rope_parameters=KINDS, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, sliding_window=16)),
+    F("mellum", "MellumForCausalLM", "MellumConfig", plain(num_hidden_layers=4, rope_parameters=KINDS, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, sliding_window=16),
+      # It does not say whether the weights of the chosen experts go up to one.
+      unlike=("mellum.expert_weights_norm",)),
     # As it was published: transformers of today stores experts in the other order, which the converter does not see.
     F("qwen3vlmoe", config={"model_type": "qwen3_vl_moe_published", "text_config": plain(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
       rope_parameters=rope(1e6, mrope_section=[3, 3, 2])), "vision_config": {"deepstack_visual_indexes": [0]}}, architecture="Qwen3VLMoeForConditionalGeneration",
