@@ -499,7 +499,7 @@ FAMILIES = [
     F("dots3note", "Dots3NoteForCausalLM", "Dots3NoteTextConfig", LATENT | {"q_lora_rank": 48, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True,
       "num_hidden_layers": 4, "head_dim": 32, "index_n_heads": 4, "index_head_dim": 64, "index_topk": 16, "layer_types": ["full_attention", "sliding_attention"] * 2,
       "sliding_window": 9, "shared_experts_intermediate_size": 32, "rope_theta": 80000.0, "swa_rope_theta": 500.0, "swa_head_dim": 28, "pad_token_id": 2, "bos_token_id": 0,
-      "eos_token_id": 1, **DOTS3_LOCAL},
+      "eos_token_id": 1, **DOTS3_LOCAL}, "dots",
       patch={"layer_types": ["full_attention", "sliding_attention"] * 2, "sliding_window_size": 9, "apply_mla_qkv_lora_rescale": True, "use_dsa": True, "first_k_dense_replace": 1,
       "scoring_func": "sigmoid", "topk_method": "noaux_tc", "swa_head_dim": 28, **DOTS3_LOCAL,
       "rope_parameters": {"full_attention": rope(80000.0), "sliding_attention": rope(500.0)}}, without=("per_layer_config", "sliding_window")),
