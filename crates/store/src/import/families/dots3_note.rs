@@ -22,6 +22,7 @@ pub(super) const DOTS3_NOTE: Family = Family {
     classes: &["Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration", "Dots3NoteTextForCausalLM"],
     layer: &[&ATTENTION, &LATENT, &INDEXER, &OWN, &GATED, &BEFORE, &EXPERTS, &SHARED],
     alike: Alike::Nothing,
+    ends: &[("eot", "<|endofassistant|>")],
     odd: Some(by_layer),
     keys: dots3_note,
     ..DEEPSEEK2
