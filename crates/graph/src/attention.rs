@@ -105,6 +105,8 @@ pub struct AttentionSpec {
     pub shifts: Option<Shifts>,
     /// What is seen of what the mask lets through, if not everything.
     pub chosen: Option<Chosen>,
+    /// Whether what lies behind the last whole block is seen beside those that are chosen.
+    pub sees_tail: bool,
     /// Whether the result is what a further attention goes on with, in [`Self::part_cols`] columns: all heads' weighed sums of
     /// values, then their largest scores, then their sums of weights.
     pub is_part: bool,
@@ -115,7 +117,7 @@ impl AttentionSpec {
     pub fn causal(heads: usize, kv_heads: usize, key_dim: usize, value_dim: usize) -> Self {
         let scale = 1.0 / (key_dim as f32).sqrt();
         let (mask, softcap, sinks, alibi, shifts, chosen) = (Mask::Causal, None, None, None, None, None);
-        let (values_in_keys, only_reads, is_part) = (false, false, false);
+        let (values_in_keys, only_reads, sees_tail, is_part) = (false, false, false, false);
         Self {
             heads,
             kv_heads,
@@ -130,6 +132,7 @@ impl AttentionSpec {
             alibi,
             shifts,
             chosen,
+            sees_tail,
             is_part,
         }
     }
@@ -143,6 +146,12 @@ impl AttentionSpec {
             Some(more) => -most / 2.0 * (2 * more + 1) as f32 / whole as f32,
         };
         (0..self.heads).map(|head| slope(head).exp2()).collect()
+    }
+
+    /// Positions that a token sees at most where they are chosen: of fewer, or as many, all are seen.
+    pub fn room(&self) -> Option<usize> {
+        let tail = |chosen: Chosen| if self.sees_tail { chosen.block - 1 } else { 0 };
+        self.chosen.map(|chosen| chosen.room().saturating_add(tail(chosen)))
     }
 
     /// Columns of a result that a further attention goes on with.

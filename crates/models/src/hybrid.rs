@@ -37,6 +37,8 @@ pub struct Trail {
     pub layer: usize,
     /// Values of the first mixer, for those that mix theirs with them.
     pub first_values: Option<ValueId>,
+    /// What the last indexer has chosen, for mixers that share it.
+    pub chosen: Option<ValueId>,
 }
 
 /// One layer, in the order in which it computes.

@@ -39,7 +39,11 @@ impl LatentForm {
         let rank = keys.count("attention.kv_lora_rank")?;
         let key_dim = keys.count_or("attention.key_length_mla", hp.key_dim)?;
         let value_dim = keys.count_or("attention.value_length_mla", hp.value_dim)?;
-        let turned = keys.count("rope.dimension_count")?;
+        // None may be said to turn, but not nothing.
+        let turned = match keys.opt_count("rope.dimension_count")? {
+            Some(0) => 0,
+            _ => keys.count("rope.dimension_count")?,
+        };
         let query_rank = match keys.opt_count("attention.q_lora_rank")?.unwrap_or(0) {
             0 if w.has("blk.0.attn_q_a.weight") => Some(keys.count("attention.q_lora_rank")?),
             rank => Some(rank).filter(|&rank| rank > 0),
@@ -157,8 +161,12 @@ impl Latent {
         let kv = g.linear("kv_cmpr_pe", &self.down, x);
         let q = self.rope.map_or(q, |rope| g.rope_from("q_pe", q, (still + turned, still), rope));
         let q = g.linear_of_heads("Qcur", &self.key_up, q);
-        let (vector, key) = (g.slice(kv, 0, rank), g.slice(kv, rank, turned));
+        let vector = g.slice(kv, 0, rank);
         let vector = self.norm.apply(g, "kv_cmpr", vector);
+        if turned == 0 {
+            return [q, vector, vector];
+        }
+        let key = g.slice(kv, rank, turned);
         let key = self.key_norm.as_ref().map_or(key, |norm| norm.apply(g, "k_pe_normed", key));
         let key = self.rope.map_or(key, |rope| g.rope("k_pe", key, turned, rope));
         let k = g.concat("Kcur", vector, key);

@@ -142,6 +142,9 @@ fn what_an_architecture_alone_needs_is_named() {
         ("kimi-k3", "blk.2.ffn_routed_up.weight"),
         ("bailingmoe3", "blk.0.ssm_f_a.weight"),
         ("bailingmoe3", "blk.1.attn_gate.weight"),
+        ("glm5-next", "blk.0.ssm_g_b.weight"),
+        ("glm5-next", "blk.1.hc_ffn_fn.weight"),
+        ("glm5-next", "blk.3.indexer_compressor_ape.weight"),
     ] {
         assert_eq!(refused(name, keep, tensor), format!("tensor `{tensor}` is missing"), "{name}");
     }
@@ -177,6 +180,12 @@ fn bounds_that_bound_nothing_are_named() {
         let text = refused("kimi-k3", |meta| drop(meta.remove(key)), "");
         assert!(text.starts_with(&format!("key `{key}` is absent")), "{text}");
     }
+    for (key, value) in [("kpool", 4u32), ("kpool", 1), ("top_k", 8)] {
+        let text = refused("glm5-next", with(&format!("glm5-next.attention.indexer.{key}"), value), "");
+        assert!(text.starts_with("key `glm5-next.attention.indexer.kpool` is"), "{key}: {text}");
+    }
+    let text = refused("glm5-next", with("glm5-next.attention.indexer.kpool_select_tail", false), "");
+    assert!(text.starts_with("key `glm5-next.attention.indexer.kpool_select_tail` is"), "{text}");
     let text = refused("bailingmoe3", with("bailingmoe3.kda.safe_gate", false), "");
     assert!(text.starts_with("key `bailingmoe3.kda.gate_lower_bound` is"), "{text}");
 }

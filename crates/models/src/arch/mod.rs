@@ -35,6 +35,7 @@ mod gemma4;
 mod gemma_embedding;
 mod glm4;
 mod glm4moe;
+mod glm5_next;
 mod gpt2;
 mod gpt_oss;
 mod gptneox;
@@ -158,6 +159,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "glm-dsa", load: deepseek32::load_glm },
     Entry { name: "glm4", load: glm4::load },
     Entry { name: "glm4moe", load: glm4moe::load },
+    Entry { name: "glm5-next", load: glm5_next::load },
     Entry { name: "gpt-oss", load: gpt_oss::load },
     Entry { name: "gpt2", load: gpt2::load },
     Entry { name: "gptneox", load: gptneox::load },

@@ -97,6 +97,7 @@ impl Attend {
         let entries = lists[list * form.count..][..form.count].iter().map(|entry| entry.to_bits());
         let blocks = entries.take_while(|&number| number != Chosen::NONE).map(|number| number as usize);
         let positions = blocks.flat_map(|number| number * form.block..(number + 1) * form.block);
-        positions.take_while(|&seen| seen < end).collect()
+        let tail = if self.spec.sees_tail { end / form.block * form.block } else { end };
+        positions.take_while(|&seen| seen < end).chain(tail..end).collect()
     }
 }

@@ -94,8 +94,8 @@ impl Work {
         for (segment, s) in segments.iter().enumerate() {
             for (row, rows) in blocks_of(s) {
                 let is_chosen = row >= rows_that_see_all(spec, s);
-                let (from, to) = match spec.chosen.filter(|_| is_chosen) {
-                    Some(chosen) => (0, chosen.room()),
+                let (from, to) = match spec.room().filter(|_| is_chosen) {
+                    Some(room) => (0, room),
                     None => visible(spec.mask, s, row, rows),
                 };
                 // Whole runs, so that a position always takes part in the same one; but nothing before the first page that
@@ -172,9 +172,9 @@ fn queries_a_task(group: usize, rows: usize, tasks: usize, threads: usize) -> us
 
 /// Rows of a sequence for which nothing need be chosen: they come first.
 fn rows_that_see_all(spec: &AttentionSpec, s: &Segment) -> usize {
-    let Some(chosen) = spec.chosen else { return s.rows };
+    let Some(room) = spec.room() else { return s.rows };
     // The first position that sees more than a list has room for.
-    let first = (chosen.room() + 1).saturating_mul(spec.mask.pooled()) - 1;
+    let first = (room + 1).saturating_mul(spec.mask.pooled()) - 1;
     first.saturating_sub(s.past).min(s.rows)
 }
 
