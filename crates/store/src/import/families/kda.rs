@@ -1,4 +1,5 @@
-//! Delta attention whose fading has a bound, beside attention through a latent vector: Kimi K3 and Ling 3.
+//! Delta attention whose fading has a bound, beside attention through a latent vector: Kimi K3, Ling 3 and
+//! GLM 5 Next.
 
 use puna_quant::TensorType;
 
@@ -9,11 +10,11 @@ use super::super::pieces::Cutter;
 use super::super::plan::{Change, Content, Output};
 use super::super::rules::{Form, Rule, one};
 use super::super::weights::{Tensor, Weights};
-use super::latent::{KIMI_PARTS, KIMI_SHARED, LATENT, latent, split};
+use super::latent::{INDEXER, KIMI_PARTS, KIMI_SHARED, LATENT, latent, split};
 use super::mixture::BAILING_WHOLE;
 use super::names::{ATTENTION, BEFORE, EXPERTS, GATED, MIXTRAL, SHARED};
 use super::state::rates;
-use super::{Alike, Family, PLAIN};
+use super::{Alike, Family, PLAIN, glm};
 use crate::error::StoreError;
 
 /// What Kimi K3 has that Kimi Linear lacks. Gates are of one name there, whatever they weigh.
@@ -200,3 +201,66 @@ pub(super) const BAILINGMOE3: Family = Family {
 fn attends(layer: u32, every: u32, layers: u32) -> bool {
     (layer + 1).is_multiple_of(every) || layer >= layers / every * every
 }
+
+/// How layers are connected to the streams, and what an indexer pools by.
+const GLM_5_NEXT: [Rule; 9] = [
+    one("self_attn.A_log", "ssm_a.").form(Form::Flat),
+    one("hc_attn_fn", "hc_attn_fn"),
+    one("hc_attn_base", "hc_attn_base"),
+    one("hc_attn_scale", "hc_attn_scale"),
+    one("hc_ffn_fn", "hc_ffn_fn"),
+    one("hc_ffn_base", "hc_ffn_base"),
+    one("hc_ffn_scale", "hc_ffn_scale"),
+    one("self_attn.indexer.index_kpool_compress_gate", "indexer_compressor_gate"),
+    one("self_attn.indexer.index_kpool_compress_ape", "indexer_compressor_ape"),
+];
+
+/// The text model.
+pub(super) const GLM5_NEXT: Family = Family {
+    architecture: "glm5-next",
+    classes: &["Glm5NextForConditionalGeneration"],
+    layer: &[&GLM_5_NEXT, &ATTENTION, &LATENT, &INDEXER, &GATED, &BEFORE, &KIMI_PARTS, &EXPERTS, &SHARED],
+    alike: Alike::Nothing,
+    pre: glm::GLM4.pre,
+    ends: glm::GLM4.ends,
+    change: rates,
+    odd: Some(split),
+    keys: |keys| {
+        let config = keys.config;
+        let linear = config.section("linear_attn_config");
+        keys.sizes();
+        let attends: Vec<i32> = match config.strings("layer_types") {
+            Some(types) => types.iter().map(|kind| i32::from(kind != "linear_attention")).collect(),
+            None => return Err(config.wrong("layer_types", "a list with a word for each layer").into()),
+        };
+        keys.list("attention.head_count_kv", attends)?;
+        keys.rope()?;
+        keys.norms()?;
+        // Of the norm of an indexer's keys.
+        keys.set("attention.layer_norm_epsilon", 1e-6f32);
+        keys.experts()?;
+        latent(keys)?;
+        keys.set("attention.value_length", config.opt_count("kv_lora_rank")?.unwrap_or(512));
+        keys.routed()?;
+        keys.delta(&linear, &["gate_lower_bound"])?;
+        keys.count("attention.indexer.head_count", &["index_n_heads"])?;
+        keys.count("attention.indexer.key_length", &["index_head_dim"])?;
+        keys.count("attention.indexer.top_k", &["index_topk"])?;
+        keys.count("attention.indexer.kpool", &["index_kpool"])?;
+        let tail = config.flag("index_kpool_always_select_tail").unwrap_or(true);
+        keys.set("attention.indexer.kpool_select_tail", tail);
+        if let Some(types) = config.strings("indexer_types") {
+            keys.list("attention.indexer.types", types.iter().map(|kind| kind == "full").collect())?;
+        }
+        keys.count("hyper_connection.count", &["hc_mult"])?;
+        keys.count("hyper_connection.sinkhorn_iterations", &["hc_sinkhorn_iters"])?;
+        keys.float_if("hyper_connection.epsilon", &["hc_eps"])?;
+        if let Some(limit) = config.opt_float("swiglu_limit")? {
+            let limits = vec![limit; keys.shape.sizes.layers as usize];
+            keys.set("swiglu_clamp_exp", limits.clone());
+            keys.set("swiglu_clamp_shexp", limits);
+        }
+        Ok(())
+    },
+    ..PLAIN
+};

@@ -162,7 +162,8 @@ pub(super) fn split_layer<'a>(
 pub(super) fn latent(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     let config = keys.config;
     let rank = config.opt_count("kv_lora_rank")?.unwrap_or(512);
-    let turning = config.count("qk_rope_head_dim")?;
+    let missing = || config.wrong("qk_rope_head_dim", "a number");
+    let turning = config.opt_number("qk_rope_head_dim")?.ok_or_else(missing)?;
     keys.count_if("attention.q_lora_rank", &["q_lora_rank"])?;
     keys.set("attention.kv_lora_rank", rank);
     keys.set("attention.key_length", rank.saturating_add(turning));

@@ -286,6 +286,7 @@ pub(super) const FAMILIES: &[&Family] = &[
     &latent::KIMI_LINEAR,
     &kda::KIMI_K3,
     &kda::BAILINGMOE3,
+    &kda::GLM5_NEXT,
     &rwkv::RWKV6,
     &rwkv::RWKV6_QWEN2,
     &rwkv7::RWKV7,

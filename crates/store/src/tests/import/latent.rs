@@ -6,16 +6,16 @@ use serde_json::{Value, json};
 use super::Kit;
 use super::families::{GROUPED, ROUTED, WEIGHTED, case};
 use super::kit::{Stored, safetensors};
-use super::model::{Model, Numbers, turned};
+use super::model::{Model, turned};
 use crate::{Modelfile, plan_local};
 
-type Names<'a> = &'a [(&'a str, &'a str)];
+pub(super) type Names<'a> = &'a [(&'a str, &'a str)];
 
-const USUAL: Names<'_> =
+pub(super) const USUAL: Names<'_> =
     &[("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
-const LAYERS: &str = "model.layers.";
+pub(super) const LAYERS: &str = "model.layers.";
 
-const LATENT: Names<'_> = &[
+pub(super) const LATENT: Names<'_> = &[
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -32,14 +32,14 @@ const LATENT: Names<'_> = &[
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
 ];
-const DEEPSEEK: Names<'_> = &[
+pub(super) const DEEPSEEK: Names<'_> = &[
     ("ffn_gate_inp", "mlp.gate"),
     ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
     ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
     ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
     ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
 ];
-const INDEXER: Names<'_> = &[
+pub(super) const INDEXER: Names<'_> = &[
     ("indexer.attn_q_b", "self_attn.indexer.wq_b"),
     ("indexer.attn_k", "self_attn.indexer.wk"),
     ("indexer.k_norm", "self_attn.indexer.k_norm"),
@@ -55,7 +55,7 @@ const STREAMS: Names<'_> = &[
     ("hc_ffn_base.weight", "hc_mlp_layer.hc_pre.hc_base"),
     ("hc_ffn_scale.weight", "hc_mlp_layer.hc_pre.hc_scale"),
 ];
-const KIMI: Names<'_> = &[
+pub(super) const KIMI: Names<'_> = &[
     ("ffn_gate_inp", "block_sparse_moe.gate"),
     ("exp_probs_b.bias", "block_sparse_moe.gate.e_score_correction_bias"),
     ("ffn_gate_shexp", "block_sparse_moe.shared_experts.gate_proj"),
@@ -179,11 +179,12 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
                 }
             });
             if is_third {
-                return kimi_3(model);
+                return super::kda::kimi_3(model);
             }
             model.named(USUAL, LAYERS, &[LATENT, KIMI].concat())
         }
-        "bailingmoe3" => ling_3(model),
+        "bailingmoe3" => super::kda::ling_3(model),
+        "glm5-next" => super::kda::glm_5_next(model),
         "gemma4" => model.named(GEMMA_WHOLE, LAYERS, &[GEMMA, LATENT].concat()),
         "gemma-embedding" => {
             model.all(&|name, (_, numbers)| {
@@ -221,78 +222,7 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
 }
 
 /// Matrices of keys and of values, head by head, as one.
-/// With its own names in front of all, and of what parts heed a norm beside other weights.
-fn kimi_3(mut model: Model<'_>) -> Vec<Stored> {
-    const ROOT: &str = "language_model.model.layers.";
-    let halved = |model: &mut Model<'_>, name: String, (shape, numbers): Numbers| {
-        let half = numbers.iter().map(|x| x / 2.0).collect();
-        model.put(format!("{name}_norm.weight"), (shape.clone(), vec![2.0; numbers.len()]));
-        model.put(format!("{name}_proj.weight"), (vec![1, shape[0]], half));
-    };
-    for layer in 0..model.layers {
-        for (here, there) in [("attn_res_score", "self_attention_res"), ("ffn_res_score", "mlp_res")] {
-            let numbers = model.take(layer, &format!("{here}.weight")).unwrap();
-            halved(&mut model, format!("{ROOT}{layer}.{there}"), numbers);
-        }
-    }
-    let numbers = model.take_whole("output_res_score.weight").unwrap();
-    halved(&mut model, "language_model.model.output_attn_res".to_owned(), numbers);
-    model.put("vision_tower.patch_embed.proj.weight".to_owned(), (vec![1], vec![1.0]));
-    let whole = [
-        ("token_embd", "language_model.model.embed_tokens"),
-        ("output_norm", "language_model.model.norm"),
-        ("output", "language_model.lm_head"),
-    ];
-    let own = [
-        ("ssm_g", "self_attn.g_proj"),
-        ("attn_gate", "self_attn.g_proj"),
-        ("ffn_routed_down", "block_sparse_moe.routed_expert_down_proj"),
-        ("ffn_routed_up", "block_sparse_moe.routed_expert_up_proj"),
-        ("ffn_routed_norm", "block_sparse_moe.routed_expert_norm"),
-    ];
-    model.named(&whole, ROOT, &[&own, LATENT, KIMI].concat())
-}
-
-/// Gates of one name, whatever they weigh, and what guesses further tokens behind all layers.
-fn ling_3(mut model: Model<'_>) -> Vec<Stored> {
-    both_ways(&mut model);
-    model.experts(
-        LAYERS,
-        &[
-            ("ffn_gate_exps", "mlp.experts.{}.gate_proj"),
-            ("ffn_up_exps", "mlp.experts.{}.up_proj"),
-            ("ffn_down_exps", "mlp.experts.{}.down_proj"),
-        ],
-    );
-    model.all(&|name, (shape, numbers)| {
-        if name.ends_with("ssm_a") {
-            numbers.iter_mut().for_each(|x| *x = x.ln());
-            *shape = vec![numbers.len() as u64];
-        } else if name.contains("ssm_conv1d") {
-            let sizes: Vec<u64> = shape.iter().copied().filter(|&n| n != 1).collect();
-            *shape = vec![sizes[0], 1, sizes[1]];
-        }
-    });
-    let beyond = format!("{LAYERS}{}.attention.g_proj.weight", model.layers);
-    model.put(beyond, (vec![1], vec![1.0]));
-    let whole =
-        [("token_embd", "model.word_embeddings"), ("output_norm", "model.norm"), ("output", "lm_head")];
-    let own = [
-        ("ssm_f_a", "attention.f_proj"),
-        ("ssm_g_a", "attention.g_proj"),
-        ("attn_gate", "attention.g_proj"),
-        ("exp_probs_b.bias", "mlp.gate.expert_bias"),
-    ];
-    let names: Vec<(&str, String)> = [&own, LATENT, DEEPSEEK, KIMI]
-        .concat()
-        .into_iter()
-        .map(|(here, there)| (here, there.replace("self_attn.", "attention.")))
-        .collect();
-    let names: Vec<(&str, &str)> = names.iter().map(|(here, there)| (*here, &**there)).collect();
-    model.named(&whole, LAYERS, &names)
-}
-
-fn both_ways(model: &mut Model<'_>) {
+pub(super) fn both_ways(model: &mut Model<'_>) {
     for layer in 0..model.layers {
         let Some(keys) = model.take(layer, "attn_k_b.weight") else { continue };
         let values = model.take(layer, "attn_v_b.weight").unwrap();
@@ -382,7 +312,7 @@ fn roberta(mut model: Model<'_>) -> Vec<Stored> {
     )
 }
 
-const SIZES: &[(&str, &str)] = &[
+pub(super) const SIZES: &[(&str, &str)] = &[
     ("kv_lora_rank", "attention.kv_lora_rank"),
     ("v_head_dim", "attention.value_length_mla"),
     ("qk_rope_head_dim", "rope.dimension_count"),
@@ -395,7 +325,7 @@ const INDEXED: &[(&str, &str)] = &[
 ];
 
 /// The first of these with what the second says instead or beside it.
-fn with(mut fixed: Value, more: Value) -> Value {
+pub(super) fn with(mut fixed: Value, more: Value) -> Value {
     fixed.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     fixed
 }
@@ -515,57 +445,6 @@ fn attention_through_a_latent_vector_becomes_what_llama_cpp_makes_of_it() {
             "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 16, "num_heads": 2, "short_conv_kernel_size": 4}})))
         .but(&["tokenizer.ggml.pre", "attention.value_length", "attention.key_length"])
         .check();
-}
-
-#[test]
-fn delta_attention_with_a_bound_becomes_what_llama_cpp_makes_of_it() {
-    let heads = || json!({"num_key_value_heads": 3, "qk_nope_head_dim": 12, "head_dim": null});
-    let sizes = [
-        SIZES,
-        WEIGHTED,
-        &[
-            ("num_shared_experts", "expert_shared_count"),
-            ("first_k_dense_replace", "leading_dense_block_count"),
-            ("q_lora_rank", "attention.q_lora_rank"),
-        ],
-    ]
-    .concat();
-    let situ = [
-        ("activation_situ_beta", "activation.situ_beta"),
-        ("activation_situ_linear_beta", "activation.situ_linear_beta"),
-        ("attn_res_block_size", "attn_res.block_size"),
-        ("routed_expert_hidden_size", "expert_latent_length"),
-        ("moe_renormalize", "expert_weights_norm"),
-    ];
-    case("kimi-k3", "KimiK3ForConditionalGeneration")
-        .keys(&[&sizes[..], &situ].concat())
-        .fixed(with(
-            heads(),
-            json!({"moe_router_activation_func": "sigmoid", "hidden_act": "situ", "linear_attn_config": {
-            "full_attn_layers": [3, 5], "kda_layers": [1, 2, 4], "head_dim": 16, "num_heads": 3,
-            "short_conv_kernel_size": 4, "gate_lower_bound": -3.0}}),
-        ))
-        .but(&["tokenizer.ggml.pre"])
-        .check();
-    let own = [
-        ("short_conv_kernel_size", "ssm.conv_kernel"),
-        ("kda_lower_bound", "kda.gate_lower_bound"),
-        ("moe_shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
-    ];
-    let ling = |sizes: &[(&'static str, &'static str)], name, class, more: Value| {
-        let fixed = json!({"score_function": "sigmoid", "head_dim": 16, "layer_group_size": 2, "no_kda_lora": true,
-            "kda_safe_gate": true, "gated_attention_proj_granularity_type": "head_wise"});
-        let fixed = with(with(heads(), fixed), more);
-        case(name, class)
-            .keys(&[sizes, GROUPED, &own].concat())
-            .fixed(fixed)
-            .but(&["tokenizer.ggml.pre", "value_length"])
-            .check();
-    };
-    let limits = json!({"expert_swiglu_limit_list": [null, 0.3, null, 0.2, 0.5], "share_expert_swiglu_limit_list": [0.4, null, 0.3, 0.25]});
-    ling(&sizes, "bailingmoe3", "BailingMoeV3ForCausalLM", limits);
-    let sees = json!({"mrope_section": [2, 1, 1], "tie_word_embeddings": true});
-    ling(&sizes[..sizes.len() - 1], "bailingmoe3-vl", "BailingMoeV3VLForConditionalGeneration", sees);
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod diffusion;
 mod families;
 mod hostile;
 mod hyper;
+mod kda;
 mod kit;
 mod late;
 mod latent;

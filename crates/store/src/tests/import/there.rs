@@ -312,8 +312,10 @@ fn mixture_apart(mut model: Model<'_>) -> Vec<Stored> {
         | "lfm2" | "lfm2moe" | "qwen3next" | "qwen35" | "qwen35moe" => super::states::tensors(model),
         "deepseek4" => super::hyper::tensors(model),
         "deepseek2" | "hy_v4" | "deepseek32" | "glm-dsa" | "dots3note" | "minicpm3" | "kimi-linear"
-        | "kimi-k3" | "bailingmoe3" | "gemma4" | "gemma-embedding" | "modern-bert" | "eurobert"
-        | "nomic-bert" | "neo-bert" | "plm" | "bert" | "mistral4" => super::latent::tensors(model),
+        | "kimi-k3" | "bailingmoe3" | "glm5-next" | "gemma4" | "gemma-embedding" | "modern-bert"
+        | "eurobert" | "nomic-bert" | "neo-bert" | "plm" | "bert" | "mistral4" => {
+            super::latent::tensors(model)
+        }
         "arwkv7" | "rwkv6qwen2" => super::memory::tensors(model),
         "paddleocr" | "chameleon" | "grovemoe" => super::newest::tensors(model),
         "llama-embed" | "jina-bert-v3" | "talkie" | "hrm_text" | "plamo2" => super::late::tensors(model),
