@@ -85,6 +85,8 @@ impl Evaluator {
     /// Forgets what follows the first `len` tokens of a sequence. Recurrent states forget all or nothing: where `len` is not zero,
     /// they stay as they are.
     pub fn truncate(&mut self, sequence: usize, len: usize) {
+        // What an encoder has read is there as a whole or not at all.
+        let len = if len < self.encoded[sequence] { 0 } else { len };
         self.lengths[sequence] = self.lengths[sequence].min(len);
         self.encoded[sequence] = self.encoded[sequence].min(len);
     }

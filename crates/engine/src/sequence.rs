@@ -372,10 +372,20 @@ impl Sequence {
         self.teller.fail(reason);
     }
 
+    /// Tokens that stay whatever is dropped: what an encoder has read, and the token that the answer begins with.
+    fn least(&self) -> usize {
+        if self.origin.read.is_empty() { 0 } else { self.origin.read.len() + 1 }
+    }
+
+    /// Whether something of the answer would be left: where a prompt fills the context, dropping its one token would only have that
+    /// drawn again.
+    pub fn can_shift(&self) -> bool {
+        self.job.shift && self.tokens.len() > self.least() + 1
+    }
+
     /// Drops the older half of what follows the kept beginning; the rest is computed anew.
     pub fn shift(&mut self) {
-        // What an encoder has read stays as it is, and the token that the answer begins with.
-        let least = if self.origin.read.is_empty() { 0 } else { self.origin.read.len() + 1 };
+        let least = self.least();
         let keep = self.job.keep.max(least).min(self.tokens.len() - 1);
         let dropped = ((self.tokens.len() - keep) / 2).max(1);
         self.tokens.drain(keep..keep + dropped);

@@ -97,7 +97,9 @@ impl Stepper {
             (true, _) if self.info.start.is_some() => {
                 &[(Want::Encode, whole, whole), (Want::Logits, options.num_batch, self.results)]
             }
-            (true, _) => &[(Want::Logits, options.num_batch, self.results)],
+            (true, true) => &[(Want::Logits, options.num_batch, self.results)],
+            // A step of an answer that begins as masks is its whole text.
+            (true, false) => &[(Want::Logits, whole, self.results)],
             (false, true) => &[(Want::Hidden, options.num_batch, options.num_batch)],
             (false, false) => &[(Want::Hidden, whole, whole)],
         };

@@ -31,8 +31,8 @@ pub enum Recurrence {
         /// The form.
         spec: ScanSpec,
     },
-    /// The gated delta rule (Yang et al., 2024). For each value head, with `g` as [`Fading`] has it and `β = σ(beta)`: `S ← exp(g) S`, then `S ← S + k (β (v - Sᵀ k))ᵀ`, and the result is `Sᵀ q`. Queries and keys are multiplied
-    /// by `spec.scales` before.
+    /// The gated delta rule (Yang et al., 2024). For each value head, with `g` as [`Fading`] has it and `β = σ(beta)`: `S ← exp(g) S`,
+    /// then `S ← S + k (β (v - Sᵀ k))ᵀ`, and the result is `Sᵀ q`. Queries and keys are multiplied by `spec.scales` before.
     Delta {
         /// `key_heads · key_dim` columns.
         q: ValueId,

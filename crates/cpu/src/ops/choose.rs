@@ -17,6 +17,8 @@ use crate::step::{Instruction, Local, Step};
 
 /// Positions of a span, where there are several tasks a token. A multiple of [`RUN`].
 const SPAN: usize = 2048;
+/// Scores of a step that are kept at most: beyond them each token is one task, however many threads there are.
+const MOST_SCORES: usize = 1 << 23;
 /// Tokens a thread from which on each is one task.
 const ROWS_A_THREAD: usize = 2;
 
@@ -71,7 +73,9 @@ impl Choose {
             let rows = (0..s.rows).map(move |row| (segment, row, (s.past + row + 1) / each));
             rows.filter(move |&(.., seen)| seen > chosen.room())
         });
-        let cut = step.threads > 1 && rows.clone().count() < step.threads * ROWS_A_THREAD;
+        let scores: usize = rows.clone().map(|(.., seen)| chosen.lists * seen).sum();
+        let cut =
+            step.threads > 1 && rows.clone().count() < step.threads * ROWS_A_THREAD && scores <= MOST_SCORES;
         for (segment, row, seen) in rows {
             let span = if cut { SPAN } else { seen };
             let merge = (span < seen).then_some(work.merges.len());

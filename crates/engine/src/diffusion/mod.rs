@@ -42,18 +42,20 @@ pub struct Diffusion {
 
 /// Places of a block at most, in a model with so many tokens and such a context: their logits are there at once.
 pub fn longest_block(n_vocab: usize, n_ctx: usize) -> usize {
-    (LOGITS / n_vocab.max(1)).clamp(1, n_ctx.max(1))
+    let most = (LOGITS / n_vocab.max(1)).max(1);
+    // Steps have room for a power of two of them.
+    (1 << most.ilog2()).min(n_ctx.max(1))
 }
 
 /// Checks that a job asks for nothing that the model cannot give.
 pub fn check(job: &Job, info: &ModelInfo) -> Result<(), EngineError> {
-    let Some(unmasking) = &info.unmasking else {
+    if info.unmasking.is_none() {
         let architecture = info.architecture;
         return match job.diffusion == Diffusion::default() {
             true => Ok(()),
             false => Err(EngineError::WritesInOrder { architecture }),
         };
-    };
+    }
     let always = |guesses: Speculation| guesses.always && guesses.is_on();
     let impossible = [
         (job.grammar.is_some(), "an answer of a given form"),
@@ -70,7 +72,7 @@ pub fn check(job: &Job, info: &ModelInfo) -> Result<(), EngineError> {
         return Err(EngineError::DiffusionSteps { steps, most: STEPS });
     }
     let most = longest_block(info.n_vocab, info.n_ctx);
-    match job.diffusion.block_length.or(unmasking.block).filter(|&length| length > most) {
+    match job.diffusion.block_length.filter(|&length| length > most) {
         Some(length) => Err(EngineError::DiffusionBlock { length, most }),
         None => Ok(()),
     }
@@ -90,7 +92,8 @@ fn follows_draws(sampling: &Params) -> bool {
 /// The blocks of an answer of so many tokens.
 fn blocks(job: &Job, unmasking: &Unmasking, length: usize, longest: usize) -> schedule::Blocks {
     let steps = job.diffusion.steps.unwrap_or(length);
-    match job.diffusion.block_length.or(unmasking.block).filter(|&each| each > 0) {
+    let habit = unmasking.block.map(|each| each.min(longest));
+    match job.diffusion.block_length.or(habit).filter(|&each| each > 0) {
         Some(each) => schedule::Blocks::even(length, each, steps),
         None => schedule::Blocks::whole(length, longest, steps),
     }

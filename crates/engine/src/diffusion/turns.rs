@@ -1,6 +1,6 @@
 //! Whose turn it is: one step of one answer after each round of the loop.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use puna_models::Want;
 
@@ -13,6 +13,8 @@ use crate::error::EngineError;
 pub struct Canvases {
     all: Vec<Canvas>,
     turns: u64,
+    /// The last turn of each client that has a job here: jobs of one step do not take it with them.
+    last: HashMap<u64, u64>,
 }
 
 impl Canvases {
@@ -42,16 +44,14 @@ impl Canvases {
 
     /// The one whose turn it is: of the client whose last turn is longest ago the one whose own is, the earliest of new ones. No
     /// more than `most` are on their way at once, and who does not take what there is waits.
-    fn next(&self, most: usize) -> Option<usize> {
-        let mut last = HashMap::<u64, u64>::new();
-        for canvas in &self.all {
-            let turn = last.entry(canvas.job.client).or_default();
-            *turn = canvas.turn.max(*turn);
-        }
+    fn next(&mut self, most: usize) -> Option<usize> {
+        let clients: HashSet<u64> = self.all.iter().map(|canvas| canvas.job.client).collect();
+        self.last.retain(|client, _| clients.contains(client));
+        let last = |canvas: &Canvas| self.last.get(&canvas.job.client).copied().unwrap_or(0);
         let may_begin = self.counts().0 < most;
         let takes = |canvas: &Canvas| canvas.ready() && (may_begin || canvas.has_begun());
         let all = self.all.iter().enumerate().filter(|(_, canvas)| takes(canvas));
-        all.min_by_key(|(_, canvas)| (last[&canvas.job.client], canvas.turn, canvas.id)).map(|(at, _)| at)
+        all.min_by_key(|(_, canvas)| (last(canvas), canvas.turn, canvas.id)).map(|(at, _)| at)
     }
 }
 
@@ -78,6 +78,7 @@ impl Driver {
         let is_first = !canvas.has_begun();
         self.canvases.turns += 1;
         canvas.turn = self.canvases.turns;
+        self.canvases.last.insert(canvas.job.client, canvas.turn);
         let Some(input) = canvas.step() else { return Ok(()) };
         let ran = self.stepper.run(Want::Logits, &input).map_err(|error| error.to_string())?;
         let cols = ran.ok_or_else(|| EngineError::CannotGenerate.to_string())?;

@@ -33,6 +33,8 @@ impl Driver {
         let mut left = Vec::new();
         for s in self.running.iter_mut().filter(|s| read.contains(&s.id)) {
             s.computed = s.unread();
+            s.served += s.computed as u64;
+            *self.served.entry(s.job.client).or_default() += s.computed as u64;
             s.held.publish(&mut self.pages, &s.tokens[..s.computed]);
             if !s.prefill_progress() {
                 left.push(s.id);

@@ -350,7 +350,7 @@ impl Driver {
             }
             let mut sequence = self.running.swap_remove(at);
             self.release(&mut sequence);
-            if sequence.job.shift {
+            if sequence.can_shift() {
                 sequence.shift();
                 self.begin(&mut sequence);
                 self.running.push(sequence);

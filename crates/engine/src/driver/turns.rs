@@ -84,12 +84,11 @@ impl Driver {
 
     /// The sequences whose prompts an encoder reads next, those first whose clients had least: as many as a step has time for, and at
     /// least one.
-    pub(super) fn next_unread(&mut self) -> Vec<JobId> {
+    pub(super) fn next_unread(&self) -> Vec<JobId> {
         let budget = self.prompt_budget(0);
-        let (served, running) = (&mut self.served, &mut self.running);
-        let mut unread: Vec<&mut Sequence> =
-            running.iter_mut().filter(|s| s.unread() > 0 && s.ready()).collect();
-        let share = |client: u64| served.get(&client).copied().unwrap_or(0);
+        let mut unread: Vec<&Sequence> =
+            self.running.iter().filter(|s| s.unread() > 0 && s.ready()).collect();
+        let share = |client: u64| self.served.get(&client).copied().unwrap_or(0);
         unread.sort_by_key(|s| (share(s.job.client), s.served, s.admitted));
         let (mut rows, mut chosen) = (0, Vec::new());
         for s in unread {
@@ -97,8 +96,6 @@ impl Driver {
                 break;
             }
             rows += s.unread();
-            s.served += s.unread() as u64;
-            *served.entry(s.job.client).or_default() += s.unread() as u64;
             chosen.push(s.id);
         }
         chosen

@@ -232,6 +232,34 @@ fn answers_take_turns_and_are_what_they_are_alone() {
     }
 }
 
+#[test]
+fn jobs_of_one_step_keep_nobody_elses_waiting() {
+    let (engine, lock, _) = hanging("tests/data/zoo/llada.gguf", &EngineOptions::default());
+    let (sender, ended) = channel();
+    let waits = lock.lock().unwrap();
+    let quick =
+        Job { client: 1, diffusion: Diffusion { steps: Some(1), ..Diffusion::default() }, ..whole(4) };
+    let long = Job { client: 2, ..whole(8) };
+    for (name, job) in std::iter::repeat_n(("quick", quick), 20).chain([("long", long)]) {
+        let sender = sender.clone();
+        let sink = move |event| !matches!(event, Event::Done(_)) || sender.send(name).is_ok();
+        engine.submit(job, Box::new(sink)).unwrap();
+    }
+    drop(waits);
+    let names: Vec<_> = (0..21).map(|_| ended.recv_timeout(Duration::from_secs(20)).unwrap()).collect();
+    // Every other step is its.
+    let before = names.iter().position(|name| *name == "long").unwrap();
+    assert!((7..=10).contains(&before), "{names:?}");
+}
+
+#[test]
+fn the_habit_of_a_model_fits_any_context() {
+    let options = EngineOptions { num_ctx: Some(24), ..EngineOptions::default() };
+    let engine = open_at(Some("portable"), "tests/data/zoo/llada.gguf", &options);
+    assert_eq!(engine.info().n_ctx, 24);
+    assert_eq!(run(&engine, whole(100)).1.generated_tokens, 24 - 8);
+}
+
 /// A listener that takes nothing before it may.
 struct Shut {
     open: Arc<AtomicBool>,

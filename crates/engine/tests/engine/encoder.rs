@@ -153,6 +153,9 @@ fn a_full_context_drops_of_the_answer_alone_or_ends() {
     assert!(shifted.shifted_tokens > 0);
     assert_eq!(shifted.tokens[..150], prompt);
     assert_eq!(shifted.tokens.len() + shifted.shifted_tokens, 150 + 120);
+    // Where the prompt leaves room for one token, that one is the answer.
+    let (_, full) = run(&engine, Job { shift: true, ..endless(nth(2, 0, n_ctx as u32 - 1), 50, 1) });
+    assert_eq!((full.finish, full.generated_tokens, full.shifted_tokens), (Finish::Length, 1, 0));
     assert_all_given_back(&engine);
 }
 
@@ -181,8 +184,10 @@ fn guesses_change_nothing() {
         let job = Job { max_tokens: Some(80), ..Job::new(nth(3, 0, 40), sampling) };
         run(&engine, job).1
     };
-    let (with, without) = (answer(Speculation::AUTO), answer(Speculation::OFF));
+    let always = Speculation { always: true, ..Speculation::AUTO };
+    let (with, without) = (answer(always), answer(Speculation::OFF));
     assert_eq!(with.tokens, without.tokens);
+    assert!(with.speculated.all().accepted > 0, "nothing was guessed");
 }
 
 #[test]

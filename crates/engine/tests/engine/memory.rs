@@ -1,6 +1,6 @@
 //! Planned memory against what steps of all sizes take.
 
-use puna_engine::plan_memory;
+use puna_engine::{Diffusion, plan_memory};
 
 use super::*;
 
@@ -14,8 +14,13 @@ fn planned_and_taken(path: &str) -> (u64, u64) {
     for tokens in [128, 64, 32, 16, 8, 4, 2, 1] {
         let prompt: Vec<u32> = (0..tokens).map(|t| 20 + (t * 7 + tokens) % 200).collect();
         if engine.info().can_generate {
-            let jobs = [0, 1]
-                .map(|_| start(&engine, Job { max_tokens: Some(2), ..Job::new(prompt.clone(), greedy()) }));
+            // A text that is filled is computed as a whole, a short one and a long one.
+            let is_filled = engine.info().unmasking.is_some();
+            let diffusion = Diffusion { steps: is_filled.then_some(1), ..Diffusion::default() };
+            let jobs = [2, if is_filled { engine.info().n_ctx } else { 2 }].map(|tokens| {
+                let job = Job { max_tokens: Some(tokens), diffusion, ..Job::new(prompt.clone(), greedy()) };
+                start(&engine, job)
+            });
             jobs.iter().for_each(|events| drop(finish(events)));
         } else {
             let (sender, result) = channel();

@@ -8,8 +8,9 @@ use crate::kernels::RUN;
 
 /// Query rows (tokens × heads) of a task, at most.
 const BLOCK_ROWS: usize = 64;
-/// Positions (or of those that were chosen, so many) after which a running softmax is put aside and begun anew. Results are merged in order, so that it makes no
-/// difference whether one task walks the whole context or each span has a task of its own. A multiple of [`RUN`].
+/// Positions (or of those that were chosen, so many) after which a running softmax is put aside and begun anew. Results are merged in
+/// order, so that it makes no difference whether one task walks the whole context or each span has a task of its own. A multiple of
+/// [`RUN`].
 const SPAN: usize = 512;
 /// Query rows of a key head up to which a task takes several key heads.
 const FEW_ROWS: usize = 16;
@@ -18,6 +19,9 @@ const WORTH_ROWS: usize = 8;
 /// Tasks a thread that even out what threads differ in speed: with fewer, contexts are cut into spans; beyond that, tasks
 /// of few rows take several key heads.
 const TASKS_A_THREAD: usize = 8;
+
+/// Floats of partial results of a step at most: beyond them contexts are not cut, however many threads there are.
+const MOST_PARTIALS: usize = 1 << 23;
 
 /// A block of tokens of one sequence and the positions that a task looks at.
 #[derive(Debug, Clone, Copy)]
@@ -90,17 +94,23 @@ impl Work {
             whole_blocks.chain((whole..s.rows).map(|row| (row, 1)))
         };
         let blocks: usize = segments.iter().map(|s| blocks_of(s).count()).sum();
-        let cut = threads > 1 && blocks * spec.kv_heads < threads * TASKS_A_THREAD;
+        let seen = |s: &Segment, row, rows| seen(spec, s, (row, rows), page_tokens);
+        let partials = || -> usize {
+            let spans_of = |s: &Segment| -> usize {
+                let each = blocks_of(s).map(|(row, rows)| {
+                    let (from, to) = seen(s, row, rows);
+                    rows * spans(from, to).count()
+                });
+                each.sum()
+            };
+            segments.iter().map(spans_of).sum::<usize>() * spec.part_cols()
+        };
+        let cut =
+            threads > 1 && blocks * spec.kv_heads < threads * TASKS_A_THREAD && partials() <= MOST_PARTIALS;
         for (segment, s) in segments.iter().enumerate() {
             for (row, rows) in blocks_of(s) {
                 let is_chosen = row >= rows_that_see_all(spec, s);
-                let (from, to) = match spec.room().filter(|_| is_chosen) {
-                    Some(room) => (0, room),
-                    None => visible(spec.mask, s, row, rows),
-                };
-                // Whole runs, so that a position always takes part in the same one; but nothing before the first page that
-                // is still there, where pages are smaller than a run.
-                let from = (from / RUN * RUN).max(from.min(first_kept(spec.mask, s, page_tokens)));
+                let (from, to) = seen(s, row, rows);
                 let spans = if cut { spans(from, to).count() } else { 1 };
                 let each = heads_a_task(spec.kv_heads, rows * group, blocks * spans, threads);
                 let part = queries_a_task(group, rows, blocks * spans * spec.kv_heads, threads);
@@ -176,6 +186,21 @@ fn rows_that_see_all(spec: &AttentionSpec, s: &Segment) -> usize {
     // The first position that sees more than a list has room for.
     let first = (room + 1).saturating_mul(spec.mask.pooled()) - 1;
     first.saturating_sub(s.past).min(s.rows)
+}
+
+/// The positions that rows of a segment look at: whole runs, so that a position always takes part in the same one; but nothing before
+/// the first page that is still there, where pages are smaller than a run.
+fn seen(
+    spec: &AttentionSpec,
+    s: &Segment,
+    (row, rows): (usize, usize),
+    page_tokens: usize,
+) -> (usize, usize) {
+    let (from, to) = match spec.room().filter(|_| row >= rows_that_see_all(spec, s)) {
+        Some(room) => (0, room),
+        None => visible(spec.mask, s, row, rows),
+    };
+    ((from / RUN * RUN).max(from.min(first_kept(spec.mask, s, page_tokens))), to)
 }
 
 /// The spans of the positions `from .. to`.

@@ -167,7 +167,14 @@ async fn after_a_restart_a_blob_is_given_while_it_arrives() {
         let other = async { part(&mirror, "library/other", digest, 0..100).await };
         assert!(tokio::time::timeout(Duration::from_millis(300), other).await.is_err());
         upstream.hands_out(true);
-        assert_eq!(mirror.part(digest, 0..3 << 20).await.unwrap().len(), 3 << 20);
+        // Who was started first may put it into the bucket between two pieces; then it is asked for again.
+        let whole = match mirror.part(digest, 0..3 << 20).await {
+            Err(MirrorError::Upstream(reason)) if reason.contains("ask for all of it again") => {
+                mirror.part(digest, 0..3 << 20).await
+            }
+            given => given,
+        };
+        assert_eq!(whole.unwrap().len(), 3 << 20);
         bench.settle().await;
     }
 }
