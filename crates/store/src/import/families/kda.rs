@@ -85,14 +85,11 @@ fn gates_and_heeds<'a>(
     weights: &mut Weights<'a>,
     outputs: &mut Vec<Output<'a>>,
 ) -> Result<(), StoreError> {
-    let attends = cutter.config.section("linear_attn_config").numbers("full_attn_layers")?;
-    weights.rename(|name| {
-        let gate =
-            name.strip_prefix("layers.").and_then(|name| name.strip_suffix(".self_attn.g_proj.weight"));
-        match gate.and_then(|layer| layer.parse::<u32>().ok()) {
-            Some(layer) if !attends.contains(&(layer + 1)) => name.replace("g_proj", "delta_gate"),
-            _ => name.to_owned(),
-        }
+    let (attends, layers) =
+        (cutter.config.section("linear_attn_config").numbers("full_attn_layers")?, cutter.sizes.layers);
+    weights.rename(|name| match gated(name, layers) {
+        Some(layer) if !attends.contains(&(layer + 1)) => name.replace("g_proj", "delta_gate"),
+        _ => name.to_owned(),
     })?;
     let width = u64::from(cutter.config.count("hidden_size")?);
     for layer in 0..cutter.sizes.layers {
@@ -103,6 +100,12 @@ fn gates_and_heeds<'a>(
     }
     outputs.extend(heeds(weights, "output_attn_res", "output_res_score.weight".to_owned(), width)?);
     split(cutter, weights, outputs)
+}
+
+/// The layer whose gate a tensor of such a name is, of so many: names can have any number.
+fn gated(name: &str, layers: u32) -> Option<u32> {
+    let layer = name.strip_prefix("layers.")?.strip_suffix(".self_attn.g_proj.weight")?.parse().ok()?;
+    (layer < layers).then_some(layer)
 }
 
 /// The product of `NAME_norm` and `NAME_proj`, of so many numbers, where they are there.
@@ -149,8 +152,7 @@ pub(super) const BAILINGMOE3: Family = Family {
         weights.leave(|name| name.starts_with("linear_proj"));
         weights.rename(|name| {
             let name = name.replace(".attention.", ".self_attn.");
-            let gate = name.strip_prefix("layers.").and_then(|n| n.strip_suffix(".self_attn.g_proj.weight"));
-            match gate.and_then(|layer| layer.parse::<u32>().ok()) {
+            match gated(&name, layers) {
                 Some(layer) if !attends(layer, every, layers) => name.replace("g_proj", "delta_gate"),
                 _ => name,
             }

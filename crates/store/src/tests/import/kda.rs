@@ -7,7 +7,7 @@ use super::kit::Stored;
 use super::latent::{DEEPSEEK, INDEXER, KIMI, LATENT, LAYERS, SIZES, USUAL, both_ways, with};
 use super::model::{Model, Numbers};
 
-/// With its own names in front of all, and of what parts heed a norm beside other weights.
+/// With its own names in front of all, of what parts heed a norm beside other weights, and a layer with the largest number that there is.
 pub(super) fn kimi_3(mut model: Model<'_>) -> Vec<Stored> {
     const ROOT: &str = "language_model.model.layers.";
     let halved = |model: &mut Model<'_>, name: String, (shape, numbers): Numbers| {
@@ -24,6 +24,7 @@ pub(super) fn kimi_3(mut model: Model<'_>) -> Vec<Stored> {
     let numbers = model.take_whole("output_res_score.weight").unwrap();
     halved(&mut model, "language_model.model.output_attn_res".to_owned(), numbers);
     model.put("vision_tower.patch_embed.proj.weight".to_owned(), (vec![1], vec![1.0]));
+    model.put(format!("{ROOT}{}.self_attn.g_proj.weight", u32::MAX), (vec![1], vec![1.0]));
     let whole = [
         ("token_embd", "language_model.model.embed_tokens"),
         ("output_norm", "language_model.model.norm"),
@@ -39,7 +40,7 @@ pub(super) fn kimi_3(mut model: Model<'_>) -> Vec<Stored> {
     model.named(&whole, ROOT, &[&own, LATENT, KIMI].concat())
 }
 
-/// Gates of one name, whatever they weigh, and what guesses further tokens behind all layers.
+/// Gates of one name, whatever they weigh, and what guesses further tokens behind all layers, as far as numbers go.
 pub(super) fn ling_3(mut model: Model<'_>) -> Vec<Stored> {
     both_ways(&mut model);
     model.experts(
@@ -59,8 +60,9 @@ pub(super) fn ling_3(mut model: Model<'_>) -> Vec<Stored> {
             *shape = vec![sizes[0], 1, sizes[1]];
         }
     });
-    let beyond = format!("{LAYERS}{}.attention.g_proj.weight", model.layers);
-    model.put(beyond, (vec![1], vec![1.0]));
+    for beyond in [model.layers as u32, u32::MAX] {
+        model.put(format!("{LAYERS}{beyond}.attention.g_proj.weight"), (vec![1], vec![1.0]));
+    }
     let whole =
         [("token_embd", "model.word_embeddings"), ("output_norm", "model.norm"), ("output", "lm_head")];
     let own = [
