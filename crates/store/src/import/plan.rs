@@ -263,15 +263,8 @@ impl<'a> Output<'a> {
         starts.map(move |from| from..(from + step).min(rows))
     }
 
-    /// Rows are worked on as a whole, several at a time.
     fn check_width(&self) -> Result<(), ImportError> {
-        match self.columns() <= WIDTH_LIMIT {
-            true => Ok(()),
-            false => {
-                let (name, found) = (self.name.clone(), self.shape.clone());
-                Err(ImportError::TensorShape { name, found, want: vec![WIDTH_LIMIT] })
-            }
-        }
+        check_width(&self.name, &self.shape, self.columns())
     }
 
     fn row_count(&self) -> u64 {
@@ -348,6 +341,15 @@ impl<'a> Output<'a> {
             }
         }
     }
+}
+
+/// Rows are worked on as a whole, several at a time, so those of a tensor may not have more values than these.
+pub(super) fn check_width(name: &str, shape: &[u64], columns: u64) -> Result<(), ImportError> {
+    if columns <= WIDTH_LIMIT {
+        return Ok(());
+    }
+    let (name, found) = (name.to_owned(), shape.to_vec());
+    Err(ImportError::TensorShape { name, found, want: vec![WIDTH_LIMIT] })
 }
 
 impl Part<'_> {

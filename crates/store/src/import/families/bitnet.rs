@@ -4,7 +4,7 @@
 use super::super::config::Json;
 use super::super::keys::Keys;
 use super::super::pieces::Cutter;
-use super::super::plan::{Change, Content, Output};
+use super::super::plan::{Change, Content, Output, check_width};
 use super::super::rules::{Rule, one};
 use super::super::weights::{Tensor, Weights};
 use super::names::{ATTENTION, BEFORE, GATED};
@@ -99,6 +99,7 @@ fn thirds<'a>(
 /// The mean of the sizes of all values.
 fn size(tensor: &Tensor<'_>) -> Result<f32, StoreError> {
     let columns = tensor.columns().max(1);
+    check_width(&tensor.entry.name, &tensor.entry.shape, columns)?;
     let rows = tensor.entry.elements() / columns;
     let step = (PIECE_VALUES / columns).max(1);
     let (mut from, mut sum) = (0, 0.0);

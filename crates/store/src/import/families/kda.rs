@@ -7,7 +7,7 @@ use super::super::ImportError;
 use super::super::config::Json;
 use super::super::keys::{Keys, Shape};
 use super::super::pieces::Cutter;
-use super::super::plan::{Change, Content, Output};
+use super::super::plan::{Change, Content, Output, check_width};
 use super::super::rules::{Form, Rule, one};
 use super::super::weights::{Tensor, Weights};
 use super::latent::{INDEXER, KIMI_PARTS, KIMI_SHARED, LATENT, latent, split};
@@ -120,6 +120,7 @@ fn heeds(
     let of_proj = weights.take(&proj).ok_or(ImportError::TensorMissing { name: proj })?;
     let numbers = |tensor: &Tensor<'_>| {
         let (name, found, want) = (tensor.entry.name.clone(), tensor.entry.shape.clone(), vec![width]);
+        check_width(&name, &found, width)?;
         match tensor.entry.elements() == width {
             true => tensor.rows(0, 1, width),
             false => Err(ImportError::TensorShape { name, found, want }),

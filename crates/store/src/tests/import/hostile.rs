@@ -5,7 +5,7 @@ use std::fs::File;
 use serde_json::{Value, json};
 
 use super::config::config_there;
-use super::kit::{Stored, bytes, zoo};
+use super::kit::{Folder, Stored, bytes, zoo};
 use super::plain::tensors_there;
 use super::{Kit, folder_of};
 
@@ -96,18 +96,37 @@ fn a_row_is_not_wider_than_any_model_has() {
     let mut tensors = tensors_there(&gguf);
     tensors.retain(|tensor| tensor.0 != "model.norm.weight");
     let mut folder = folder_of(&kit, "wide", &gguf, &tensors, config_there(&gguf, "LlamaForCausalLM", None));
-    // A vector, which is read at once: the file has holes, so that it takes no place.
-    let count = (1u64 << 26) + 1;
-    let header = format!(
-        r#"{{"model.norm.weight":{{"dtype":"F16","shape":[{count}],"data_offsets":[0,{}]}}}}"#,
-        2 * count
+    // A vector, which is read at once.
+    put_wide(&mut folder, "model.norm.weight", &[(1 << 26) + 1]);
+    let error = kit.store.import(&folder.files).unwrap_err().to_string();
+    assert!(error.contains("output_norm.weight has shape [67108865]"), "{error}");
+}
+
+/// Matrices of BitNet are read once before they are written.
+#[test]
+fn a_row_is_as_wide_where_it_is_read_before_its_file_is_planned() {
+    let (kit, gguf) = (Kit::new(), zoo("llama"));
+    let mut tensors = tensors_there(&gguf);
+    tensors.retain(|tensor| tensor.0 != "model.layers.1.mlp.up_proj.weight");
+    let mut config = config_there(&gguf, "BitnetForCausalLM", None);
+    config["hidden_act"] = "silu".into();
+    let mut folder = folder_of(&kit, "wide", &gguf, &tensors, config);
+    put_wide(&mut folder, "model.layers.1.mlp.up_proj.weight", &[1, (1 << 26) + 1]);
+    let error = kit.store.import(&folder.files).unwrap_err().to_string();
+    assert!(
+        error.contains("model.layers.1.mlp.up_proj.weight has shape [1, 67108865], but [67108864]"),
+        "{error}"
     );
+}
+
+/// A file with a tensor of two bytes a value; it has holes, so that it takes no place.
+fn put_wide(folder: &mut Folder, tensor: &str, shape: &[u64]) {
+    let size = 2 * shape.iter().product::<u64>();
+    let header = format!(r#"{{"{tensor}":{{"dtype":"F16","shape":{shape:?},"data_offsets":[0,{size}]}}}}"#);
     let name = "model-00003-of-00003.safetensors";
     folder.put(name, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat());
     let file = File::options().append(true).open(folder.dir.join(name)).unwrap();
-    file.set_len(8 + header.len() as u64 + 2 * count).unwrap();
-    let error = kit.store.import(&folder.files).unwrap_err().to_string();
-    assert!(error.contains("output_norm.weight has shape [67108865]"), "{error}");
+    file.set_len(8 + header.len() as u64 + size).unwrap();
 }
 
 #[test]
