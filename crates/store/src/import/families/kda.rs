@@ -1,6 +1,8 @@
 //! Delta attention whose fading has a bound, beside attention through a latent vector: Kimi K3, Ling 3 and
 //! GLM 5 Next.
 
+use std::collections::BTreeSet;
+
 use puna_quant::TensorType;
 
 use super::super::ImportError;
@@ -38,7 +40,7 @@ pub(super) const KIMI_K3: Family = Family {
     keys: |keys| {
         let config = keys.config;
         let linear = config.section("linear_attn_config");
-        let attends = linear.numbers("full_attn_layers")?;
+        let attends: BTreeSet<u32> = linear.numbers("full_attn_layers")?.into_iter().collect();
         keys.sizes();
         // Layers are counted from one.
         keys.by_layer("attention.head_count_kv", |layer| u32::from(attends.contains(&(layer + 1))));
@@ -85,8 +87,8 @@ fn gates_and_heeds<'a>(
     weights: &mut Weights<'a>,
     outputs: &mut Vec<Output<'a>>,
 ) -> Result<(), StoreError> {
-    let (attends, layers) =
-        (cutter.config.section("linear_attn_config").numbers("full_attn_layers")?, cutter.sizes.layers);
+    let attends = cutter.config.section("linear_attn_config").numbers("full_attn_layers")?;
+    let (attends, layers): (BTreeSet<u32>, u32) = (attends.into_iter().collect(), cutter.sizes.layers);
     weights.rename(|name| match gated(name, layers) {
         Some(layer) if !attends.contains(&(layer + 1)) => name.replace("g_proj", "delta_gate"),
         _ => name.to_owned(),

@@ -1,6 +1,6 @@
 //! T5 with both of its stacks: an encoder that reads prompts, and a decoder that writes answers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::ImportError;
 use super::super::decoder::rule_for;
@@ -134,16 +134,21 @@ fn encoder<'a>(
         alone.cut(rule, layer, end, &tensor, outputs)?;
     }
     // Every layer has what the first has, but for the amounts by distance that all may share.
-    let parts_of = |layer: u32| -> BTreeSet<&str> {
-        let prefix = format!("{}{layer}.", T5_ENCODER.blocks);
-        let own = outputs[first..].iter().filter_map(|output| output.name.strip_prefix(&prefix));
-        own.filter(|part| !part.starts_with("attn_rel_b")).collect()
-    };
+    let mut layers: BTreeMap<u32, BTreeSet<&str>> = BTreeMap::new();
+    for output in &outputs[first..] {
+        let part = output.name.strip_prefix(T5_ENCODER.blocks).and_then(|rest| rest.split_once('.'));
+        let part = part.filter(|(_, part)| !part.starts_with("attn_rel_b"));
+        if let Some((Ok(layer), part)) = part.map(|(number, part)| (number.parse(), part)) {
+            layers.entry(layer).or_default().insert(part);
+        }
+    }
+    let none = BTreeSet::new();
+    let parts_of = |layer: u32| layers.get(&layer).unwrap_or(&none);
     let of_first = parts_of(0);
     for layer in 0..cutter.config.count("num_layers")? {
         let parts = parts_of(layer);
         if parts.is_empty() || parts != of_first {
-            let lost = of_first.symmetric_difference(&parts).next().copied().unwrap_or("*");
+            let lost = of_first.symmetric_difference(parts).next().copied().unwrap_or("*");
             let name = format!("{}{layer}.{lost}", T5_ENCODER.blocks);
             return Err(ImportError::TensorMissing { name }.into());
         }
