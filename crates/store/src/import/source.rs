@@ -59,18 +59,17 @@ impl<'a> Source<'a> {
 
     /// Puts the parts of all devices together, and says what they are as one.
     pub(super) fn join(&mut self, by_columns: bool) -> Result<Option<TensorEntry>, ImportError> {
-        if self.pieces.len() == 1 {
+        if let [(file, _)] = self.pieces[..]
+            && Self::device(file).is_none()
+        {
             return Ok(None);
         }
         self.pieces.sort_by_key(|(file, _)| Self::device(file));
+        self.check_devices()?;
         let first = self.first();
         let mut whole = first.clone();
         let along = usize::from(by_columns);
-        for ((file, part), number) in self.pieces.iter().zip(0u32..) {
-            if Self::device(file) != Some(number) {
-                let reason = format!("the part of device {number} of tensor {} is missing", part.name);
-                return Err(ImportError::Safetensors { file: "the folder".to_owned(), reason });
-            }
+        for (_, part) in &self.pieces {
             let mut shape = part.shape.clone();
             if let (Some(one), Some(want)) = (shape.get_mut(along), first.shape.get(along)) {
                 *one = *want;
@@ -84,6 +83,21 @@ impl<'a> Source<'a> {
         whole.size = self.pieces.iter().map(|(_, part)| part.size).sum();
         self.form = if by_columns { Form::Columns } else { Form::Rows };
         Ok(Some(whole))
+    }
+
+    /// Each device has its part once, and there are several: one would have no part, but the whole. Whether one is missing behind the last
+    /// that is there, the family has to say by the size of the whole.
+    fn check_devices(&self) -> Result<(), ImportError> {
+        let name = crate::name::shown(&self.first().name);
+        let wrong = |reason| Err(ImportError::Safetensors { file: "the folder".to_owned(), reason });
+        let devices: Vec<u32> = self.pieces.iter().filter_map(|(file, _)| Self::device(file)).collect();
+        if let Some(pair) = devices.windows(2).find(|pair| pair[0] == pair[1]) {
+            return wrong(format!("tensor {name} occurs twice among the files of device {}", pair[0]));
+        }
+        match (0u32..).zip(0..devices.len().max(2)).find(|(number, at)| devices.get(*at) != Some(number)) {
+            Some((number, _)) => wrong(format!("the part of device {number} of tensor {name} is missing")),
+            None => Ok(()),
+        }
     }
 
     /// Shows a matrix of bytes as the values that they hold, and says what it then is.

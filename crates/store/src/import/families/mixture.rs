@@ -1,7 +1,11 @@
 //! Mixtures of experts.
 
+use super::super::ImportError;
 use super::super::keys::{Keys, Shape};
+use super::super::pieces::Cutter;
+use super::super::plan::Output;
 use super::super::rules::{Cut, Form, Rule, aside, one, pieces};
+use super::super::weights::Weights;
 use super::llama::turning;
 use super::names::{ATTENTION, BEFORE, EXPERTS, GATED, MIXTRAL, SHARED, WHOLE};
 use super::{Alike, Family, PLAIN};
@@ -333,9 +337,29 @@ pub(super) const GROK: Family = Family {
     architecture: "grok",
     classes: &["Grok1ForCausalLM", "GrokForCausalLM"],
     layer: &[&GROK_PARTS, &ATTENTION, &GATED, &MIXTRAL],
+    odd: Some(whole_experts),
     keys: grok,
     ..PLAIN
 };
+
+/// Experts are as wide as the configuration says: put together of what several devices have, they are narrower without the last one's.
+fn whole_experts<'a>(
+    cutter: &Cutter<'_>,
+    weights: &mut Weights<'a>,
+    _: &mut Vec<Output<'a>>,
+) -> Result<(), StoreError> {
+    let width = u64::from(cutter.config.one_of(&["moe_intermediate_size", "intermediate_size"])?);
+    for (name, tensor) in weights.iter().filter(|(name, _)| name.contains(".block_sparse_moe.experts.")) {
+        let along = usize::from(name.ends_with(".w2.weight"));
+        let found = tensor.entry.shape.clone();
+        if found.get(along).is_some_and(|&found| found != width) {
+            let (name, mut want) = (tensor.entry.name.clone(), found.clone());
+            want[along] = width;
+            return Err(ImportError::TensorShape { name, found, want }.into());
+        }
+    }
+    Ok(())
+}
 
 fn grok(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     keys.usual()?;

@@ -8,6 +8,7 @@ use super::kit::{Folder, Stored, bytes, safetensors, values, zoo};
 use super::there::tensors;
 use super::vocabulary::put_vocabulary;
 use super::{Kit, compare};
+use crate::ImportFile;
 
 /// A matrix of a folder, cut into so many: rows, or columns.
 fn cut((name, dtype, shape, data): &Stored, count: usize, by_columns: bool) -> Vec<Stored> {
@@ -59,9 +60,32 @@ fn experts_in_the_files_of_several_devices_are_put_together() {
     folder.put("config.json", config.to_string());
     put_vocabulary(&want, &mut folder);
     compare(&kit, "grok-2", &want, &folder, &["vocab_size"]);
-    folder.files.retain(|file| !file.name.contains("TP-003"));
+    let all = folder.files.clone();
+    let missing = |device| {
+        format!(
+            "the part of device {device} of tensor model.layers.0.block_sparse_moe.experts.0.w1.weight is missing"
+        )
+    };
+    // Without the last device's part experts are narrower, and nothing else is missing.
+    let narrow = "experts.0.w1.weight has shape [21, 48], but [24, 48] is expected".to_owned();
+    for (there, want) in [
+        (vec![0, 1, 2, 4, 5, 6, 7], missing(3)),
+        (vec![1, 2, 3, 4, 5, 6, 7], missing(0)),
+        (vec![0], missing(1)),
+        (vec![5], missing(0)),
+        (vec![0, 1, 2, 3, 4, 5, 6], narrow),
+    ] {
+        let is_there = |file: &&ImportFile| {
+            let is_of = |device: &u32| file.name.contains(&format!("-TP-{device:03}."));
+            !file.name.contains("-TP-0") || there.iter().any(is_of)
+        };
+        let files: Vec<ImportFile> = all.iter().filter(is_there).cloned().collect();
+        let error = kit.store.import(&files).unwrap_err().to_string();
+        assert!(error.contains(&want), "{there:?}: {error}");
+    }
+    folder.put("pytorch_model-00003-TP-000.safetensors", safetensors(&files[0]));
     let error = kit.store.import(&folder.files).unwrap_err().to_string();
-    assert!(error.contains("the part of device 3 of tensor") && error.contains("is missing"), "{error}");
+    assert!(error.contains("experts.0.w1.weight occurs twice among the files of device 0"), "{error}");
 }
 
 /// Numbers of eight bits: one to five.
