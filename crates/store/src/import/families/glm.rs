@@ -96,10 +96,9 @@ pub(super) const GLM4MOE: Family = Family {
     pre: glm4,
     ends: &ENDS,
     keys: |keys| {
-        half_turns(keys)?;
-        keys.routed()?;
         keys.sigmoid();
-        Ok(())
+        half_turns(keys)?;
+        keys.routed()
     },
     ..PLAIN
 };

@@ -59,10 +59,19 @@ fn switched(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     granite(keys)?;
     let config = keys.config;
     keys.head_sizes();
-    keys.count("adapters.count", &["num_adapters"])?;
+    let count = config.count("num_adapters")?;
+    keys.set("adapters.count", count);
     keys.count("adapters.lora_rank", &["max_lora_rank"])?;
-    keys.set("adapters.token_ids_activate", config.numbers("adapter_token_ids")?);
-    keys.set("adapters.token_ids_substitute", config.numbers("adapter_substitute_token_ids")?);
+    for (key, there) in [
+        ("adapters.token_ids_activate", "adapter_token_ids"),
+        ("adapters.token_ids_substitute", "adapter_substitute_token_ids"),
+    ] {
+        let ids = config.numbers(there)?;
+        if ids.len() != count as usize {
+            return Err(config.wrong(there, "a list with a token for each of `num_adapters`").into());
+        }
+        keys.set(key, ids);
+    }
     keys.set("adapters.router_gain", config.float("control_token_gain", 15.0)?);
     Ok(())
 }
@@ -119,10 +128,13 @@ fn behind_none<'a>(
     tensor: Tensor<'a>,
     order: Order,
 ) -> Result<Output<'a>, StoreError> {
-    let found = tensor.entry.shape.clone();
-    let [adapters, 1, rows, columns] = found[..] else {
-        let (name, want) = (tensor.entry.name.clone(), vec![0, 1, 0, 0]);
-        return Err(ImportError::TensorShape { name, found, want }.into());
+    let (found, adapters) = (tensor.entry.shape.clone(), u64::from(cutter.config.count("num_adapters")?));
+    let (rows, columns) = match found[..] {
+        [count, 1, rows, columns] if count == adapters => (rows, columns),
+        _ => {
+            let (name, want) = (tensor.entry.name.clone(), vec![adapters, 1, 0, 0]);
+            return Err(ImportError::TensorShape { name, found, want }.into());
+        }
     };
     let part = Part { tensor, rows: adapters * rows, order };
     let content = Content::Behind { zeros: rows, part, columns };

@@ -100,6 +100,7 @@ pub(super) const HY_V3: Family = Family {
     layer: &[&HY3, &ATTENTION, &GATED, &BEFORE, &EXPERTS, &SHARED],
     alike: Alike::Kinds,
     keys: |keys| {
+        keys.sigmoid();
         keys.usual()?;
         let config = keys.config;
         let hidden = config.count("moe_intermediate_size")?;
@@ -108,7 +109,6 @@ pub(super) const HY_V3: Family = Family {
         keys.set("expert_shared_feed_forward_length", hidden.saturating_mul(shared));
         keys.set("expert_weights_norm", config.flag("route_norm").unwrap_or(true));
         keys.set("expert_weights_scale", config.float("router_scaling_factor", 1.0)?);
-        keys.sigmoid();
         Ok(())
     },
     ..PLAIN

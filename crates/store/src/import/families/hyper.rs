@@ -4,12 +4,13 @@
 use puna_quant::TensorType;
 
 use super::super::ImportError;
+use super::super::config::Json;
 use super::super::keys::{Keys, Shape};
 use super::super::pieces::Cutter;
 use super::super::plan::{Content, Output};
 use super::super::rules::{Rule, one};
 use super::super::weights::Weights;
-use super::latent::{DEEPSEEK2, INDEXER, LATENT, deepseek2};
+use super::latent::{DEEPSEEK2, INDEXER, LATENT, deepseek2, owners};
 use super::names::{ATTENTION, BEFORE, EXPERTS, GATED, SHARED, WHOLE};
 use super::{Alike, Family, PLAIN};
 use crate::error::StoreError;
@@ -61,8 +62,8 @@ pub(super) const HY_V4: Family = Family {
 
 fn hy_v4(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     let config = keys.config;
-    deepseek2(keys)?;
     keys.sigmoid();
+    deepseek2(keys)?;
     if let Some(kinds) = config.strings("mlp_layer_types") {
         let dense = kinds.iter().take_while(|kind| *kind == "dense").count();
         if kinds[dense..].iter().any(|kind| kind == "dense") {
@@ -77,25 +78,18 @@ fn hy_v4(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     keys.count("hyper_connection.count", &["hc_mult"])?;
     keys.set("hyper_connection.epsilon", config.float("hc_eps", 1e-6)?);
     keys.set("hyper_connection.magnitude", config.float("hc_magnitude", 2.0)?);
-    let Some(owners) = owners(keys)? else { return Ok(()) };
+    let Some(owners) = owners(config)?.or_else(|| sparse_layers(config)) else { return Ok(()) };
     keys.count("attention.indexer.head_count", &["index_n_heads"])?;
     keys.count("attention.indexer.key_length", &["index_head_dim"])?;
     keys.count("attention.indexer.top_k", &["index_topk"])?;
     keys.list("attention.indexer.types", owners)
 }
 
-/// Which layers have an indexer: older configurations only say which layers attend sparsely. Nothing where none does.
-fn owners(keys: &Keys<'_>) -> Result<Option<Vec<bool>>, StoreError> {
-    let config = keys.config;
-    if let Some(types) = config.strings("indexer_types") {
-        return match types.iter().find(|kind| !["full", "shared"].contains(&kind.as_str())) {
-            None => Ok(Some(types.iter().map(|kind| kind == "full").collect())),
-            Some(_) => Err(config.wrong("indexer_types", "`full` or `shared` for each layer").into()),
-        };
-    }
+/// Which layers have an indexer by older configurations, which only say which layers attend sparsely. Nothing where none does.
+fn sparse_layers(config: &Json) -> Option<Vec<bool>> {
     let sparse = |kind: &String| ["sparse_attention", "deepseek_sparse_attention"].contains(&kind.as_str());
     let kinds = config.strings("layer_types").unwrap_or_default();
-    Ok(kinds.iter().any(sparse).then(|| kinds.iter().map(sparse).collect()))
+    kinds.iter().any(sparse).then(|| kinds.iter().map(sparse).collect())
 }
 
 /// DeepSeek 4's names outside of the layers.

@@ -12,7 +12,7 @@ use super::super::pieces::Cutter;
 use super::super::plan::{Change, Content, Output, check_width};
 use super::super::rules::{Form, Rule, one};
 use super::super::weights::{Tensor, Weights};
-use super::latent::{INDEXER, KIMI_PARTS, KIMI_SHARED, LATENT, latent, split};
+use super::latent::{INDEXER, KIMI_PARTS, KIMI_SHARED, LATENT, latent, owners, split};
 use super::mixture::BAILING_WHOLE;
 use super::names::{ATTENTION, BEFORE, EXPERTS, GATED, MIXTRAL, SHARED};
 use super::state::rates;
@@ -46,12 +46,12 @@ pub(super) const KIMI_K3: Family = Family {
         keys.by_layer("attention.head_count_kv", |layer| u32::from(attends.contains(&(layer + 1))));
         keys.rope()?;
         keys.norms()?;
+        keys.sigmoid();
         keys.experts()?;
         latent(keys)?;
         keys.set("attention.value_length", config.opt_count("kv_lora_rank")?.unwrap_or(512));
         keys.routed()?;
         keys.flag_if("expert_weights_norm", "moe_renormalize");
-        keys.sigmoid();
         keys.count_if("expert_latent_length", &["routed_expert_hidden_size"])?;
         keys.delta(&linear, &["gate_lower_bound"])?;
         if config.text("hidden_act").is_some_and(|unit| unit != "situ") {
@@ -254,8 +254,8 @@ pub(super) const GLM5_NEXT: Family = Family {
         keys.count("attention.indexer.kpool", &["index_kpool"])?;
         let tail = config.flag("index_kpool_always_select_tail").unwrap_or(true);
         keys.set("attention.indexer.kpool_select_tail", tail);
-        if let Some(types) = config.strings("indexer_types") {
-            keys.list("attention.indexer.types", types.iter().map(|kind| kind == "full").collect())?;
+        if let Some(owners) = owners(config)? {
+            keys.list("attention.indexer.types", owners)?;
         }
         keys.count("hyper_connection.count", &["hc_mult"])?;
         keys.count("hyper_connection.sinkhorn_iterations", &["hc_sinkhorn_iters"])?;

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::super::ImportError;
+use super::super::config::Json;
 use super::super::keys::Keys;
 use super::super::pieces::Cutter;
 use super::super::plan::{Change, Content, Order, Output, Step};
@@ -63,10 +64,11 @@ pub(super) const GLM_DSA: Family = Family {
     ends: glm::GLM4.ends,
     keys: |keys| {
         deepseek32(keys)?;
-        match owners(keys)? {
-            Some(owners) => keys.list("attention.indexer.types", owners),
-            None => Ok(()),
-        }
+        let owners = match owners(keys.config)? {
+            None => patterned_owners(keys)?,
+            named => named,
+        };
+        owners.map_or(Ok(()), |owners| keys.list("attention.indexer.types", owners))
     },
     ..DEEPSEEK32
 };
@@ -81,13 +83,28 @@ pub(super) fn deepseek32(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Which layers have an indexer: by name, by letter, or one of so many from an offset on; nothing where none is said.
-fn owners(keys: &Keys<'_>) -> Result<Option<Vec<bool>>, StoreError> {
-    let config = keys.config;
-    if let Some(types) = config.strings("indexer_types") {
-        return Ok(Some(types.iter().map(|kind| kind == "full").collect()));
+/// Which layers have an indexer of their own, by the words that configurations have for it; nothing where they have none.
+pub(super) fn owners(config: &Json) -> Result<Option<Vec<bool>>, StoreError> {
+    const KEY: &str = "indexer_types";
+    if config.value(KEY).is_none_or(|types| types.is_null()) {
+        return Ok(None);
     }
+    let of = |kind: String| match kind.as_str() {
+        "full" => Some(true),
+        "shared" => Some(false),
+        _ => None,
+    };
+    let owners: Option<Vec<bool>> = config.strings(KEY).and_then(|types| types.into_iter().map(of).collect());
+    owners.map(Some).ok_or_else(|| config.wrong(KEY, "`full` or `shared` for each layer").into())
+}
+
+/// The same by letter, or one of so many layers from an offset on.
+fn patterned_owners(keys: &Keys<'_>) -> Result<Option<Vec<bool>>, StoreError> {
+    let config = keys.config;
     if let Some(letters) = config.text("index_topk_pattern") {
+        if letters.bytes().any(|letter| !b"FS".contains(&letter)) {
+            return Err(config.wrong("index_topk_pattern", "`F` or `S` for each layer").into());
+        }
         return Ok(Some(letters.bytes().map(|letter| letter == b'F').collect()));
     }
     let Some(every) = config.opt_count("index_topk_freq")? else { return Ok(None) };

@@ -144,6 +144,7 @@ pub(super) const MINIMAX_M3: Family = Family {
 };
 
 fn minimax_m3(keys: &mut Keys<'_>) -> Result<(), StoreError> {
+    keys.sigmoid();
     keys.usual()?;
     keys.routed()?;
     keys.count("expert_feed_forward_length", &["intermediate_size"])?;
@@ -160,7 +161,6 @@ fn minimax_m3(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     }
     let near = sparse.first_number(&["sparse_local_block", "index_local_blocks"])?.unwrap_or(1);
     keys.set("attention.indexer.local_blocks", near);
-    keys.sigmoid();
     let dense = dense_layers(keys.config, keys.shape.sizes.layers as usize)?;
     keys.set("leading_dense_block_count", u32::try_from(dense).unwrap_or(0));
     Ok(())

@@ -69,6 +69,7 @@ pub(super) const GROVEMOE: Family = Family {
     architecture: "grovemoe",
     classes: &["GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM"],
     layer: &[&ATTENTION, &BEFORE, &EXPERTS, &ADJUGATES],
+    odd: Some(whole_adjugates),
     keys: |keys| {
         keys.usual()?;
         keys.count("expert_feed_forward_length", &["moe_intermediate_size"])?;
@@ -79,6 +80,37 @@ pub(super) const GROVEMOE: Family = Family {
     },
     ..BASE
 };
+
+/// Every layer has all smaller experts that any of them has, and each is of as many of the others.
+fn whole_adjugates<'a>(
+    cutter: &Cutter<'_>,
+    weights: &mut Weights<'a>,
+    _: &mut Vec<Output<'a>>,
+) -> Result<(), StoreError> {
+    let number = |name: &String| -> Option<u32> {
+        name.split_once(".mlp.chunk_experts.")?.1.split('.').next()?.parse().ok()
+    };
+    let last = weights.names().filter_map(number).max().unwrap_or(0);
+    let name_of = |layer: u32, number: u64, part: &str| {
+        format!("{}{layer}.mlp.chunk_experts.{number}.{part}_proj.weight", cutter.family.layers)
+    };
+    let missing = |name: String| {
+        Err(ImportError::TensorMissing { name: format!("{}{name}", cutter.family.root) }.into())
+    };
+    let count = u64::from(last) + 1;
+    for layer in 0..cutter.sizes.layers {
+        // Whatever number a name claims, the first that is missing ends it.
+        let mut all =
+            (0..count).flat_map(|number| ["gate", "up", "down"].map(|part| name_of(layer, number, part)));
+        if let Some(name) = all.find(|name| weights.get(name).is_none()) {
+            return missing(name);
+        }
+    }
+    match u64::from(cutter.sizes.experts).is_multiple_of(count) {
+        true => Ok(()),
+        false => missing(name_of(0, count, "gate")),
+    }
+}
 
 pub(super) const DOTS1: Family = Family {
     architecture: "dots1",
@@ -246,6 +278,7 @@ pub(super) const EXAONE_MOE: Family = Family {
     architecture: "exaone-moe",
     classes: &["ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM"],
     keys: |keys| {
+        keys.sigmoid();
         keys.usual()?;
         keys.routed()?;
         let (shared, hidden) =
@@ -257,7 +290,6 @@ pub(super) const EXAONE_MOE: Family = Family {
             let slides = keys.sliding_layers(4)?;
             keys.set("attention.sliding_window_pattern", slides);
         }
-        keys.sigmoid();
         Ok(())
     },
     ..BASE
@@ -408,6 +440,7 @@ pub(super) const LAGUNA: Family = Family {
 };
 
 fn laguna(keys: &mut Keys<'_>) -> Result<(), StoreError> {
+    keys.sigmoid();
     keys.usual()?;
     keys.routed()?;
     let config = keys.config;
@@ -417,7 +450,6 @@ fn laguna(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     keys.count_if("attention.sliding_window", &["sliding_window"])?;
     keys.count_if("expert_shared_feed_forward_length", &["shared_expert_intermediate_size"])?;
     keys.set("expert_weights_norm", true);
-    keys.sigmoid();
     let kinds = config.strings("mlp_layer_types").unwrap_or_default();
     let dense = kinds.iter().take_while(|kind| *kind == "dense").count();
     keys.set("leading_dense_block_count", u32::try_from(dense).unwrap_or(0));

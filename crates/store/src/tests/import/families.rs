@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 
 use super::config::config_there;
 use super::kit::zoo;
+use super::late::import;
+use super::latent::{hy_v4, with};
 use super::there::tensors;
 use super::{Kit, compare, folder_of};
 
@@ -37,12 +39,28 @@ impl Case {
         Self { but, ..self }
     }
 
+    /// What the configuration says otherwise than so far.
+    pub(super) fn says(self, more: Value) -> Self {
+        Self { fixed: with(self.fixed, more), ..self }
+    }
+
     pub(super) fn check(self) {
         let (kit, want) = (Kit::new(), zoo(self.name));
-        let mut config = config_there(&want, self.class, None);
+        let folder = folder_of(&kit, self.name, &want, &tensors(&want), self.config(&want));
+        compare(&kit, self.name, &want, &folder, self.but);
+    }
+
+    /// The file that the folder becomes, or why it becomes none.
+    pub(super) fn import(&self) -> Result<(Kit, Gguf), String> {
+        let want = zoo(self.name);
+        import(self.name, &tensors(&want), self.config(&want))
+    }
+
+    fn config(&self, want: &Gguf) -> Value {
+        let mut config = config_there(want, self.class, None);
         for (there, here) in &self.keys {
             let key = format!("{}.{here}", want.metadata().architecture().unwrap());
-            config[*there] = number(&want, &key);
+            config[*there] = number(want, &key);
         }
         for (key, value) in self.fixed.as_object().unwrap() {
             match value {
@@ -50,8 +68,7 @@ impl Case {
                 value => config[key] = value.clone(),
             }
         }
-        let folder = folder_of(&kit, self.name, &want, &tensors(&want), config);
-        compare(&kit, self.name, &want, &folder, self.but);
+        config
     }
 }
 
@@ -190,18 +207,7 @@ fn mixtures_become_what_llama_cpp_makes_of_them() {
     case("minimax-m2", "MiniMaxM2ForCausalLM")
         .fixed(json!({"rotary_dim": 8, "scoring_func": "sigmoid"}))
         .check();
-    let sparse = json!({"use_sparse_attention": true, "sparse_num_index_heads": 2, "sparse_index_dim": 12,
-        "sparse_topk_blocks": 3, "sparse_block_size": 5, "sparse_local_block": 1});
-    case("minimax-m3", "MiniMaxM3SparseForConditionalGeneration")
-        .keys(&[
-            ("dense_intermediate_size", "feed_forward_length"),
-            ("intermediate_size", "expert_feed_forward_length"),
-            ("n_shared_experts", "expert_shared_count"),
-            ("routed_scaling_factor", "expert_weights_scale"),
-        ])
-        .fixed(json!({"rotary_dim": 8, "scoring_func": "sigmoid", "moe_layer_freq": [0, 1, 1], "moe_intermediate_size": null,
-            "sparse_attention_config": sparse}))
-        .check();
+    minimax_m3().check();
     case("afmoe", "AfmoeForCausalLM")
         .keys(GROUPED)
         .fixed(json!({"num_shared_experts": 1, "num_dense_layers": 1, "route_norm": true, "route_scale": 1.5,
@@ -221,6 +227,31 @@ fn mixtures_become_what_llama_cpp_makes_of_them() {
         // The file's own width of the shared expert is not the one that llama.cpp writes.
         .but(&["expert_shared_feed_forward_length"])
         .check();
+}
+
+fn minimax_m3() -> Case {
+    let sparse = json!({"use_sparse_attention": true, "sparse_num_index_heads": 2, "sparse_index_dim": 12,
+        "sparse_topk_blocks": 3, "sparse_block_size": 5, "sparse_local_block": 1});
+    case("minimax-m3", "MiniMaxM3SparseForConditionalGeneration")
+        .keys(&[
+            ("dense_intermediate_size", "feed_forward_length"),
+            ("intermediate_size", "expert_feed_forward_length"),
+            ("n_shared_experts", "expert_shared_count"),
+            ("routed_scaling_factor", "expert_weights_scale"),
+        ])
+        .fixed(json!({"rotary_dim": 8, "scoring_func": "sigmoid", "moe_layer_freq": [0, 1, 1], "moe_intermediate_size": null,
+            "sparse_attention_config": sparse}))
+}
+
+/// What a family usually scores experts by is not put over what its configuration says.
+#[test]
+fn experts_are_scored_as_the_configuration_says() {
+    for case in [minimax_m3(), hy_v4()] {
+        let case = case.says(json!({"scoring_func": "softmax"}));
+        let (_kit, made) = case.import().unwrap();
+        let key = format!("{}.expert_gating_func", made.metadata().architecture().unwrap());
+        assert_eq!(made.metadata().u32(&key), Ok(1), "{key}");
+    }
 }
 
 #[test]

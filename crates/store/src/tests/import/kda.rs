@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::families::{GROUPED, ROUTED, WEIGHTED, case};
+use super::families::{Case, GROUPED, ROUTED, WEIGHTED, case};
 use super::kit::Stored;
 use super::latent::{DEEPSEEK, INDEXER, KIMI, LATENT, LAYERS, SIZES, USUAL, both_ways, with};
 use super::model::{Model, Numbers};
@@ -167,6 +167,10 @@ fn delta_attention_with_a_bound_becomes_what_llama_cpp_makes_of_it() {
 
 #[test]
 fn glm_5_next_becomes_what_llama_cpp_makes_of_it() {
+    glm_5().check();
+}
+
+pub(super) fn glm_5() -> Case {
     let keys = [
         SIZES,
         ROUTED,
@@ -191,5 +195,4 @@ fn glm_5_next_becomes_what_llama_cpp_makes_of_it() {
             "swiglu_limit": 0.4, "linear_attn_config": {"head_dim": 16, "num_heads": 3, "short_conv_kernel_size": 4,
                 "gate_lower_bound": -3.0}}))
         .but(&["tokenizer.ggml.pre", "unknown_token_id", "swiglu_clamp_shexp"])
-        .check();
 }

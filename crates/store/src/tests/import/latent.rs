@@ -4,7 +4,8 @@
 use serde_json::{Value, json};
 
 use super::Kit;
-use super::families::{GROUPED, ROUTED, WEIGHTED, case};
+use super::families::{Case, GROUPED, ROUTED, WEIGHTED, case};
+use super::kda;
 use super::kit::{Stored, safetensors};
 use super::model::{Model, turned};
 use crate::{Modelfile, plan_local};
@@ -330,6 +331,39 @@ pub(super) fn with(mut fixed: Value, more: Value) -> Value {
     fixed
 }
 
+pub(super) fn hy_v4() -> Case {
+    let own = [
+        ("q_lora_rank", "attention.q_lora_rank"),
+        ("hc_mult", "hyper_connection.count"),
+        ("hc_eps", "hyper_connection.epsilon"),
+        ("hc_magnitude", "hyper_connection.magnitude"),
+    ];
+    // What is said of groups of heads is not meant.
+    case("hy_v4-indexer", "HYV4ForCausalLM").keys(&[SIZES, ROUTED, WEIGHTED, INDEXED, &own].concat()).fixed(
+        json!({"num_key_value_heads": 2, "qk_nope_head_dim": 12, "head_dim": null, "swiglu_limit": 0.35,
+        "first_k_dense_replace": null, "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "indexer_types": ["full", "shared", "full"]}),
+    )
+}
+
+/// What stands for a layer with an indexer of its own, and for one without, is one of two words.
+#[test]
+fn words_for_indexers_are_not_guessed() {
+    let keys = [SIZES, ROUTED, WEIGHTED, GROUPED, INDEXED, &[("q_lora_rank", "attention.q_lora_rank")]];
+    let glm_dsa = || {
+        case("glm-dsa", "GlmMoeDsaForCausalLM").keys(&keys.concat()).fixed(json!({"num_key_value_heads": 3,
+            "qk_nope_head_dim": 18, "head_dim": null, "scoring_func": "sigmoid"}))
+    };
+    for case in [&hy_v4 as &dyn Fn() -> Case, &glm_dsa, &kda::glm_5] {
+        for unknown in [json!(["full", "partial", "full"]), json!(["full", 1]), json!("full")] {
+            let error = case().says(json!({"indexer_types": unknown})).import().err().unwrap();
+            assert!(error.contains("`indexer_types` must be `full` or `shared` for each layer"), "{error}");
+        }
+    }
+    let error = glm_dsa().says(json!({"index_topk_pattern": "FSXS"})).import().err().unwrap();
+    assert!(error.contains("`index_topk_pattern` must be `F` or `S` for each layer"), "{error}");
+}
+
 #[test]
 fn attention_through_a_latent_vector_becomes_what_llama_cpp_makes_of_it() {
     let fixed = |heads: u32| json!({"num_key_value_heads": heads, "qk_nope_head_dim": 16, "head_dim": null});
@@ -387,30 +421,7 @@ fn attention_through_a_latent_vector_becomes_what_llama_cpp_makes_of_it() {
     // The same as transformers writes it.
     let listed = json!({"per_layer_config": {"1": local, "3": local}});
     case("dots3note", "Dots3NoteForCausalLM").keys(&indexed).fixed(windows(listed)).check();
-    // What is said of groups of heads is not meant.
-    case("hy_v4-indexer", "HYV4ForCausalLM")
-        .keys(
-            &[
-                SIZES,
-                ROUTED,
-                WEIGHTED,
-                INDEXED,
-                &[
-                    ("q_lora_rank", "attention.q_lora_rank"),
-                    ("hc_mult", "hyper_connection.count"),
-                    ("hc_eps", "hyper_connection.epsilon"),
-                    ("hc_magnitude", "hyper_connection.magnitude"),
-                ],
-            ]
-            .concat(),
-        )
-        .fixed(with(
-            2,
-            json!({"qk_nope_head_dim": 12, "swiglu_limit": 0.35, "first_k_dense_replace": null,
-            "mlp_layer_types": ["dense", "sparse", "sparse"],
-            "indexer_types": ["full", "shared", "full"]}),
-        ))
-        .check();
+    hy_v4().check();
     let rope = json!({"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 16,
         "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1});
     case("mistral4", "Mistral3ForConditionalGeneration")

@@ -53,6 +53,26 @@ fn newest_families_become_what_the_engine_reads() {
         .check();
 }
 
+/// Some experts have one of their own together, which no layer may lack.
+#[test]
+fn a_folder_of_grovemoe_has_all_smaller_experts() {
+    let want = zoo("grovemoe");
+    let (all, config) = (tensors(Model::of(&want)), config_there(&want, "GroveMoeForCausalLM", None));
+    let named = |layer: &str, expert: &str| format!("model.layers.{layer}.mlp.chunk_experts.{expert}.");
+    let in_all = |expert: &str| format!(".mlp.chunk_experts.{expert}");
+    for (lost, missing) in [
+        (named("1", "2") + "up_proj", named("1", "2") + "up_proj.weight"),
+        (named("1", "2"), named("1", "2") + "gate_proj.weight"),
+        // Nine experts do not go into two groups.
+        (in_all("2"), named("0", "2") + "gate_proj.weight"),
+        (in_all(""), named("0", "0") + "gate_proj.weight"),
+    ] {
+        let stored: Vec<Stored> = all.iter().filter(|(name, ..)| !name.contains(&lost)).cloned().collect();
+        let error = import("grovemoe", &stored, config.clone()).err().unwrap();
+        assert!(error.contains(&format!("tensor {missing} is missing")), "{lost}: {error}");
+    }
+}
+
 /// The file that a folder of such tensors becomes.
 fn import(name: &str, tensors: &[Stored], config: Value) -> Result<(Kit, Gguf), String> {
     let (kit, want) = (Kit::new(), zoo(name));
@@ -184,9 +204,21 @@ fn adapters_of_granite_switch_stand_behind_one_that_changes_nothing() {
     assert_eq!(meta.f32("graniteswitch.adapters.router_gain"), Ok(15.0));
     // A folder without an adapter's matrix is told so.
     let lacking: Vec<Stored> =
-        stored.into_iter().filter(|(name, ..)| !name.ends_with("o_proj.lora_B")).collect();
-    let error = import("graniteswitch", &lacking, config).err().unwrap();
+        stored.iter().filter(|(name, ..)| !name.ends_with("o_proj.lora_B")).cloned().collect();
+    let error = import("graniteswitch", &lacking, config.clone()).err().unwrap();
     assert!(error.contains("self_attn.o_proj.lora_B"), "{error}");
+    // So is one whose numbers of adapters differ.
+    for key in ["adapter_token_ids", "adapter_substitute_token_ids"] {
+        let mut config = config.clone();
+        config[key] = json!([211, 35]);
+        let error = import("graniteswitch", &stored, config).err().unwrap();
+        assert!(error.contains(&format!("`{key}` must be a list with a token for each")), "{error}");
+    }
+    config["num_adapters"] = 2.into();
+    config["adapter_token_ids"] = json!([211, 35]);
+    config["adapter_substitute_token_ids"] = json!([17, 99]);
+    let error = import("graniteswitch", &stored, config).err().unwrap();
+    assert!(error.contains("has shape [3, 1, 5, 48], but [2, 1, 0, 0] is expected"), "{error}");
 }
 
 /// The tensors of a T5 as folders have them, with this table of tokens.
