@@ -79,9 +79,7 @@ fn hy_v4(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     keys.set("hyper_connection.epsilon", config.float("hc_eps", 1e-6)?);
     keys.set("hyper_connection.magnitude", config.float("hc_magnitude", 2.0)?);
     let Some(owners) = owners(config)?.or_else(|| sparse_layers(config)) else { return Ok(()) };
-    keys.count("attention.indexer.head_count", &["index_n_heads"])?;
-    keys.count("attention.indexer.key_length", &["index_head_dim"])?;
-    keys.count("attention.indexer.top_k", &["index_topk"])?;
+    keys.indexer()?;
     keys.list("attention.indexer.types", owners)
 }
 
@@ -193,9 +191,7 @@ fn deepseek4(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     let mut ratios = config.numbers("compress_ratios")?;
     ratios.truncate(keys.shape.sizes.layers as usize);
     keys.list("attention.compress_ratios", ratios)?;
-    keys.count("attention.indexer.head_count", &["index_n_heads"])?;
-    keys.count("attention.indexer.key_length", &["index_head_dim"])?;
-    keys.count("attention.indexer.top_k", &["index_topk"])?;
+    keys.indexer()?;
     keys.set("expert_gating_func", 4u32);
     keys.experts()?;
     keys.routed()?;

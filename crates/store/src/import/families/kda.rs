@@ -248,9 +248,7 @@ pub(super) const GLM5_NEXT: Family = Family {
         keys.set("attention.value_length", config.opt_count("kv_lora_rank")?.unwrap_or(512));
         keys.routed()?;
         keys.delta(&linear, &["gate_lower_bound"])?;
-        keys.count("attention.indexer.head_count", &["index_n_heads"])?;
-        keys.count("attention.indexer.key_length", &["index_head_dim"])?;
-        keys.count("attention.indexer.top_k", &["index_topk"])?;
+        keys.indexer()?;
         keys.count("attention.indexer.kpool", &["index_kpool"])?;
         let tail = config.flag("index_kpool_always_select_tail").unwrap_or(true);
         keys.set("attention.indexer.kpool_select_tail", tail);

@@ -77,10 +77,16 @@ pub(super) fn deepseek32(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     // What configurations of one form leave out.
     keys.sigmoid();
     deepseek2(keys)?;
-    keys.count("attention.indexer.head_count", &["index_n_heads"])?;
-    keys.count("attention.indexer.key_length", &["index_head_dim"])?;
-    keys.count("attention.indexer.top_k", &["index_topk"])?;
-    Ok(())
+    keys.indexer()
+}
+
+impl Keys<'_> {
+    /// How many heads an indexer has, how large they are, and how many positions it chooses.
+    pub(super) fn indexer(&mut self) -> Result<(), StoreError> {
+        self.count("attention.indexer.head_count", &["index_n_heads"])?;
+        self.count("attention.indexer.key_length", &["index_head_dim"])?;
+        self.count("attention.indexer.top_k", &["index_topk"])
+    }
 }
 
 /// Which layers have an indexer of their own, by the words that configurations have for it; nothing where they have none.
