@@ -13,7 +13,7 @@ use super::weights::{Tensor, Weights};
 use crate::error::StoreError;
 
 /// Weights that stay exact beside norms and vectors: routers, tables of positions, small matrices of states and of what chooses blocks.
-const EXACT: [&str; 24] = [
+const EXACT: [&str; 25] = [
     "ffn_gate_inp.weight",
     "ffn_gate_inp_shexp.weight",
     "position_embd.weight",
@@ -36,6 +36,7 @@ const EXACT: [&str; 24] = [
     "time_mix_decay_w1.weight",
     "time_mix_decay_w2.weight",
     "time_mix_lerp_fused.weight",
+    "indexer.proj.weight",
     "indexer.q_proj.weight",
     "indexer.k_proj.weight",
 ];
