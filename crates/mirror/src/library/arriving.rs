@@ -36,16 +36,16 @@ impl Arriving {
         }
         let most = usize::try_from(range.end - range.start).unwrap_or(PIECE).min(PIECE);
         let bytes = self.running.read(range.start, most).await.map_err(broken)?;
-        // The library looks into what others have named.
-        if self.running.is_found()
-            && let Some(blob) = self.library.blob(self.digest).await?
-        {
-            return match blob.size() == self.size {
-                true => Ok(Next::Rest(blob.read(range))),
-                false => Err(MirrorError::BlobUnknown(self.digest)),
-            };
+        if !self.running.is_found() {
+            return Ok(Next::Bytes(bytes));
         }
-        Ok(Next::Bytes(bytes))
+        // The library looks into what others have named, and gives nothing of what it finds damaged.
+        match self.library.blob(self.digest).await? {
+            Some(blob) if blob.size() == self.size => Ok(Next::Rest(blob.read(range))),
+            // It has come to a store that is nobody else's, and is not where it belongs yet.
+            None if self.library.is_elsewhere() => Ok(Next::Bytes(bytes)),
+            _ => Err(MirrorError::BlobUnknown(self.digest)),
+        }
     }
 }
 

@@ -327,10 +327,12 @@ async fn notes_of_sizes_are_cleared_away() {
 
 #[tokio::test]
 async fn what_another_program_has_named_is_looked_into_before_it_is_given_wholly() {
-    let (upstream, weights) = (Upstream::new().await, vec![7; 3 << 20]);
-    let digest = Digest::of(&weights);
-    upstream.model("library/m", &weights);
-    for (named, is_right) in [(weights.clone(), true), (vec![8; 3 << 20], false)] {
+    let upstream = Upstream::new().await;
+    // A small one is looked into at once, a large one while it is given.
+    for (len, is_right) in [(3 << 20, true), (3 << 20, false), (5000, true), (5000, false)] {
+        let (weights, named) = (vec![7; len], vec![if is_right { 7 } else { 8 }; len]);
+        let digest = Digest::of(&weights);
+        upstream.model("library/m", &weights);
         let bench = Bench::new(&upstream, HOUR, Upstreams::default());
         // It fetches, and gives the blob its name.
         let other = Store::open(bench.dir.path().join("models")).unwrap();
@@ -342,10 +344,13 @@ async fn what_another_program_has_named_is_looked_into_before_it_is_given_wholly
             fs::write(other.blob_path(&digest), named).unwrap();
             drop(lock);
         };
-        let (given, ()) = tokio::join!(bench.part(digest, 0..3 << 20), name());
-        match is_right {
-            true => assert!(given.unwrap() == weights),
-            false => assert!(given.is_err(), "its bytes are not those of the digest"),
+        let reader = || bench.part(digest, 0..len as u64);
+        let (one, another, ()) = tokio::join!(reader(), reader(), name());
+        for given in [one, another] {
+            match is_right {
+                true => assert!(given.unwrap() == weights),
+                false => assert!(given.is_err(), "{len}: its bytes are not those of the digest"),
+            }
         }
     }
 }
