@@ -197,10 +197,19 @@ impl Inner {
     ) -> Result<Option<Arriving>, MirrorError> {
         let Some((size, running)) = self.coming_blob(name, digest) else { return Ok(None) };
         let said = match name {
-            Some(name) => self.sizes.of(&*self.library, name, digest).await?,
+            Some(name) => self.said_of(name, digest).await,
             None => None,
         };
         Ok(Some(self.arriving_of(digest, size, running, said == Some(Said::Bytes(size)))))
+    }
+
+    /// What the manifests of a repository say of a blob. What cannot be read says nothing: fetching goes on, and the blob is given when it
+    /// is right.
+    pub(super) async fn said_of(&self, name: &Repository, digest: Digest) -> Option<Said> {
+        self.sizes.of(&*self.library, name, digest).await.unwrap_or_else(|error| {
+            tracing::warn!(repository = %name, %digest, %error, "how large blobs are cannot be read: this one is given when it is here");
+            Some(Said::Anything)
+        })
     }
 
     /// A blob that arrives.

@@ -152,7 +152,7 @@ impl Inner {
 
     /// Holds an upstream that says how large a blob is to what manifests of the repository say. Whether any does.
     async fn hold(&self, name: &Repository, digest: Digest, size: u64) -> Result<bool, MirrorError> {
-        match self.sizes.of(&*self.library, name, digest).await? {
+        match self.said_of(name, digest).await {
             Some(Said::Bytes(said)) if said != size => Err(MirrorError::Upstream(format!(
                 "{name}: the blob {digest} has {size} bytes there, but its manifest says {said}"
             ))),

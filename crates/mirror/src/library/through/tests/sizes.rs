@@ -274,6 +274,31 @@ async fn where_a_note_does_not_say_it_nothing_is_vouched_for() {
 }
 
 #[tokio::test]
+async fn where_notes_cannot_be_read_a_blob_is_given_when_it_is_right() {
+    let (upstream, weights) = (Upstream::new().await, vec![7; 3 << 20]);
+    let digest = Digest::of(&weights);
+    upstream.model("library/m", &weights);
+    let bench = Bench::new(&upstream, HOUR, Upstreams::default());
+    upstream.hands_out(false);
+    upstream.hands_out_until(weights.len() - 1000);
+    bench.given("library/m").await;
+    fs::create_dir(bench.notes().join("library+m/broken")).unwrap();
+    // While it is fetched with its manifest, and by itself after a restart.
+    for mirror in [&bench, &bench.again(&upstream)] {
+        upstream.hands_out(false);
+        upstream.hands_out_until(weights.len() - 1000);
+        let mut given = Box::pin(part(mirror, "library/m", digest, 0..100_000));
+        let waits = tokio::time::timeout(Duration::from_millis(500), &mut given).await;
+        assert!(waits.is_err(), "it is given though nobody knows where it ends: {waits:?}");
+        upstream.hands_out(true);
+        assert_eq!(given.await, Ok(vec![7; 100_000]));
+        bench.settle().await;
+        // The next one fetches it, too.
+        let _ = fs::remove_file(Store::open(bench.dir.path().join("models")).unwrap().blob_path(&digest));
+    }
+}
+
+#[tokio::test]
 async fn what_is_forgotten_in_memory_is_read_again() {
     let (upstream, weights) = (Upstream::new().await, [7; 5000]);
     let digest = Digest::of(&weights);
