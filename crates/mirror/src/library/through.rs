@@ -164,10 +164,7 @@ impl Library for Through {
                 Reference::Tag(tag) => self.0.tagged(name, tag, asker).await,
                 Reference::Digest(digest) => match self.0.library.manifest(name, reference).await? {
                     Some(manifest) => Ok(Some(manifest)),
-                    None => {
-                        let pending = self.0.pending(|pending| pending.manifest.digest == *digest);
-                        Ok(pending.map(|pending| pending.manifest.clone()))
-                    }
+                    None => self.0.pending_manifest(name, *digest).await,
                 },
             }
         })

@@ -55,6 +55,8 @@ impl Inner {
         // Before it is looked what is here: that is written first when it ends.
         let coming = self.tags.coming(&model);
         if let Some(Coming::Blobs(pending)) = coming {
+            // A model has more than one name, and nobody need have been given it under this one.
+            self.sizes.note(&*self.library, name, &pending.manifest).await?;
             return Ok(self.hit(Some(pending.manifest.clone())));
         }
         let state = tag.state();

@@ -189,6 +189,19 @@ impl Inner {
         })
     }
 
+    /// The manifest of what is being fetched, for somebody who asks for it in a repository: one of another repository is not of this one.
+    pub(super) async fn pending_manifest(
+        &self,
+        name: &Repository,
+        digest: Digest,
+    ) -> Result<Option<Manifest>, MirrorError> {
+        let is_of = |of: &Of| self.upstreams.model(name, of.model.tag()).as_ref() == Some(&of.model);
+        let pending = self.pending(|pending| pending.manifest.digest == digest && is_of(&pending.of));
+        let Some(pending) = pending else { return Ok(None) };
+        self.sizes.note(&*self.library, name, &pending.manifest).await?;
+        Ok(Some(pending.manifest.clone()))
+    }
+
     /// A blob that is being fetched, for somebody who asks for it in a repository: what another one says of it does not count there.
     pub(super) async fn arriving(
         &self,

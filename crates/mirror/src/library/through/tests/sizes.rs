@@ -240,6 +240,37 @@ async fn what_another_mirror_hands_out_counts_at_once() {
 }
 
 #[tokio::test]
+async fn a_manifest_counts_under_each_name_under_which_it_is_handed_out() {
+    let (upstream, weights) = (Upstream::new().await, [7; 5000]);
+    let digest = Digest::of(&weights);
+    let manifest = upstream.model("library/m", &weights);
+    let other = format!("{DEFAULT_HOST}/library/m");
+    for by_digest in [false, true] {
+        let bench = Bench::new(&upstream, HOUR, Upstreams::default());
+        upstream.hands_out(false);
+        bench.given("library/m").await;
+        assert_eq!(bench.said(&other, digest).await, None);
+        let of = match by_digest {
+            true => Reference::Digest(Digest::of(&manifest)),
+            false => Reference::Tag("latest".into()),
+        };
+        let given = async |name: &str| {
+            let name = Repository::parse(name).unwrap();
+            bench.through.manifest(&name, &of).await.unwrap().map(|given| given.bytes)
+        };
+        assert_eq!(given(&other).await, Some(manifest.clone()));
+        assert_eq!(bench.said(&other, digest).await, Some(Size::Bytes(5000)));
+        // Of a repository that has it not, it is none.
+        for none in ["library/n", "team/m"] {
+            assert_eq!(given(none).await, None);
+            assert_eq!(bench.said(none, digest).await, None);
+        }
+        upstream.hands_out(true);
+        bench.settle().await;
+    }
+}
+
+#[tokio::test]
 async fn manifests_that_are_here_say_how_large_blobs_are() {
     let (upstream, weights) = (Upstream::new().await, [7; 5000]);
     upstream.model("library/m", &weights);
