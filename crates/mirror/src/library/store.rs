@@ -19,7 +19,7 @@ use crate::holding::{Doomed, Holding, Shown};
 use crate::id::UploadId;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
-use crate::notes::{Notes, outdated};
+use crate::notes::{AGAIN, Notes, outdated};
 use crate::waiting::{Answer, blocking};
 
 /// How long a pushed blob may wait for its manifest.
@@ -134,9 +134,17 @@ impl Folder {
                 notes.push((folder.clone(), name, age));
             }
         }
-        for (folder, name) in outdated(notes) {
+        self.forget_outdated(outdated(notes))
+    }
+
+    /// Removes notes of sizes that were old, but for what has been written again since then.
+    fn forget_outdated(&self, notes: Vec<(String, String)>) -> Result<(), MirrorError> {
+        for (folder, name) in notes {
             let dir = self.sizes().join(folder);
-            folder::remove(&dir.join(name))?;
+            let path = dir.join(name);
+            if age(&path).is_none_or(|age| age > AGAIN) {
+                folder::remove(&path)?;
+            }
             // Unless there are others.
             let _ = fs::remove_dir(dir);
         }
@@ -384,6 +392,24 @@ mod tests {
             waits_elsewhere(library.cancel(&name, &id)).await;
             waits_elsewhere(library.tidy()).await;
         });
+    }
+
+    #[test]
+    fn a_note_of_sizes_that_is_written_again_while_others_are_cleared_away_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder::new(Arc::new(Store::open(dir.path()).unwrap()));
+        let path = |name: &str| folder.sizes().join("a+b").join(name);
+        fs::create_dir_all(path("")).unwrap();
+        for name in ["old", "again"] {
+            fs::write(path(name), "[]").unwrap();
+            let file = fs::File::options().append(true).open(path(name)).unwrap();
+            file.set_modified(SystemTime::now() - 40 * AGAIN).unwrap();
+        }
+        let of = |name: &str| ("a+b".to_owned(), name.to_owned());
+        // They were seen to be old before one is written again.
+        fs::write(path("again"), "[]").unwrap();
+        folder.forget_outdated(vec![of("old"), of("again"), of("gone")]).unwrap();
+        assert_eq!(folder::names(&path("")).unwrap(), ["again"]);
     }
 
     #[test]

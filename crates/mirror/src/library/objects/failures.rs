@@ -101,6 +101,48 @@ async fn a_blob_that_a_push_names_while_it_is_cleared_away_comes_back() {
     assert!(other.blob(unneeded).await.unwrap().is_none());
 }
 
+/// Writes notes of sizes of a repository.
+async fn write_notes(mirror: &ObjectLibrary, name: &str, count: u64) {
+    let notes = mirror.sizes(&Repository::parse(name).unwrap());
+    for n in 0..count {
+        notes.write(&n.to_string(), "[]".into()).await.unwrap();
+    }
+}
+
+async fn count_notes(mirror: &ObjectLibrary, name: &str) -> usize {
+    mirror.sizes(&Repository::parse(name).unwrap()).list().await.unwrap().len()
+}
+
+#[tokio::test]
+async fn of_notes_of_sizes_that_are_older_than_a_day_only_so_many_stay() {
+    let service = Wayward::default();
+    let mirror = mirror_of(&service);
+    write_notes(&mirror, "a/b", 7).await;
+    write_notes(&mirror, "a/c", 7).await;
+    for (age, left) in [(AGAIN / 2, 14), (2 * AGAIN, 8), (31 * AGAIN, 0)] {
+        service.age_by(age).await;
+        mirror.tidy().await.unwrap();
+        assert_eq!(count_notes(&mirror, "a/b").await + count_notes(&mirror, "a/c").await, left);
+    }
+}
+
+#[tokio::test]
+async fn notes_of_sizes_that_are_written_again_while_others_are_cleared_away_stay() {
+    let service = Wayward::default();
+    let (slow, other) = (slow_to_remove(&service), mirror_of(&service));
+    write_notes(&other, "a/b", 5).await;
+    service.age().await;
+    let again = async {
+        // By then they have been listed, and the first one is being removed.
+        tokio::time::sleep(Duration::from_millis(40)).await;
+        write_notes(&other, "a/b", 5).await;
+    };
+    let (swept, ()) = tokio::join!(slow.tidy(), again);
+    assert_eq!(swept, Ok(()));
+    let left = count_notes(&other, "a/b").await;
+    assert!(left >= 4, "{left}");
+}
+
 #[tokio::test]
 async fn bytes_go_that_have_had_no_name_for_an_hour() {
     let service = Wayward::default();

@@ -53,7 +53,7 @@ use crate::id::UploadId;
 use crate::lock::lock;
 use crate::manifest::{Descriptor, Manifest};
 use crate::name::{Reference, Repository};
-use crate::notes::{Notes, outdated};
+use crate::notes::{AGAIN, Notes, outdated};
 use crate::waiting::{Answer, blocking};
 use bucket::{Bucket, Entry};
 use notes::BucketNotes;
@@ -198,7 +198,11 @@ impl ObjectLibrary {
             }
         }
         for (folder, note) in outdated(self.bucket.below(&self.bucket.key([SIZES])).await?) {
-            self.bucket.remove(&self.bucket.key([SIZES, &folder, &note])).await?;
+            let key = self.bucket.key([SIZES, &folder, &note]);
+            // It may have been written again since then.
+            if self.bucket.age(&key).await?.is_some_and(|age| age > AGAIN) {
+                self.bucket.remove(&key).await?;
+            }
         }
         Ok(removed)
     }

@@ -28,14 +28,12 @@ use crate::library::Library;
 use crate::lock::lock;
 use crate::manifest::Manifest;
 use crate::name::Repository;
-use crate::notes::Notes;
+use crate::notes::{AGAIN, Notes};
 
 /// Sizes and notes that are remembered.
 const MAX_KNOWN: usize = if cfg!(test) { 40 } else { 100_000 };
 /// Blobs of a manifest whose sizes are noted.
 const MAX_NOTED: usize = if cfg!(test) { 20 } else { 1000 };
-/// A note that was written so shortly ago need not be written again, so that it stays.
-const AGAIN: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long it is known what manifests the library had: those that come are noted longer than that.
 const LOOKED: Duration = Duration::from_secs(24 * 60 * 60);
 /// Notes that are read at a time.

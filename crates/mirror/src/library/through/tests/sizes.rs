@@ -3,6 +3,7 @@
 use std::fs;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use futures_util::TryStreamExt;
 
@@ -27,6 +28,16 @@ impl Bench {
     async fn said(&self, name: &str, digest: Digest) -> Option<Size> {
         let (inner, name) = (&self.through.0, Repository::parse(name).unwrap());
         inner.sizes.of(&*inner.library, &name, digest).await.unwrap()
+    }
+
+    /// Of the repositories `library/m0` to `library/m2`.
+    async fn count_notes(&self) -> usize {
+        let mut count = 0;
+        for n in 0..3 {
+            let notes = self.through.sizes(&Repository::parse(&format!("library/m{n}")).unwrap());
+            count += notes.list().await.unwrap().len();
+        }
+        count
     }
 
     fn notes(&self) -> PathBuf {
@@ -366,19 +377,25 @@ async fn a_manifest_that_cannot_be_noted_is_not_handed_out() {
 #[tokio::test]
 async fn notes_of_sizes_are_cleared_away() {
     let upstream = Upstream::new().await;
-    for bench in both(&upstream) {
+    let [folder, bucket] = both(&upstream);
+    for bench in [&folder, &bucket] {
         for n in 0..20 {
             let manifest = upstream.model("library/m", &[n]);
             bench.say(&format!("library/m{}", n % 3), &manifest).await;
         }
         bench.through.tidy().await.unwrap();
-        let mut left = 0;
-        for n in 0..3 {
-            let notes = bench.through.sizes(&Repository::parse(&format!("library/m{n}")).unwrap());
-            left += notes.list().await.unwrap().len();
-        }
-        assert_eq!(left, 8);
+        assert_eq!(bench.count_notes().await, 20, "who has written them does not do so again today");
     }
+    // Those of a bucket are made old where the services are.
+    for n in 0..3 {
+        let dir = folder.notes().join(format!("library+m{n}"));
+        for note in fs::read_dir(dir).unwrap() {
+            let note = fs::File::options().append(true).open(note.unwrap().path()).unwrap();
+            note.set_modified(SystemTime::now() - 48 * HOUR).unwrap();
+        }
+    }
+    folder.through.tidy().await.unwrap();
+    assert_eq!(folder.count_notes().await, 8);
 }
 
 #[tokio::test]
