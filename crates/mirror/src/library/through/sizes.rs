@@ -30,7 +30,7 @@ use crate::manifest::Manifest;
 use crate::name::Repository;
 use crate::notes::{AGAIN, Notes};
 
-/// Sizes and notes that are remembered.
+/// Sizes and notes that are remembered, of which one repository has half at most.
 const MAX_KNOWN: usize = if cfg!(test) { 40 } else { 100_000 };
 /// Blobs of a manifest whose sizes are noted.
 const MAX_NOTED: usize = if cfg!(test) { 20 } else { 1000 };
@@ -62,7 +62,7 @@ struct Known {
     notes: HashMap<String, Option<Instant>>,
     /// When the manifests of the library were read.
     looked: Option<Instant>,
-    /// There is one of which it is not known what it says.
+    /// There is one of which it is not known what it says, or there are too many.
     is_vague: bool,
 }
 
@@ -73,10 +73,23 @@ impl Known {
 
     fn learn(&mut self, said: impl IntoIterator<Item = (Digest, u64)>) {
         for (digest, size) in said {
+            // It says nothing any more.
+            if self.is_vague {
+                return;
+            }
             let known = self.sizes.entry(digest).or_insert(Said::Bytes(size));
             if *known != Said::Bytes(size) {
                 *known = Said::Anything;
             }
+            self.bound();
+        }
+    }
+
+    /// Remembers nothing of a repository that has too much but that: it would have all others forgotten, and be forgotten itself, to be
+    /// read wholly again each time that somebody asks.
+    fn bound(&mut self) {
+        if self.count() > MAX_KNOWN / 2 {
+            (self.sizes, self.notes, self.is_vague) = (HashMap::new(), HashMap::new(), true);
         }
     }
 
@@ -86,6 +99,7 @@ impl Known {
         self.learn(said.into_iter().flatten());
         let at = self.notes.entry(name.to_owned()).or_default();
         *at = written.or(*at);
+        self.bound();
     }
 
     fn of(&self, digest: &Digest) -> Option<Said> {
@@ -127,6 +141,9 @@ impl Sizes {
     ) -> Result<Option<Said>, MirrorError> {
         let notes = library.sizes(name);
         for _ in 0..TRIES {
+            if self.is_vague(name) {
+                break;
+            }
             let listed: HashSet<String> = notes.list().await?.into_iter().map(|note| note.name).collect();
             let is_new = |note: &&String, known: &Known| !known.notes.contains_key(*note);
             let (has_looked, new) = self.known(name, |known| {
@@ -165,11 +182,18 @@ impl Sizes {
     async fn read(&self, notes: &dyn Notes, name: &Repository, new: Vec<String>) -> Result<(), MirrorError> {
         let read = |note: String| async move { Ok::<_, MirrorError>((notes.read(&note).await?, note)) };
         let mut read = stream::iter(new).map(read).buffer_unordered(AT_ONCE);
-        while let Some((bytes, note)) = read.try_next().await? {
+        while !self.is_vague(name)
+            && let Some((bytes, note)) = read.try_next().await?
+        {
             let Some(bytes) = bytes else { continue };
             self.known(name, |known| known.learn_note(&note, None, parse(name, &note, &bytes)));
         }
         Ok(())
+    }
+
+    /// Whether nothing else is known of any blob of a repository.
+    fn is_vague(&self, name: &Repository) -> bool {
+        self.known(name, |known| known.is_vague)
     }
 
     #[cfg(test)]
@@ -182,7 +206,7 @@ impl Sizes {
         let mut all = lock(&self.0);
         let done = work(all.entry(name.clone()).or_default());
         if all.values().map(Known::count).sum::<usize>() > MAX_KNOWN {
-            all.retain(|other, known| other == name && known.count() <= MAX_KNOWN);
+            all.retain(|other, _| other == name);
         }
         done
     }

@@ -359,6 +359,33 @@ async fn what_is_forgotten_in_memory_is_read_again() {
 }
 
 #[tokio::test]
+async fn a_repository_with_too_many_manifests_is_read_once() {
+    let (upstream, weights) = (Upstream::new().await, [7; 5000]);
+    let digest = Digest::of(&weights);
+    let bench = Bench::new(&upstream, HOUR, Upstreams::default());
+    let manifest = upstream.model("library/m", &weights);
+    bench.say("library/n", &manifest).await;
+    for n in 0..50 {
+        bench.say("library/m", &upstream.model("library/m", &[n])).await;
+    }
+    let mirrors = [&bench, &bench.again(&upstream)];
+    for mirror in mirrors {
+        assert_eq!(mirror.said("library/n", digest).await, Some(Size::Bytes(5000)));
+        assert_eq!(mirror.said("library/m", digest).await, Some(Size::Anything));
+        assert!(mirror.through.0.sizes.remembered() <= 40);
+    }
+    // Whoever read the notes now would fail.
+    for name in ["library+m", "library+n"] {
+        fs::create_dir(bench.notes().join(name).join("broken")).unwrap();
+    }
+    for mirror in mirrors {
+        assert_eq!(mirror.said("library/m", digest).await, Some(Size::Anything));
+        let (inner, name) = (&mirror.through.0, Repository::parse("library/n").unwrap());
+        assert!(inner.sizes.of(&*inner.library, &name, digest).await.is_err(), "these are read each time");
+    }
+}
+
+#[tokio::test]
 async fn a_manifest_that_cannot_be_noted_is_not_handed_out() {
     let (upstream, weights) = (Upstream::new().await, [7; 5000]);
     let old = upstream.model("library/m", &weights);
