@@ -6,6 +6,8 @@ use puna_store::ModelRef;
 
 use super::*;
 use crate::Options;
+#[cfg(target_os = "linux")]
+use crate::tests::Sleeper;
 use crate::tests::{Bench, Model, Server};
 
 #[tokio::test]
@@ -40,4 +42,24 @@ async fn a_disk_that_cannot_be_read_ends_a_download_that_has_much_to_fetch() {
     let ended = tokio::time::timeout(Duration::from_secs(20), work.run()).await;
     let error = ended.expect("it fetches what it cannot read").unwrap_err();
     assert!(matches!(&error, RegistryError::Store(StoreError::Io { action: "read", .. })), "{error}");
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn who_has_no_room_beside_a_stopped_process_waits_on() {
+    let bench = Bench::new();
+    let (other, process) = (Store::open(bench.root()).unwrap(), Sleeper::new());
+    let digest = Digest::of(b"weights");
+    let _lock = process.locks(&other, &digest);
+    process.stop();
+    let (state, watched) = watch::channel(State::default());
+    let right =
+        |total| right_to_download(&bench.store, digest, total, Duration::from_millis(100), &state);
+    // More than any disk has.
+    let waits = tokio::time::timeout(Duration::from_secs(2), right(1 << 62)).await;
+    assert!(waits.is_err(), "it goes on to fail: {:?}", waits.map(|right| right.map(|_| ())));
+    let said = watched.borrow().waits.clone().expect("it is said who is waited for");
+    assert!(said.contains("`kill -CONT "), "{said}");
+    let right = tokio::time::timeout(Duration::from_secs(20), right(7)).await.expect("there is room");
+    assert!(matches!(right, Ok(Some((_, Seat::Beside)))));
 }

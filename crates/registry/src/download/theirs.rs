@@ -102,8 +102,19 @@ pub(super) fn copy_of_theirs(
     Ok(theirs.number)
 }
 
+/// Whether a download beside another one has room on the disk: for all of the blob, but what an earlier one has left there.
+async fn has_room_beside(store: &Arc<Store>, digest: Digest, total: u64) -> Result<bool, RegistryError> {
+    let store = store.clone();
+    blocking(move || {
+        let left = Table::load(&store.partial_at(&digest, Seat::Beside)?, total)?;
+        let left = left.map_or(0, |table| table.completed());
+        Ok(room(&store, &digest.to_string(), total - left).is_ok())
+    })
+    .await
+}
+
 /// The right to download, and where; `None` when another process has finished the blob meanwhile. Who is stopped, and has brought nothing for
-/// `still`, is not waited for.
+/// `still`, is not waited for where there is room for another file: else it is said how to go on.
 pub(super) async fn right_to_download(
     store: &Arc<Store>,
     digest: Digest,
@@ -138,7 +149,9 @@ pub(super) async fn right_to_download(
                     state.waits = Some(wait.said(holder.as_ref(), &digest, state.completed, now));
                 });
                 let stopped = holder.filter(|holder| wait.is_still(now) && holder.is_stopped());
-                if let (Seat::Usual, Some(holder)) = (seat, stopped) {
+                if let (Seat::Usual, Some(holder)) = (seat, stopped)
+                    && has_room_beside(store, digest, total).await?
+                {
                     tracing::info!(%holder, %digest, "who fetches it is stopped: it is fetched beside what that has");
                     (wait, seat) = (Wait::new(still), Seat::Beside);
                     continue;

@@ -25,6 +25,8 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use crate::{Options, Progress, Registry, RegistryError, Settings};
+#[cfg(target_os = "linux")]
+pub(crate) use resume::Sleeper;
 
 /// A request as a registry saw it.
 #[derive(Debug, Clone, Default)]

@@ -194,17 +194,27 @@ async fn another_process_is_waited_for_and_its_blob_is_taken() {
 
 /// A process that is ended with the test.
 #[cfg(target_os = "linux")]
-struct Sleeper(std::process::Child);
+pub(crate) struct Sleeper(std::process::Child);
 
 #[cfg(target_os = "linux")]
 impl Sleeper {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(std::process::Command::new("sleep").arg("600").spawn().unwrap())
     }
 
-    fn stop(&self) {
+    pub(crate) fn stop(&self) {
         let pid = self.0.id().to_string();
         assert!(std::process::Command::new("kill").args(["-STOP", &pid]).status().unwrap().success());
+    }
+
+    /// What has the right to download a blob, as far as others can tell.
+    pub(crate) fn locks(&self, other: &Store, digest: &Digest) -> puna_store::BlobLock {
+        let lock = other.lock_download(digest).unwrap().unwrap();
+        let file = other.root().join(format!("puna-tmp/{}.lock", digest.hex()));
+        let noted = fs::read_to_string(&file).unwrap();
+        let (_, of_here) = noted.split_once(' ').unwrap();
+        fs::write(&file, format!("{} {of_here}", self.0.id())).unwrap();
+        lock
     }
 }
 
@@ -218,11 +228,7 @@ impl Drop for Sleeper {
 /// An interrupted download of 3 MiB that another process is at: of its first parts the notes say that they are here.
 #[cfg(target_os = "linux")]
 fn held_by(other: &Store, model: &Model, process: &Sleeper, parts: &[&[u8]]) -> puna_store::BlobLock {
-    let lock = other.lock_download(&model.weights).unwrap().unwrap();
-    let file = other.root().join(format!("puna-tmp/{}.lock", model.weights.hex()));
-    let noted = fs::read_to_string(&file).unwrap();
-    let (_, of_here) = noted.split_once(' ').unwrap();
-    fs::write(&file, format!("{} {of_here}", process.0.id())).unwrap();
+    let lock = process.locks(other, &model.weights);
     let partial = other.partial(&model.weights).unwrap();
     let mut data = parts.concat();
     data.resize(3 << 20, 0);
