@@ -147,6 +147,8 @@ pub(crate) async fn download(
         state.send_modify(|state| {
             // Of what another process has left: it may have begun anew at its end.
             state.follow_to(number);
+            // The copy of what another one has noted is made.
+            state.waits = None;
             (state.completed, state.work) = (completed, Arc::downgrade(&work));
         });
         let error = match work.run().await {

@@ -53,8 +53,7 @@ async fn who_has_no_room_beside_a_stopped_process_waits_on() {
     let _lock = process.locks(&other, &digest);
     process.stop();
     let (state, watched) = watch::channel(State::default());
-    let right =
-        |total| right_to_download(&bench.store, digest, total, Duration::from_millis(100), &state);
+    let right = |total| right_to_download(&bench.store, digest, total, Duration::from_millis(100), &state);
     // More than any disk has.
     let waits = tokio::time::timeout(Duration::from_secs(2), right(1 << 62)).await;
     assert!(waits.is_err(), "it goes on to fail: {:?}", waits.map(|right| right.map(|_| ())));
@@ -62,4 +61,6 @@ async fn who_has_no_room_beside_a_stopped_process_waits_on() {
     assert!(said.contains("`kill -CONT "), "{said}");
     let right = tokio::time::timeout(Duration::from_secs(20), right(7)).await.expect("there is room");
     assert!(matches!(right, Ok(Some((_, Seat::Beside)))));
+    let copying = format!("a copy of what process {} has noted", process.id());
+    assert_eq!(watched.borrow().waits.as_deref(), Some(&*copying));
 }

@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 use puna_store::{BlobLock, Digest, Holder, Partial, Seat, Store, StoreError};
 use tokio::sync::watch;
 
-use super::{IDLE, State, open_data};
+use super::{IDLE, PIECE, State, open_data};
 use crate::blocking::blocking;
 use crate::error::RegistryError;
-use crate::file::file_number;
-use crate::parts::Table;
+use crate::file::{file_number, read_at, write_at};
+use crate::parts::{Note, Table};
 use crate::space::room;
 
 /// How far another process is.
@@ -88,18 +88,45 @@ pub(super) fn copy_of_theirs(
     room(store, &digest.to_string(), total)?;
     partial.discard()?;
     let file = open_data(partial, total)?;
-    let copied = theirs.table.notes().try_for_each(|note| {
-        (&*theirs.file).seek(SeekFrom::Start(note.offset))?;
-        (&file).seek(SeekFrom::Start(note.offset))?;
-        match io::copy(&mut (&*theirs.file).take(note.completed), &mut &file)? {
-            copied if copied == note.completed => Ok(()),
-            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    let mut buffer = vec![0; PIECE];
+    for note in theirs.table.notes() {
+        let copied = copy_note(&theirs.file, &file, &note, &mut buffer);
+        if !copied.map_err(|e| StoreError::io("write", partial.data(), &e))? {
+            // Nothing of it counts: what the disk does not give back of theirs comes anew, with the rest.
+            partial.discard()?;
+            return Ok(None);
         }
-    });
-    copied.and_then(|()| file.sync_data()).map_err(|e| StoreError::io("write", partial.data(), &e))?;
+    }
+    file.sync_data().map_err(|e| StoreError::io("write", partial.data(), &e))?;
     // Behind the bytes that they count.
     theirs.table.notes().try_for_each(|note| partial.write_part(note.n, &note.to_bytes()))?;
     Ok(theirs.number)
+}
+
+/// Copies the bytes that a note counts. Whether they could be read.
+fn copy_note(theirs: &File, ours: &File, note: &Note, buffer: &mut [u8]) -> io::Result<bool> {
+    let shared = || {
+        let (mut from, mut to) = (theirs, ours);
+        from.seek(SeekFrom::Start(note.offset))?;
+        to.seek(SeekFrom::Start(note.offset))?;
+        io::copy(&mut from.take(note.completed), &mut to)
+    };
+    // By the system, which may let two files share their bytes. It does not say whose fault an error is.
+    if shared().is_ok_and(|copied| copied == note.completed) {
+        return Ok(true);
+    }
+    let (mut at, end) = (note.offset, note.offset + note.completed);
+    while at < end {
+        let piece = (end - at).min(buffer.len() as u64) as usize;
+        let piece = &mut buffer[..piece];
+        if let Err(error) = read_at(theirs, piece, at) {
+            tracing::warn!(%error, at, "what a stopped process has noted cannot be read: it is fetched anew");
+            return Ok(false);
+        }
+        write_at(ours, piece, at)?;
+        at += piece.len() as u64;
+    }
+    Ok(true)
 }
 
 /// Whether a download beside another one has room on the disk: for all of the blob, but what an earlier one has left there.
@@ -122,12 +149,14 @@ pub(super) async fn right_to_download(
     still: Duration,
     state: &watch::Sender<State>,
 ) -> Result<Option<(BlobLock, Seat)>, RegistryError> {
-    let (mut wait, mut seat) = (Wait::new(still), Seat::Usual);
+    let (mut wait, mut seat, mut beside) = (Wait::new(still), Seat::Usual, None);
     loop {
         let at = store.clone();
         let right = blocking(move || Right::ask(&at, &digest, total, seat)).await?;
         if !matches!(right, Right::Theirs(..)) {
-            state.send_modify(|state| state.waits = None);
+            let holder = beside.as_ref().filter(|_| matches!(right, Right::Ours(_)));
+            let copying = holder.map(|holder| format!("a copy of what {holder} has noted"));
+            state.send_modify(|state| state.waits = copying);
         }
         match right {
             Right::Nobodys(blob) => {
@@ -153,7 +182,7 @@ pub(super) async fn right_to_download(
                     && has_room_beside(store, digest, total).await?
                 {
                     tracing::info!(%holder, %digest, "who fetches it is stopped: it is fetched beside what that has");
-                    (wait, seat) = (Wait::new(still), Seat::Beside);
+                    (wait, seat, beside) = (Wait::new(still), Seat::Beside, Some(holder));
                     continue;
                 }
             }
@@ -230,6 +259,24 @@ impl Right {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_of_others_that_cannot_be_read_are_told_from_ours_that_cannot_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("theirs"), b"0123456789").unwrap();
+        std::fs::write(at("ours"), [0; 10]).unwrap();
+        let open =
+            |name: &str, reads: bool| File::options().read(reads).write(!reads).open(at(name)).unwrap();
+        let note = |offset, completed| Note { n: 0, offset, size: 10, completed };
+        let copy = |theirs: &File, ours: &File, note: Note| copy_note(theirs, ours, &note, &mut [0; 3]);
+        let (theirs, ours) = (open("theirs", true), open("ours", false));
+        assert!(copy(&theirs, &ours, note(1, 7)).unwrap());
+        assert_eq!(std::fs::read(at("ours")).unwrap(), b"\x001234567\0\0");
+        assert!(!copy(&theirs, &ours, note(5, 6)).unwrap(), "it has become shorter");
+        assert!(!copy(&open("theirs", false), &ours, note(0, 1)).unwrap());
+        assert!(copy(&theirs, &open("ours", true), note(0, 1)).is_err());
+    }
 
     #[test]
     fn who_brings_nothing_for_long_is_said_to_and_how_to_go_on() {

@@ -207,6 +207,10 @@ impl Sleeper {
         assert!(std::process::Command::new("kill").args(["-STOP", &pid]).status().unwrap().success());
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
     /// What has the right to download a blob, as far as others can tell.
     pub(crate) fn locks(&self, other: &Store, digest: &Digest) -> puna_store::BlobLock {
         let lock = other.lock_download(digest).unwrap().unwrap();
