@@ -114,10 +114,17 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_process_that_is_stopped_is_seen_to_be() {
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let holder = Holder { pid: child.id(), ..Holder::here() };
+        // One that is stopped never ends by itself, however this test ends.
+        struct Sleeper(std::process::Child);
+        impl Drop for Sleeper {
+            fn drop(&mut self) {
+                let _ = self.0.kill().and_then(|()| self.0.wait());
+            }
+        }
+        let child = Sleeper(std::process::Command::new("sleep").arg("60").spawn().unwrap());
+        let holder = Holder { pid: child.0.id(), ..Holder::here() };
         let signal = |what: &str| {
-            let pid = child.id().to_string();
+            let pid = child.0.id().to_string();
             assert!(std::process::Command::new("kill").args([what, &pid]).status().unwrap().success());
         };
         let comes = |wanted: bool| {
@@ -132,8 +139,6 @@ mod tests {
         assert!(!Holder { host: "elsewhere".into(), ..holder.clone() }.is_stopped());
         signal("-CONT");
         assert!(comes(false));
-        child.kill().unwrap();
-        child.wait().unwrap();
     }
 
     #[test]
