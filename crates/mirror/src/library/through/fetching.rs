@@ -122,8 +122,8 @@ impl Inner {
         self.end(&tag, &Coming::Blobs(pending), fetched).await;
     }
 
-    /// Fetches a model to where it stays, and says which one of the store it replaced. Another packaging than Ollama's is kept as it came, where no Ollama looks: whoever asks for
-    /// it reads it as it is, and our own client makes a model of it.
+    /// Fetches a model to where it stays, and says which one of the store it replaced. Another packaging than Ollama's is kept as it came,
+    /// where no Ollama looks: whoever asks for it reads it as it is, and our own client makes a model of it.
     async fn fetch(&self, pending: &Pending) -> Result<Option<Entry>, MirrorError> {
         let Pending { of: Of { name, model, .. }, found, manifest } = pending;
         if manifest.kind == Kind::Model && !self.library.is_elsewhere() {

@@ -217,7 +217,8 @@ fn parse(name: &Repository, note: &str, bytes: &Bytes) -> Option<Vec<(Digest, u6
     match serde_json::from_slice(bytes) {
         Ok(said) => said,
         Err(error) => {
-            tracing::warn!(repository = %name, note, %error, "a note of how large blobs are cannot be read: those of this repository are given when they are here");
+            let given = "those of this repository are given when they are here";
+            tracing::warn!(repository = %name, note, %error, "a note of how large blobs are cannot be read: {given}");
             None
         }
     }

@@ -117,16 +117,23 @@ async fn an_upstream_whose_size_was_wrong_is_asked_again_after_a_rest() {
 
 #[tokio::test]
 async fn of_a_blob_of_unknown_size_nothing_is_given_before_it_is_right() {
-    let (upstream, weights) = (Upstream::new().await, [7; 5000]);
+    let (upstream, weights) = (Upstream::new().await, vec![7; 3 << 20]);
     let digest = Digest::of(&weights);
-    upstream.put(blob_path("library/m", &weights), lies(&weights));
-    let bench = Bench::new(&upstream, HOUR, Upstreams::default());
-    for range in [0..1, 0..5000, 0..6000, 1..5000, 4999..5000, 5000..6000] {
-        let given = part(&bench, "library/m", digest, range.clone()).await;
-        assert!(given.is_err(), "{range:?}: {given:?}");
+    for range in [0..1, 0..100_000, 1..100_000, 1 << 20..(1 << 20) + 100_000] {
+        upstream.put(blob_path("library/m", &weights), lies(&weights));
+        let bench = Bench::new(&upstream, HOUR, Upstreams::default());
+        // All that is asked for is here before the last bytes are.
+        upstream.hands_out(false);
+        upstream.hands_out_until(weights.len());
+        let mut given = Box::pin(part(&bench, "library/m", digest, range.clone()));
+        let waits = tokio::time::timeout(Duration::from_millis(500), &mut given).await;
+        assert!(waits.is_err(), "{range:?} is given");
+        upstream.hands_out(true);
+        assert!(given.await.is_err(), "{range:?}: its bytes are not those of the digest");
     }
     // One that is right is given, from its beginning too.
-    upstream.put(blob_path("library/n", &weights), weights.to_vec());
+    upstream.put(blob_path("library/n", &weights), weights.clone());
+    let bench = Bench::new(&upstream, HOUR, Upstreams::default());
     for range in [0..4000, 1000..5000] {
         assert_eq!(part(&bench, "library/n", digest, range).await, Ok(vec![7; 4000]));
     }
