@@ -63,6 +63,22 @@ pub struct Sequence {
     pub admitted: u64,
 }
 
+/// The sampler of a job, which has seen the prompt. Tokens that the vocabulary suppresses are never drawn, nor is `never`.
+pub(crate) fn sampler_of(
+    job: &Job,
+    tokenizer: &Arc<Tokenizer>,
+    n_vocab: usize,
+    never: Option<u32>,
+) -> Sampler {
+    let mut sampling = job.sampling.clone();
+    let never = tokenizer.suppressed().iter().copied().chain(never);
+    sampling.logit_bias.extend(never.map(|token| (token, f32::NEG_INFINITY)));
+    let vocab: Arc<dyn Vocab> = Arc::new(SamplerVocab(Arc::clone(tokenizer)));
+    let mut sampler = Sampler::with_vocab(&sampling, n_vocab, &vocab);
+    job.prompt.iter().for_each(|&token| sampler.accept(token));
+    sampler
+}
+
 impl Sequence {
     /// A job as it arrives.
     pub fn new(
@@ -74,11 +90,7 @@ impl Sequence {
         drafter: Box<dyn Drafter>,
         constrained: Option<Constrained>,
     ) -> Self {
-        let mut sampling = job.sampling.clone();
-        sampling.logit_bias.extend(tokenizer.suppressed().iter().map(|&token| (token, f32::NEG_INFINITY)));
-        let vocab: Arc<dyn Vocab> = Arc::new(SamplerVocab(Arc::clone(tokenizer)));
-        let mut sampler = Sampler::with_vocab(&sampling, info.n_vocab, &vocab);
-        job.prompt.iter().for_each(|&token| sampler.accept(token));
+        let sampler = sampler_of(&job, tokenizer, info.n_vocab, None);
         let decoder = tokenizer.decoder().showing(&job.shown);
         // What is written behind an encoder's prompt goes on with nothing.
         let decoder = if info.start.is_some() { decoder.at_start() } else { decoder };

@@ -123,6 +123,15 @@ impl<'a> Keys<'a> {
         Ok(numbers.into_iter().map(|bound| Some(bound).filter(|&bound| bound > 1e-6)).collect())
     }
 
+    /// Bounds of the units of each layer's experts, and of the part that every token uses; where the file has none for these, those
+    /// of the experts.
+    pub fn bounds_of_units(&self, layers: usize) -> Result<[Vec<Option<f32>>; 2], ModelError> {
+        let of_experts = self.bounds("swiglu_clamp_exp", layers)?;
+        let has_own = self.meta.get(&self.name("swiglu_clamp_shexp")).is_some();
+        let of_shared = if has_own { self.bounds("swiglu_clamp_shexp", layers)? } else { of_experts.clone() };
+        Ok([of_experts, of_shared])
+    }
+
     /// One number a layer, from a scalar or an array, of a key without the architecture's name.
     pub fn numbers_per_layer(&self, key: &str, layers: usize) -> Result<Vec<f32>, ModelError> {
         let numbers = match self.meta.get(key).and_then(Value::as_array) {

@@ -5,17 +5,16 @@ use std::time::{Duration, Instant};
 
 use puna_graph::{RecentPages, Segment, StepInput};
 use puna_models::{Order, Unmasking};
-use puna_sampler::{Mt19937, Sampler, TokenLogprobs, Vocab, log_probs};
+use puna_sampler::{Mt19937, Sampler, TokenLogprobs, log_probs};
 use puna_tokenizer::Tokenizer;
 
 use super::schedule::{Block, Blocks};
 use super::surest::{sureness, surest};
 use crate::job::{Event, Finish, Job, Sink, Summary};
 use crate::options::ModelInfo;
-use crate::sequence::{JobId, NOT_A_NUMBER};
+use crate::sequence::{JobId, NOT_A_NUMBER, sampler_of};
 use crate::speculate::Speculated;
 use crate::teller::{Teller, Told};
-use crate::vocab::SamplerVocab;
 
 /// A job of a diffusion model.
 pub struct Canvas {
@@ -64,13 +63,8 @@ impl Canvas {
         let length = job.max_tokens.unwrap_or(super::LENGTH).min(room);
         let mut tokens = job.prompt.clone();
         tokens.resize(job.prompt.len() + length, unmasking.mask);
-        let mut sampling = job.sampling.clone();
         // A place that is filled is one that is known.
-        let never = tokenizer.suppressed().iter().copied().chain([unmasking.mask]);
-        sampling.logit_bias.extend(never.map(|token| (token, f32::NEG_INFINITY)));
-        let vocab: Arc<dyn Vocab> = Arc::new(SamplerVocab(Arc::clone(tokenizer)));
-        let mut sampler = Sampler::with_vocab(&sampling, info.n_vocab, &vocab);
-        job.prompt.iter().for_each(|&token| sampler.accept(token));
+        let sampler = sampler_of(&job, tokenizer, info.n_vocab, Some(unmasking.mask));
         let longest = super::longest_block(info.n_vocab, info.n_ctx);
         let mut blocks = super::blocks(&job, &unmasking, length, longest);
         Self {

@@ -298,9 +298,7 @@ struct Mixtures {
 impl Mixtures {
     fn read(keys: &Keys<'_>, hp: &Hparams) -> Result<Self, ModelError> {
         let hidden = keys.count("expert_feed_forward_length")?;
-        let bounds = keys.bounds("swiglu_clamp_exp", hp.n_layer)?;
-        let has_own = keys.meta().get(&keys.name("swiglu_clamp_shexp")).is_some();
-        let beside = if has_own { keys.bounds("swiglu_clamp_shexp", hp.n_layer)? } else { bounds.clone() };
+        let [bounds, beside] = keys.bounds_of_units(hp.n_layer)?;
         Ok(Self {
             shape: ExpertShape::read_all(keys, hidden, Gating::SqrtSoftplus)?,
             shared: keys.shared_width(hidden)?,

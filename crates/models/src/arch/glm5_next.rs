@@ -29,9 +29,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let hidden = keys.count("expert_feed_forward_length")?;
     let (shape, shared) = (ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?, keys.shared_width(hidden)?);
-    let bounds = keys.bounds("swiglu_clamp_exp", hp.n_layer)?;
-    let has_own = keys.meta().get(&keys.name("swiglu_clamp_shexp")).is_some();
-    let beside = if has_own { keys.bounds("swiglu_clamp_shexp", hp.n_layer)? } else { bounds.clone() };
+    let [bounds, beside] = keys.bounds_of_units(hp.n_layer)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let mixer: Box<dyn Mixer> = match hp.kv_heads[b.i] {
             0 => Box::new(DeltaAttention::load(b, kda)?),

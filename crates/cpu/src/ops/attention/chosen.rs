@@ -9,6 +9,9 @@ use crate::cache::Kind;
 use crate::kernels::{AttendRun, RUN};
 use crate::step::{Local, Step};
 
+/// A page, and a position in it.
+type InCache = (u32, usize);
+
 impl Attend {
     /// Takes the places of a span of each key head's list into the running softmax of its queries.
     pub(super) fn walk_chosen(
@@ -22,27 +25,14 @@ impl Attend {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
         let s = &step.input.segments[block.segment];
         let rows = block.queries();
-        let (queries, each) = (rows * self.spec.key_dim, block.state_len(&self.spec));
         let place = |&position: &usize| cache.place_of(self.layer, s, position);
-        let softcap = self.spec.softcap;
         for head in 0..block.kv_heads {
             let seen = self.seen(step, block, block.kv_head + head);
             let span = &seen[from.min(seen.len())..to.min(seen.len())];
             for positions in span.chunks(RUN) {
-                let places: Vec<(u32, usize)> = positions.iter().map(place).collect();
-                let [of_keys, of_values] = &mut local.gathered;
-                // SAFETY: written before a barrier; nobody writes these positions now.
-                let half = |kind, into| unsafe {
-                    cache.gathered(self.layer, kind, block.kv_head + head, &places, into)
-                };
-                let keys = half(Kind::Key, of_keys);
-                let values = self.values_in(keys).unwrap_or_else(|| half(Kind::Value, of_values));
+                let places: Vec<InCache> = positions.iter().map(place).collect();
                 let visible = vec![(0, positions.len()); rows];
-                let q = &q[head * queries..][..queries];
-                let (visible, falls, shifts, next) = (&visible[..], &[][..], &[][..], &[][..]);
-                let run = AttendRun { q, keys, values, visible, falls, shifts, next, softcap };
-                let mut state = results(&mut running[head * each..][..each], rows);
-                (step.level.vector.attend)(&run, &mut state, &mut local.scratch);
+                self.meet(step, block, head, (&places, &visible), [&mut *q, &mut *running], local);
             }
         }
     }
@@ -59,9 +49,7 @@ impl Attend {
     ) {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
         let s = &step.input.segments[block.segment];
-        let rows = block.queries();
-        let (queries, each) = (rows * self.spec.key_dim, block.state_len(&self.spec));
-        let (mut visible, softcap) = (vec![(0, 0); rows], self.spec.softcap);
+        let mut visible = vec![(0, 0); block.queries()];
         for at in (from..to).step_by(RUN) {
             let len = RUN.min(to - at);
             let places: Vec<_> = (at..at + len).map(|row| cache.place_of(self.layer, s, row)).collect();
@@ -70,20 +58,36 @@ impl Attend {
                 visible.fill((0, end.saturating_sub(at).min(len)));
             }
             for head in 0..block.kv_heads {
-                let [of_keys, of_values] = &mut local.gathered;
-                // SAFETY: written before a barrier; nobody writes these rows now.
-                let half = |kind, into| unsafe {
-                    cache.gathered(self.layer, kind, block.kv_head + head, &places, into)
-                };
-                let keys = half(Kind::Key, of_keys);
-                let values = self.values_in(keys).unwrap_or_else(|| half(Kind::Value, of_values));
-                let q = &q[head * queries..][..queries];
-                let (visible, falls, shifts, next) = (&visible[..], &[][..], &[][..], &[][..]);
-                let run = AttendRun { q, keys, values, visible, falls, shifts, next, softcap };
-                let mut state = results(&mut running[head * each..][..each], rows);
-                (step.level.vector.attend)(&run, &mut state, &mut local.scratch);
+                self.meet(step, block, head, (&places, &visible), [&mut *q, &mut *running], local);
             }
         }
+    }
+
+    /// Brings the keys and values of places together and takes them into the running softmax of a block's queries of a key head, the
+    /// `head`th of the block.
+    fn meet(
+        &self,
+        step: &Step<'_>,
+        block: Block,
+        head: usize,
+        (places, visible): (&[InCache], &[(usize, usize)]),
+        [q, running]: [&mut [f32]; 2],
+        local: &mut Local,
+    ) {
+        let cache = step.cache.expect("a program with cached attention runs with a cache");
+        let rows = block.queries();
+        let (queries, each) = (rows * self.spec.key_dim, block.state_len(&self.spec));
+        let [of_keys, of_values] = &mut local.gathered;
+        // SAFETY: written before a barrier; nobody writes these rows now.
+        let half =
+            |kind, into| unsafe { cache.gathered(self.layer, kind, block.kv_head + head, places, into) };
+        let keys = half(Kind::Key, of_keys);
+        let values = self.values_in(keys).unwrap_or_else(|| half(Kind::Value, of_values));
+        let q = &q[head * queries..][..queries];
+        let (falls, shifts, next, softcap) = (&[][..], &[][..], &[][..], self.spec.softcap);
+        let run = AttendRun { q, keys, values, visible, falls, shifts, next, softcap };
+        let mut state = results(&mut running[head * each..][..each], rows);
+        (step.level.vector.attend)(&run, &mut state, &mut local.scratch);
     }
 
     /// Positions that a block's token sees in a key head, ascending.
