@@ -89,6 +89,16 @@ impl<D: Dots> Quant for Neon<D> {
         }
     }
     #[inline(always)]
+    unsafe fn nibbles_of_words(p: *const u8) -> Self::C {
+        unsafe {
+            let low = vdup_n_u8(15);
+            std::array::from_fn(|i| {
+                let word = vld1_u8(p.add(8 * i));
+                vcombine_u8(vand_u8(word, low), vshr_n_u8::<4>(word))
+            })
+        }
+    }
+    #[inline(always)]
     unsafe fn pieces(p: *const u8, at: [usize; 4]) -> Self::C {
         unsafe { at.map(|at| vld1q_u8(p.add(at))) }
     }

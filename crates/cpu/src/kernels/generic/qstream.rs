@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use puna_quant::TensorType;
 
-use super::quant::{CHUNK, Codes, Packing, Unpacked};
+use super::quant::{CHUNK, Codes, Packing, TOGETHER, Unpacked};
 use super::{Format, Quant};
 use crate::kernels::{Acts, OutMut, Q8Rows, Scratch, WeightRows};
 
@@ -26,8 +26,6 @@ const ROWS: usize = 16;
 const TURNS: usize = 4;
 /// Chunks of activations ([`Part`]: 24 KiB) that the first-level cache holds beside other things.
 const L1_CHUNKS: usize = 64;
-/// Chunks that pass through memory together: loads right behind their stores would wait for them.
-const TOGETHER: usize = 8;
 /// Bytes of weights between what is multiplied and what is asked for meanwhile, for up to three activation rows: past the end of
 /// the page of 4 KiB, where processors stop fetching by themselves, and into the second-level cache, as the first keeps few
 /// lines that are on their way.

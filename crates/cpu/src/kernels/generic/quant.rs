@@ -5,6 +5,7 @@
 //! the byte operations of [`Quant`]; products are integer sums of codes, converted once a scale.
 
 use puna_quant::TensorType;
+use puna_quant::float::ue4m3_half;
 
 use super::Simd;
 use super::formats::fields::{self, HighBits};
@@ -14,6 +15,8 @@ use crate::kernels::OutMut;
 
 /// Weights of a chunk.
 pub(crate) const CHUNK: usize = 256;
+/// Chunks that pass through memory together: loads right behind their stores would wait for them.
+pub(crate) const TOGETHER: usize = 8;
 
 /// A packed weight format.
 ///
@@ -35,6 +38,17 @@ pub(crate) trait Format: Copy + 'static {
     /// Codes of the chunk, 64 weights a group, in natural order.
     unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4];
 
+    /// Whether codes are rows of a table, and can be unpacked in the three steps that follow.
+    const BY_ROWS: bool = false;
+    /// First: the numbers of the rows.
+    unsafe fn numbers<S: Quant>(_p: *const u8, _to: &mut RowNumbers) {}
+    /// Second: the rows, one after the other.
+    unsafe fn rows(_numbers: &RowNumbers, _to: &mut [u8; CHUNK]) {}
+    /// Third: [`Format::codes`] of the rows.
+    unsafe fn codes_of_rows<S: Quant>(_p: *const u8, rows: [S::C; 4]) -> [S::C; 4] {
+        rows
+    }
+
     /// The run of 16 weights that each lane of [`Format::by_runs`] holds, where a level has runs as lanes.
     const RUNS: [u8; 16] = TRANSPOSED;
 
@@ -46,6 +60,9 @@ pub(crate) trait Format: Copy + 'static {
         unsafe { transposed::<S, Self>(p) }
     }
 }
+
+/// Numbers of the rows that a chunk's codes are: of 4 weights, or half as many of 8.
+pub(crate) type RowNumbers = [u16; CHUNK / 4];
 
 /// [`Format::by_runs`] of codes that come in natural order.
 #[inline(always)]
@@ -93,18 +110,54 @@ pub(crate) struct Packing {
 /// As for [`Format`], of each chunk.
 #[inline(always)]
 pub(crate) unsafe fn unpack_each<S: Quant, F: Format>(p: *const u8, stride: usize, to: &mut [Unpacked]) {
+    let chunk = |i: usize| p.wrapping_add(i * stride);
+    if F::BY_ROWS {
+        for (i, to) in to.chunks_mut(TOGETHER).enumerate() {
+            // SAFETY: the caller's chunks and features.
+            unsafe { unpack_rows::<S, F>(chunk(i * TOGETHER), stride, to) };
+        }
+        return;
+    }
     for (i, to) in to.iter_mut().enumerate() {
         // SAFETY: the caller's chunks and features.
-        unsafe { unpack::<S, F>(p.wrapping_add(i * stride), to) };
+        unsafe { unpack::<S, F>(chunk(i), to, F::codes::<S>(chunk(i))) };
     }
 }
 
-/// Unpacks the chunk at `p`.
+/// [`unpack_each`] of at most [`TOGETHER`] chunks whose codes are rows of a table, each step for all of them: numbers address rows from
+/// memory, and vectors of rows are loaded long after they were written word by word.
+#[inline(always)]
+unsafe fn unpack_rows<S: Quant, F: Format>(p: *const u8, stride: usize, to: &mut [Unpacked]) {
+    let chunk = |i: usize| p.wrapping_add(i * stride);
+    let mut numbers: [RowNumbers; TOGETHER] = [[0; CHUNK / 4]; TOGETHER];
+    // SAFETY: the caller's chunks and features; numbers are those of rows.
+    unsafe {
+        for (i, numbers) in numbers.iter_mut().enumerate().take(to.len()) {
+            F::numbers::<S>(chunk(i), numbers);
+        }
+        for (to, numbers) in to.iter_mut().zip(std::hint::black_box(&mut numbers)) {
+            F::rows(numbers, &mut to.codes);
+        }
+        for (i, to) in to.iter_mut().enumerate() {
+            let rows = to.codes.as_ptr();
+            let rows = [
+                S::load64(rows),
+                S::load64(rows.add(64)),
+                S::load64(rows.add(128)),
+                S::load64(rows.add(192)),
+            ];
+            let codes = F::codes_of_rows::<S>(chunk(i), rows);
+            unpack::<S, F>(chunk(i), to, codes);
+        }
+    }
+}
+
+/// Unpacks the chunk at `p`, of which these are the codes.
 ///
 /// # Safety
 /// As for [`Format`].
 #[inline(always)]
-unsafe fn unpack<S: Quant, F: Format>(p: *const u8, to: &mut Unpacked) {
+unsafe fn unpack<S: Quant, F: Format>(p: *const u8, to: &mut Unpacked, codes: [S::C; 4]) {
     // SAFETY: the caller's chunk is whole; the arrays have room for what is stored.
     unsafe {
         let (scales, mut minimums) = F::scales::<S>(p);
@@ -113,7 +166,7 @@ unsafe fn unpack<S: Quant, F: Format>(p: *const u8, to: &mut Unpacked) {
         }
         S::w_store(&mut to.scales, scales);
         S::w_store(&mut to.minimums, minimums);
-        for (j, codes) in F::codes::<S>(p).into_iter().enumerate() {
+        for (j, codes) in codes.into_iter().enumerate() {
             S::store64(to.codes.as_mut_ptr().add(64 * j), codes);
         }
     }
@@ -195,6 +248,8 @@ pub(crate) trait Quant: Simd {
     unsafe fn pair(a: *const u8, b: *const u8) -> Self::C;
     /// The low, then the high halves of 16 bytes at `a`, then of 16 at `b`.
     unsafe fn nibbles(a: *const u8, b: *const u8) -> Self::C;
+    /// The low, then the high halves of 8 bytes at `p`, then of the next ones: of 32 bytes.
+    unsafe fn nibbles_of_words(p: *const u8) -> Self::C;
     /// 16 bytes at each of four distances from `p`.
     unsafe fn pieces(p: *const u8, at: [usize; 4]) -> Self::C;
     /// From natural order to runs as lanes, see [`Format::by_runs`] and [`TRANSPOSED`]; where runs are not lanes the same.
@@ -274,6 +329,13 @@ pub(crate) trait Quant: Simd {
     }
     /// 8 powers of two as half of E8M0 numbers, lowest byte first, then anything.
     unsafe fn w_powers(x: u64) -> Self::W;
+    /// [`ue4m3_half`] of four bytes at each of four places, lowest byte first.
+    #[inline(always)]
+    unsafe fn w_ue4m3(bytes: [u32; 4]) -> Self::W {
+        let half = |i: usize| ue4m3_half(bytes[i / 4].to_le_bytes()[i % 4]);
+        // SAFETY: the contract.
+        unsafe { Self::w_new(&std::array::from_fn(half)) }
+    }
     /// 16 signed bytes.
     unsafe fn w_bytes16(low: u64, high: u64) -> Self::W;
     /// The scales and minimums of the 6-bit fields in the bytes 4…15 of a Q4_K block at `p`, as 8 lanes.

@@ -141,6 +141,27 @@ pub(super) unsafe fn powers8(x: u64) -> __m256 {
     }
 }
 
+/// See [`Quant::w_ue4m3`]. Moved to where binary16 has the bits, the number is one of those, with another bias of the exponent.
+///
+/// # Safety
+/// The processor has AVX2 and F16C.
+#[inline(always)]
+pub(super) unsafe fn ue4m3(bytes: [u32; 4]) -> [__m256; 2] {
+    // SAFETY: register arithmetic with features that the caller has.
+    unsafe {
+        let [a, b, c, d] = bytes.map(|bytes| bytes as i32);
+        let bytes = _mm256_cvtepu8_epi16(_mm_setr_epi32(a, b, c, d));
+        let numbers = _mm256_andnot_si256(_mm256_cmpeq_epi16(bytes, _mm256_set1_epi16(0x7f)), bytes);
+        let halves = _mm256_slli_epi16::<7>(_mm256_and_si256(numbers, _mm256_set1_epi16(0x7f)));
+        // 2^15 for the bias of binary16, 2^-7 for theirs, and half of it.
+        let scale = _mm256_set1_ps(128.0);
+        [
+            _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), scale),
+            _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)), scale),
+        ]
+    }
+}
+
 // SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<D: Dots> Quant for Avx2<D> {
@@ -185,6 +206,17 @@ impl<D: Dots> Quant for Avx2<D> {
             [
                 _mm256_and_si256(_mm256_srlv_epi64(a, shift), low),
                 _mm256_and_si256(_mm256_srlv_epi64(b, shift), low),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn nibbles_of_words(p: *const u8) -> [__m256i; 2] {
+        unsafe {
+            let (shift, low) = (_mm256_setr_epi64x(0, 4, 0, 4), _mm256_set1_epi8(15));
+            let words = _mm256_loadu_si256(p.cast());
+            [
+                _mm256_and_si256(_mm256_srlv_epi64(_mm256_permute4x64_epi64::<0x50>(words), shift), low),
+                _mm256_and_si256(_mm256_srlv_epi64(_mm256_permute4x64_epi64::<0xfa>(words), shift), low),
             ]
         }
     }
@@ -370,6 +402,10 @@ impl<D: Dots> Quant for Avx2<D> {
     #[inline(always)]
     unsafe fn w_powers(x: u64) -> [__m256; 2] {
         unsafe { [powers8(x), _mm256_setzero_ps()] }
+    }
+    #[inline(always)]
+    unsafe fn w_ue4m3(bytes: [u32; 4]) -> [__m256; 2] {
+        unsafe { ue4m3(bytes) }
     }
     #[inline(always)]
     unsafe fn w_bytes16(low: u64, high: u64) -> [__m256; 2] {

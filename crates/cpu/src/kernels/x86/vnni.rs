@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use puna_quant::TensorType;
 
-use super::avx2_packed::{half_of, halves8, powers8, six_bits};
+use super::avx2_packed::{half_of, halves8, powers8, six_bits, ue4m3};
 use super::avx512::{self, Avx512, transpose16};
 use super::{bf16, fields};
 use crate::kernels::generic::formats::fields::HighBits;
@@ -74,6 +74,15 @@ impl Quant for Avx512 {
             let low = _mm512_broadcast_i32x4(_mm_loadu_si128(a.cast()));
             let both = _mm512_mask_broadcast_i32x4(low, 0xff00, _mm_loadu_si128(b.cast()));
             let shifted = _mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4));
+            _mm512_and_si512(shifted, _mm512_set1_epi8(15))
+        }
+    }
+    #[inline(always)]
+    unsafe fn nibbles_of_words(p: *const u8) -> __m512i {
+        unsafe {
+            let words = _mm512_castsi256_si512(_mm256_loadu_si256(p.cast()));
+            let twice = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 0, 1, 1, 2, 2, 3, 3), words);
+            let shifted = _mm512_srlv_epi64(twice, _mm512_setr_epi64(0, 4, 0, 4, 0, 4, 0, 4));
             _mm512_and_si512(shifted, _mm512_set1_epi8(15))
         }
     }
@@ -245,6 +254,13 @@ impl Quant for Avx512 {
     #[inline(always)]
     unsafe fn w_powers(x: u64) -> __m512 {
         unsafe { _mm512_zextps256_ps512(powers8(x)) }
+    }
+    #[inline(always)]
+    unsafe fn w_ue4m3(bytes: [u32; 4]) -> __m512 {
+        unsafe {
+            let [low, high] = ue4m3(bytes);
+            _mm512_insertf32x8::<1>(_mm512_castps256_ps512(low), high)
+        }
     }
     #[inline(always)]
     unsafe fn w_bytes16(low: u64, high: u64) -> __m512 {

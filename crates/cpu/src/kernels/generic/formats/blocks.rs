@@ -1,7 +1,6 @@
 //! Blocks of 32, 64 or 128 weights with one or two scales.
 
 use puna_quant::TensorType;
-use puna_quant::float::ue4m3_half;
 use puna_quant::tables::{FP4_VALUES, IQ4NL_VALUES};
 
 use super::{half, look_each, spread_crumbs, u16_at, u32_at, u64_at};
@@ -143,23 +142,12 @@ impl Format for NVFP4 {
     #[inline(always)]
     unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W) {
         // SAFETY: the chunk has four blocks; features by the contract.
-        unsafe {
-            let scales = std::array::from_fn(|i| ue4m3_half(*p.add(i / 4 * 36 + i % 4)));
-            (S::w_new(&scales), S::w_splat(0.0))
-        }
+        unsafe { (S::w_ue4m3(std::array::from_fn(|i| u32_at(p.add(36 * i)))), S::w_splat(0.0)) }
     }
     #[inline(always)]
     unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4] {
         // SAFETY: group j is block j; features by the contract.
-        unsafe {
-            codes!(p, p, j, {
-                let nibbles = std::array::from_fn(|i| {
-                    let eight = u64_at(p.add(36 * j + 4 + i / 2 * 8));
-                    (if i % 2 == 0 { eight } else { eight >> 4 }) & 0x0f0f_0f0f_0f0f_0f0f
-                });
-                S::lookup(&FP4_VALUES, S::words(nibbles))
-            })
-        }
+        unsafe { codes!(p, p, j, S::lookup(&FP4_VALUES, S::nibbles_of_words(p.add(36 * j + 4)))) }
     }
 }
 
