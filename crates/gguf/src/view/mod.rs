@@ -8,6 +8,7 @@
 mod forms;
 mod prediction;
 mod rules;
+mod skipped;
 mod vocabulary;
 
 use std::borrow::Cow;

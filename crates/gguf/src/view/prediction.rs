@@ -19,7 +19,7 @@ const EXPERTS: [(&str, &str); 3] =
     [("gate_proj", "ffn_gate_exps"), ("up_proj", "ffn_up_exps"), ("down_proj", "ffn_down_exps")];
 
 /// The number behind `prefix` in a name, and what follows it.
-fn numbered<'a>(name: &'a str, prefix: &str) -> Option<(u32, &'a str)> {
+pub(super) fn numbered<'a>(name: &'a str, prefix: &str) -> Option<(u32, &'a str)> {
     let (number, rest) = name.strip_prefix(prefix)?.split_once('.')?;
     Some((number.parse().ok()?, rest))
 }

@@ -117,6 +117,8 @@ pub(super) enum Rule {
     ReplaceEnd(&'static str, &'static str),
     /// Tensors of multi-token prediction, `mtp.`, become blocks behind the others.
     PredictionBlocks,
+    /// Blocks with the numbers of this list are invisible, and those behind them move up.
+    SkipBlocks(&'static str),
     /// Tensors whose names start like this are invisible.
     Hide(&'static str),
     /// A tensor is made of the rows of others, one after the other, which become invisible. All must exist with the
@@ -378,6 +380,7 @@ impl<'g> Draft<'g> {
                 self.rename(|name| Some(format!("{}{to}", name.strip_suffix(from)?)));
             }
             Rule::PredictionBlocks => self.name_prediction_blocks(),
+            Rule::SkipBlocks(list) => self.skip_blocks(list),
             Rule::Hide(prefix) => {
                 let prefix = self.named(prefix);
                 self.entries.retain(|entry| !entry.name.starts_with(&*prefix));

@@ -12,6 +12,7 @@ mod lfm2;
 mod llama3;
 mod llama4;
 mod mistral3;
+mod mllama;
 mod nemotron_h;
 mod olmo3;
 mod qwen3next;
@@ -20,7 +21,7 @@ mod snowflake;
 
 use super::rules::{Draft, Form};
 
-const FORMS: [&Form; 24] = [
+const FORMS: [&Form; 25] = [
     &gemma3::EMBEDDING,
     &gemma3::CHAT,
     &gemma3n::GEMMA3N,
@@ -31,6 +32,7 @@ const FORMS: [&Form; 24] = [
     &glm4moelite::GLM4_MOE_LITE,
     &llama4::LLAMA4,
     &mistral3::MISTRAL3,
+    &mllama::MLLAMA,
     &olmo3::OLMO3,
     &deepseek_ocr::DEEPSEEK_OCR,
     &laguna::LAGUNA,
