@@ -15,9 +15,10 @@ use crate::ops::attention::{Attend, StoreKv, Work};
 use crate::ops::choose::{self, Choose};
 use crate::ops::dose::{Dose, Steer};
 use crate::ops::elementwise::{Add, Concat, GluRows, Map, Mul, Resize, Unary};
-use crate::ops::embed::{Embed, GatherOutputs};
+use crate::ops::embed::{Embed, EmbedListed, GatherOutputs, Table};
 use crate::ops::expert_changes::{AddChanges, ExpertChange, Part};
 use crate::ops::expert_tiles::{Side, TileSlots, room};
+use crate::ops::grams::Grams;
 use crate::ops::heads::LinearOfHeads;
 use crate::ops::linear::{LinearGroup, Matrix};
 use crate::ops::moe::{Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, Route, State, Unit};
@@ -28,7 +29,7 @@ use crate::ops::pooling::Pool;
 use crate::ops::recall::Recall;
 use crate::ops::recurrent::{Conv, Delta, Retention, Scan, Wkv, Wkv7};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
-use crate::ops::streams::{ReadStreams, StreamWeights, WriteStreams};
+use crate::ops::streams::{Agree, ReadStreams, StreamWeights, WriteStreams};
 use crate::step::{Instruction, Q8Buffer, TileBuffer};
 
 /// Numbers of weights in the order in which instructions want them, which the programs of all sizes share.
@@ -159,7 +160,14 @@ impl Compiler<'_> {
         let Node { op, out, .. } = &nodes[0];
         let out = self.place(*out);
         match *op {
-            Op::Embed { table, index } => self.embed(table, index, out)?,
+            Op::Embed { table, index } => {
+                let table = self.table(table)?;
+                self.push(Embed { table, index, out });
+            }
+            Op::EmbedListed { table, numbers } => {
+                let (table, numbers) = (self.table(table)?, self.place(numbers));
+                self.push(EmbedListed { table, numbers, out });
+            }
             Op::Linear { x, .. } => return self.linears(nodes, x),
             Op::RmsNorm { x, w, eps, group } => {
                 let (w, x) = (self.floats(w)?, self.place(x));
@@ -267,6 +275,10 @@ impl Compiler<'_> {
                 let mix = mix.map(|mix| self.place(mix));
                 self.push(WriteStreams { streams, part, by, mix, out });
             }
+            Op::Agree { a, b, .. } => {
+                let (a, b) = (self.place(a), self.place(b));
+                self.push(Agree { a, b, out });
+            }
             Op::Recur(ref recurrence) => self.recur(recurrence, out)?,
             Op::GatherOutputs { x } => {
                 let x = self.place(x);
@@ -313,10 +325,14 @@ impl Compiler<'_> {
                 self.push(Retention { q, k, v, out, spec });
             }
             Recurrence::Pool { x, gate, spec } => {
-                let (x, gate) = (self.place(x), self.place(gate));
-                let bias = self.constant(spec.bias, |bias| bias)?;
+                let (x, gate) = (self.place(x), gate.map(|gate| self.place(gate)));
+                let bias = match spec.bias {
+                    Some(bias) => self.constant(bias, |bias| bias)?,
+                    None => Arc::default(),
+                };
                 self.push(Pool { x, gate, out, spec, bias });
             }
+            Recurrence::Grams { ref spec } => self.push(Grams { out, spec: Arc::clone(spec) }),
         }
         Ok(())
     }
@@ -326,13 +342,9 @@ impl Compiler<'_> {
         self.push(Map { f, x, out });
     }
 
-    fn embed(&mut self, table: WeightId, index: puna_graph::Index, out: Place) -> Result<(), BackendError> {
+    fn table(&self, table: WeightId) -> Result<Table, BackendError> {
         let weight = &self.weights[table.index()];
-        let dequantize = puna_quant::dequantizer(weight.ty).ok_or_else(|| unsupported(weight))?;
-        let (k, entries) = (weight.shape[0], weight.shape.get(1).copied().unwrap_or(1));
-        let row_bytes = weight.ty.row_bytes(k).ok_or_else(|| unsupported(weight))?;
-        self.push(Embed { table: table.index(), index, out, entries, row_bytes, dequantize });
-        Ok(())
+        Table::of(table.index(), weight).ok_or_else(|| unsupported(weight))
     }
 
     /// Products that follow each other and read the same value become one instruction.

@@ -162,6 +162,11 @@ impl Metadata {
     }
 
     /// The elements of an array of integers that fit (booleans are 0 and 1).
+    pub fn u64s(&self, key: &str) -> Result<Option<Vec<u64>>, GgufError> {
+        self.typed(key, "an array of integers from 0 to 2^64-1", |value| ints(value.as_array()?))
+    }
+
+    /// The elements of an array of integers that fit (booleans are 0 and 1).
     pub fn i32s(&self, key: &str) -> Result<Option<Vec<i32>>, GgufError> {
         self.typed(key, "an array of integers from -2^31 to 2^31-1", |value| ints(value.as_array()?))
     }
@@ -246,6 +251,7 @@ mod tests {
         m.set("f64", 0.5f64);
         m.set("yes", true);
         m.set("heads", vec![8i32, 4]);
+        m.set("wide", vec![u64::MAX, 1]);
         m.set("mask", vec![true, false]);
         m.set("words", Value::strings(["a", "b"]));
         m
@@ -260,6 +266,8 @@ mod tests {
         assert_eq!(m.f32("f64"), Ok(0.5));
         assert_eq!(m.u32s("heads"), Ok(Some(vec![8, 4])));
         assert_eq!(m.i32s("mask"), Ok(Some(vec![1, 0])));
+        assert_eq!(m.u64s("heads"), Ok(Some(vec![8, 4])));
+        assert_eq!(m.u64s("wide"), Ok(Some(vec![u64::MAX, 1])));
         assert_eq!(m.bools("mask"), Ok(Some(vec![true, false])));
         assert_eq!(m.u32_per_layer("heads", 2), Ok(Some(vec![8, 4])));
         assert_eq!(m.u32_per_layer("u16", 3), Ok(Some(vec![7; 3])));
@@ -280,6 +288,7 @@ mod tests {
         assert_eq!(m.u32("general.architecture").unwrap_err().code(), "gguf_key_type");
         assert_eq!(m.u32("heads").unwrap_err().code(), "gguf_key_type");
         assert_eq!(m.bools("heads").unwrap_err().code(), "gguf_key_type");
+        assert_eq!(m.u32s("wide").unwrap_err().code(), "gguf_key_type");
         assert_eq!(m.strings("heads").err().unwrap().code(), "gguf_key_type");
         assert_eq!(
             m.u32_per_layer("heads", 3),
@@ -315,7 +324,7 @@ mod tests {
         let keys: Vec<_> = m.iter().map(|(key, _)| key).collect();
         assert_eq!(
             keys,
-            ["general.architecture", "i64", "big", "f64", "yes", "heads", "mask", "words", "aaa"]
+            ["general.architecture", "i64", "big", "f64", "yes", "heads", "wide", "mask", "words", "aaa"]
         );
         for key in keys {
             assert!(m.contains(key));

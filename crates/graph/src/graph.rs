@@ -174,6 +174,18 @@ impl Graph {
         rows
     }
 
+    /// The rows of a table with `cols` columns that each token's numbers name, side by side.
+    pub fn embed_listed(
+        &mut self,
+        name: &'static str,
+        table: WeightId,
+        cols: usize,
+        numbers: ValueId,
+    ) -> ValueId {
+        let of = self.value(numbers);
+        self.push(name, Op::EmbedListed { table, numbers }, of.rows, of.cols * cols)
+    }
+
     /// `scale · x · wᵀ + bias`.
     pub fn linear(&mut self, name: &'static str, l: &Linear, x: ValueId) -> ValueId {
         let mut y = self.product(name, l, x);

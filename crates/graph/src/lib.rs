@@ -33,7 +33,8 @@ pub use ops::{Activation, Gating, Glu, Groups, MoeSpec, Op, Temperature};
 pub use plan::{Capacity, Place, Plan};
 pub use pooled::Pooled;
 pub use recurrent::{
-    ConvSpec, DeltaSpec, Fading, PoolSpec, Recurrence, RetentionSpec, ScanSpec, Wkv7Spec, WkvSpec,
+    ConvSpec, DeltaSpec, Fading, GramHead, GramSpec, PoolSpec, Recurrence, RetentionSpec, ScanSpec, Wkv7Spec,
+    WkvSpec,
 };
 pub use streams::{StreamSpec, Writing};
 pub use values::{Index, Rope, RopeId, RopeKind, Rows, ValueId, WeightId};

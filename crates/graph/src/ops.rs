@@ -193,6 +193,13 @@ pub enum Op {
         /// Which row.
         index: Index,
     },
+    /// For each column of `numbers` the row of a table whose number its bits are ([`crate::Chosen::entry`]), side by side.
+    EmbedListed {
+        /// `[features, rows]`, any weight type.
+        table: WeightId,
+        /// Numbers of rows.
+        numbers: ValueId,
+    },
     /// `scale · x · wᵀ + bias`, for `w` of shape `[in, out]`.
     Linear {
         /// `[in, out]`.
@@ -432,6 +439,16 @@ pub enum Op {
         /// For each stream `s` a column for each `t`.
         mix: Option<ValueId>,
     },
+    /// How far streams that lie side by side in `a` and `b` agree: with `s` the product of two of `n` features over `√n`, `σ` of the
+    /// root of `|s|` (at least 10⁻⁶), which has the sign of `s`. The result is a column a stream.
+    Agree {
+        /// Streams.
+        a: ValueId,
+        /// As many.
+        b: ValueId,
+        /// How many there are.
+        streams: usize,
+    },
     /// What carries a state of fixed size from token to token.
     Recur(Box<Recurrence>),
     /// The rows of the tokens whose results are wanted.
@@ -445,7 +462,7 @@ impl Op {
     /// The operation's name in listings and measurements.
     pub fn name(&self) -> &'static str {
         match self {
-            Op::Embed { .. } => "embed",
+            Op::Embed { .. } | Op::EmbedListed { .. } => "embed",
             Op::Linear { .. } | Op::LinearOfHeads { .. } => "linear",
             Op::RmsNorm { .. } => "rms_norm",
             Op::LayerNorm { .. } => "layer_norm",
@@ -467,7 +484,10 @@ impl Op {
             Op::Recall { .. } => "recall",
             Op::Sparsify { .. } => "sparsify",
             Op::Pick { .. } => "pick",
-            Op::StreamWeights { .. } | Op::ReadStreams { .. } | Op::WriteStreams { .. } => "streams",
+            Op::StreamWeights { .. }
+            | Op::ReadStreams { .. }
+            | Op::WriteStreams { .. }
+            | Op::Agree { .. } => "streams",
             Op::Recur(recurrence) => recurrence.name(),
             Op::GatherOutputs { .. } => "gather_outputs",
         }
@@ -477,7 +497,8 @@ impl Op {
     pub fn inputs(&self) -> impl Iterator<Item = ValueId> {
         let list: [Option<ValueId>; 5] = match *self {
             Op::Embed { .. } | Op::Recur(_) | Op::Recall { .. } => [None; 5],
-            Op::Linear { x, .. }
+            Op::EmbedListed { numbers: x, .. }
+            | Op::Linear { x, .. }
             | Op::LinearOfHeads { x, .. }
             | Op::RmsNorm { x, .. }
             | Op::LayerNorm { x, .. }
@@ -500,7 +521,9 @@ impl Op {
             Op::Keep { k, v, .. } => [Some(k), Some(v), None, None, None],
             Op::Glu { gate, up, .. } => [Some(gate), Some(up), None, None, None],
             Op::Moe { x, router, .. } => [Some(x), Some(router), None, None, None],
-            Op::Add { a, b } | Op::Concat { a, b } => [Some(a), Some(b), None, None, None],
+            Op::Add { a, b } | Op::Concat { a, b } | Op::Agree { a, b, .. } => {
+                [Some(a), Some(b), None, None, None]
+            }
             Op::Mul { x, by } => [Some(x), Some(by), None, None, None],
         };
         let more = match self {

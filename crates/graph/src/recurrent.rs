@@ -3,6 +3,8 @@
 //! A step continues the states of each of its sequences ([`crate::Segment::state`]) token by token; a sequence without a past
 //! begins with zeros. The order of a state's values is the backend's own.
 
+use std::sync::Arc;
+
 use crate::graph::Graph;
 use crate::ops::Op;
 use crate::values::{Rows, ValueId, WeightId};
@@ -10,7 +12,7 @@ use crate::values::{Rows, ValueId, WeightId};
 /// One of these operations and what it reads. Each has a state of its own: its position in [`crate::StateSpec::states`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Recurrence {
-    /// A causal convolution of each column by itself: a token's row and those before it, weighed and added.
+    /// A causal convolution of each column by itself: a token's row and some before it, weighed and added.
     Conv {
         /// Input.
         x: ValueId,
@@ -99,10 +101,15 @@ pub enum Recurrence {
     Pool {
         /// `dim` columns, or twice as many where blocks overlap.
         x: ValueId,
-        /// As many.
-        gate: ValueId,
+        /// As many; zeros if absent.
+        gate: Option<ValueId>,
         /// The form.
         spec: PoolSpec,
+    },
+    /// Which rows of a table stand for the n-grams that end with a token, see [`GramSpec`]. Reads no value but the tokens' ids.
+    Grams {
+        /// The form.
+        spec: Arc<GramSpec>,
     },
 }
 
@@ -111,8 +118,10 @@ pub enum Recurrence {
 pub struct ConvSpec {
     /// The state, of [`Self::values`] values.
     pub state: usize,
-    /// Rows that are weighed: a token's and those right before it.
+    /// Rows that are weighed: a token's and those before it.
     pub taps: usize,
+    /// From each of them to the next one: 1 where they follow each other.
+    pub stride: usize,
     /// `[taps, columns]`, the token's own last; without, the result is the oldest row as it is.
     pub w: Option<WeightId>,
     /// `[columns]`.
@@ -124,7 +133,12 @@ pub struct ConvSpec {
 impl ConvSpec {
     /// Values of the state for so many columns.
     pub fn values(&self, cols: usize) -> usize {
-        (self.taps - 1) * cols
+        self.before() * cols
+    }
+
+    /// Rows before a token's that it, or one of those that follow, is made of.
+    pub fn before(&self) -> usize {
+        (self.taps - 1) * self.stride
     }
 }
 
@@ -292,8 +306,8 @@ pub struct PoolSpec {
     pub dim: usize,
     /// Whether a token is of two blocks.
     pub overlaps: bool,
-    /// `[columns, block]`: added to the gates, by the token's place in its block.
-    pub bias: WeightId,
+    /// `[columns, block]`: added to the gates, by the token's place in its block; zeros if absent.
+    pub bias: Option<WeightId>,
 }
 
 impl PoolSpec {
@@ -308,6 +322,58 @@ impl PoolSpec {
     }
 }
 
+/// The form of a [`Recurrence::Grams`]: n-grams of two ids, of three and so on, each of which has some rows of one table (Qwen, 2026).
+///
+/// An n-gram's number is the exclusive or of its ids, each times its multiplier, modulo 2⁶⁴. Its ids end at the end of a text: where
+/// that lies before the token, and before a sequence's first, there are no further ids but `end` itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GramSpec {
+    /// The state, of [`Self::values`] values.
+    pub state: usize,
+    /// Of the token's id, and of each before it: one more than there are lengths of n-grams.
+    pub multipliers: Vec<u64>,
+    /// For each length, from two on, as many heads. A column of the result is the bits of a head's row ([`crate::Chosen::entry`]).
+    pub heads: Vec<GramHead>,
+    /// The id that ends a text.
+    pub end: u32,
+}
+
+/// The rows of a table that one head of n-grams has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GramHead {
+    /// The first.
+    pub first: u32,
+    /// How many there are: what an n-gram's number is divided by; the rest is its row.
+    pub rows: u32,
+}
+
+impl GramSpec {
+    /// Ids before a token's that its n-grams have.
+    pub fn before(&self) -> usize {
+        self.multipliers.len() - 1
+    }
+
+    /// Values of the state.
+    pub fn values(&self) -> usize {
+        self.before()
+    }
+
+    /// The rows of the n-grams that end with the first of these ids, each of which came before the one in front of it.
+    pub fn rows(&self, ids: &[u32]) -> impl Iterator<Item = u32> {
+        let mut numbers = ids.iter().zip(&self.multipliers).scan(0u64, |number, (&id, by)| {
+            *number ^= u64::from(id).wrapping_mul(*by);
+            Some(*number)
+        });
+        numbers.next();
+        let numbers = numbers.collect::<Vec<u64>>();
+        let each = self.heads.len() / self.before();
+        self.heads
+            .iter()
+            .enumerate()
+            .map(move |(i, head)| head.first + (numbers[i / each] % u64::from(head.rows)) as u32)
+    }
+}
+
 impl Recurrence {
     /// The operation's name in listings and measurements.
     pub fn name(&self) -> &'static str {
@@ -319,6 +385,7 @@ impl Recurrence {
             Self::Wkv7 { .. } => "wkv7",
             Self::Retention { .. } => "retention",
             Self::Pool { .. } => "pool",
+            Self::Grams { .. } => "grams",
         }
     }
 
@@ -331,7 +398,8 @@ impl Recurrence {
             Self::Wkv { r, k, v, decay, .. } => vec![r, k, v, decay],
             Self::Wkv7 { r, k, v, decay, forget, rate, .. } => vec![r, k, v, decay, forget, rate],
             Self::Retention { q, k, v, .. } => vec![q, k, v],
-            Self::Pool { x, gate, .. } => vec![x, gate],
+            Self::Pool { x, gate, .. } => [x].into_iter().chain(gate).collect(),
+            Self::Grams { .. } => Vec::new(),
         }
     }
 
@@ -339,7 +407,7 @@ impl Recurrence {
     fn cols(&self, of: impl Fn(ValueId) -> usize) -> usize {
         match *self {
             Self::Conv { x, spec } => {
-                assert!(spec.taps > 1);
+                assert!(spec.taps > 1 && spec.stride > 0);
                 of(x)
             }
             Self::Scan { x, dt, b, c, spec } => {
@@ -375,9 +443,14 @@ impl Recurrence {
                 cols
             }
             Self::Pool { x, gate, spec } => {
-                assert_eq!([of(x), of(gate)], [spec.cols(); 2]);
+                assert!([x].into_iter().chain(gate).all(|x| of(x) == spec.cols()));
                 assert!(spec.block > 0);
                 spec.dim
+            }
+            Self::Grams { ref spec } => {
+                assert!(spec.before() > 0 && spec.heads.len().is_multiple_of(spec.before()));
+                assert!(spec.heads.iter().all(|head| head.rows > 0));
+                spec.heads.len()
             }
         }
     }

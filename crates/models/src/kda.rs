@@ -117,7 +117,7 @@ impl DeltaAttention {
             let kernel = format!("ssm_conv1d_{of}.weight");
             let w = Some(b.tensor(&kernel, &[taps, 1, cols])?);
             let state = b.state(&kernel, taps - 1, cols)?;
-            let conv = ConvSpec { state, taps, w, bias: None, silu: true };
+            let conv = ConvSpec { state, taps, stride: 1, w, bias: None, silu: true };
             Ok((b.linear(&format!("attn_{of}"), n_embd, cols)?, conv))
         };
         let qkv = [part("q")?, part("k")?, part("v")?];

@@ -153,5 +153,6 @@ pub fn conv(b: &mut Block<'_, '_>, taps: usize, cols: usize, has_bias: bool) -> 
         b.opt_tensor("ssm_conv1d.bias", &[cols])?
     };
     let w = Some(b.tensor("ssm_conv1d.weight", &[taps, cols])?);
-    Ok(ConvSpec { state: b.state("ssm_conv1d.weight", taps - 1, cols)?, taps, w, bias, silu: true })
+    let state = b.state("ssm_conv1d.weight", taps - 1, cols)?;
+    Ok(ConvSpec { state, taps, stride: 1, w, bias, silu: true })
 }

@@ -63,7 +63,7 @@ pub fn block(
 /// The state that has the row before the next one; `part` is the norm of the rows.
 pub fn shift(b: &mut Block<'_, '_>, part: &str) -> Result<ConvSpec, ModelError> {
     let state = b.state(part, 1, b.hp.n_embd)?;
-    Ok(ConvSpec { state, taps: 2, w: None, bias: None, silu: false })
+    Ok(ConvSpec { state, taps: 2, stride: 1, w: None, bias: None, silu: false })
 }
 
 /// By how much the token before differs.

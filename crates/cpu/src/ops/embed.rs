@@ -1,18 +1,37 @@
 //! Rows of tables, and the rows whose results are wanted.
 
-use puna_graph::{Index, Place};
+use puna_graph::{Index, Place, Weight};
 
 use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
 
-/// Dequantizes rows of a table.
+/// A table, whose rows are dequantized.
+pub struct Table {
+    weight: usize,
+    /// How many rows there are.
+    entries: usize,
+    row_bytes: usize,
+    dequantize: fn(&[u8], &mut [f32]),
+}
+
+impl Table {
+    /// This weight as a table; nothing where its type cannot be dequantized.
+    pub fn of(at: usize, weight: &Weight) -> Option<Self> {
+        let dequantize = puna_quant::dequantizer(weight.ty)?;
+        let (k, entries) = (weight.shape[0], weight.shape.get(1).copied().unwrap_or(1));
+        Some(Self { weight: at, entries, row_bytes: weight.ty.row_bytes(k)?, dequantize })
+    }
+
+    fn read(&self, bytes: &[u8], entry: u32, out: &mut [f32]) {
+        let entry = (entry as usize).min(self.entries - 1);
+        (self.dequantize)(&bytes[entry * self.row_bytes..][..self.row_bytes], out);
+    }
+}
+
+/// For each token a row of a table.
 pub struct Embed {
-    pub table: usize,
+    pub table: Table,
     pub index: Index,
     pub out: Place,
-    /// The table's number of rows.
-    pub entries: usize,
-    pub row_bytes: usize,
-    pub dequantize: fn(&[u8], &mut [f32]),
 }
 
 // SAFETY: a task writes rows of the result that are its own.
@@ -26,7 +45,7 @@ unsafe impl Instruction for Embed {
     }
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
-        let table = step.weight(self.table);
+        let table = step.weight(self.table.weight);
         for row in task_rows(task, &self.out, step) {
             let entry = match self.index {
                 Index::Token => step.input.tokens[row],
@@ -34,10 +53,39 @@ unsafe impl Instruction for Embed {
                 Index::Position => step.input.positions[row],
                 Index::Fixed(entry) => entry,
             };
-            let entry = (entry as usize).min(self.entries - 1);
             // SAFETY: each row belongs to one task.
-            let out = unsafe { step.arena.row_mut(&self.out, row) };
-            (self.dequantize)(&table[entry * self.row_bytes..][..self.row_bytes], out);
+            self.table.read(table, entry, unsafe { step.arena.row_mut(&self.out, row) });
+        }
+    }
+}
+
+/// For each token the rows of a table that numbers of its own name.
+pub struct EmbedListed {
+    pub table: Table,
+    pub numbers: Place,
+    pub out: Place,
+}
+
+// SAFETY: a task writes rows of the result that are its own.
+unsafe impl Instruction for EmbedListed {
+    fn name(&self) -> &'static str {
+        "embed"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        row_tasks(&self.out, step)
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        let table = step.weight(self.table.weight);
+        for row in task_rows(task, &self.out, step) {
+            // SAFETY: each row belongs to one task; the planner keeps numbers and result apart.
+            let (numbers, out) =
+                unsafe { (step.arena.row(&self.numbers, row), step.arena.row_mut(&self.out, row)) };
+            let each = out.len() / numbers.len();
+            for (number, out) in numbers.iter().zip(out.chunks_exact_mut(each)) {
+                self.table.read(table, number.to_bits(), out);
+            }
         }
     }
 }

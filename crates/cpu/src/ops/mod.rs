@@ -7,6 +7,7 @@ pub mod elementwise;
 pub mod embed;
 pub mod expert_changes;
 pub mod expert_tiles;
+pub mod grams;
 pub mod heads;
 pub mod linear;
 pub mod moe;

@@ -10,15 +10,17 @@ use crate::step::{Instruction, Local, Step};
 
 /// Columns of a row that a task takes.
 const COLUMNS: usize = 128;
+/// Gates and what is added to them, where a block has none of these.
+static ZEROS: [f32; COLUMNS] = [0.0; COLUMNS];
 
 /// A pool of tokens. Its state has for the block that goes on its largest gates, sums and weighed sums, and behind
 /// these those of the next one where blocks overlap.
 pub struct Pool {
     pub x: Place,
-    pub gate: Place,
+    pub gate: Option<Place>,
     pub out: Place,
     pub spec: PoolSpec,
-    /// Added to gates, a row a place in the block.
+    /// Added to gates, a row a place in the block; empty where nothing is.
     pub bias: Arc<[f32]>,
 }
 
@@ -70,9 +72,11 @@ unsafe impl Instruction for Pool {
                 let place = position % block;
                 let take = |pooled: &mut Pooled<'_>, column: usize| {
                     let [max, sum, acc] = &mut pooled.0;
-                    let (x, gate) =
-                        (columns(step, &self.x, at, column, n), columns(step, &self.gate, at, column, n));
-                    let bias = &self.bias[place * self.spec.cols() + column..][..n];
+                    let x = columns(step, &self.x, at, column, n);
+                    let gate = self.gate.as_ref().map(|gate| columns(step, gate, at, column, n));
+                    let gate = gate.unwrap_or(&ZEROS[..n]);
+                    let column = place * self.spec.cols() + column;
+                    let bias = self.bias.get(column..column + n).unwrap_or(&ZEROS[..n]);
                     (step.level.vector.recurrent.pool)(PoolStep { max, sum, acc, x, gate, bias });
                 };
                 if place == 0 {

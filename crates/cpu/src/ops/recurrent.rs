@@ -118,7 +118,7 @@ unsafe impl Instruction for Conv {
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
         let (s, block) = segment(step, task, self.blocks());
-        let (all, before) = (self.x.cols, self.spec.taps - 1);
+        let (all, before) = (self.x.cols, self.spec.before());
         let first = block * CONV_COLUMNS;
         let n = CONV_COLUMNS.min(all - first);
         // SAFETY: the columns belong to this task, here and in the state; the input was computed before a barrier.
@@ -130,9 +130,12 @@ unsafe impl Instruction for Conv {
             let weights = self.w.chunks_exact(all).map(|w| &w[first..first + n]);
             let mut taps: Vec<Tap<'_>> = weights.map(|w| Tap { x: &[], w }).collect();
             for row in 0..s.rows {
-                let tap = |k: usize| match (row + k).checked_sub(before) {
-                    Some(row) => input(row),
-                    None => &*history[row + k],
+                let tap = |k: usize| {
+                    let at = row + k * self.spec.stride;
+                    match at.checked_sub(before) {
+                        Some(row) => input(row),
+                        None => &*history[at],
+                    }
                 };
                 let out = columns_mut(step, &self.out, s.first_row + row, first, n);
                 if taps.is_empty() {

@@ -106,6 +106,49 @@ unsafe impl Instruction for ReadStreams {
     }
 }
 
+/// How far streams of two values agree.
+pub struct Agree {
+    pub a: Place,
+    pub b: Place,
+    pub out: Place,
+}
+
+// SAFETY: a task writes rows of the result that are its own.
+unsafe impl Instruction for Agree {
+    fn name(&self) -> &'static str {
+        "streams"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        row_tasks(&self.a, step)
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        for row in task_rows(task, &self.a, step) {
+            // SAFETY: each row belongs to one task; the planner keeps inputs apart from the result.
+            let (a, b, out) = unsafe {
+                let (a, b) = (step.arena.row(&self.a, row), step.arena.row(&self.b, row));
+                (a, b, step.arena.row_mut(&self.out, row))
+            };
+            let each = a.len() / out.len();
+            let streams = a.chunks_exact(each).zip(b.chunks_exact(each));
+            out.iter_mut().zip(streams).for_each(|(out, (a, b))| *out = agreement(a, b));
+        }
+    }
+}
+
+/// See [`puna_graph::Op::Agree`].
+fn agreement(a: &[f32], b: &[f32]) -> f32 {
+    // Sums are kept in lanes, which the compiler makes vectors of.
+    let mut lanes = [0.0f32; 8];
+    for (a, b) in a.chunks(lanes.len()).zip(b.chunks(lanes.len())) {
+        lanes.iter_mut().zip(a.iter().zip(b)).for_each(|(sum, (a, b))| *sum += a * b);
+    }
+    let product = lanes.iter().sum::<f32>() / (a.len() as f32).sqrt();
+    let root = if product == 0.0 { 0.0 } else { product.abs().max(1e-6).sqrt().copysign(product) };
+    1.0 / (1.0 + (-root).exp())
+}
+
 /// `to += by · from`.
 fn add_scaled(to: &mut [f32], from: &[f32], by: f32) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to += by * from);
@@ -166,6 +209,22 @@ fn write(streams: &mut [f32], part: &[f32], by: &[f32], mix: Option<&[f32]>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn streams_agree_by_the_root_of_their_product() {
+        let a: Vec<f32> = (0..21).map(|i| (i % 5) as f32 - 1.5).collect();
+        let b: Vec<f32> = (0..21).map(|i| (i * 7 % 11) as f32 - 4.0).collect();
+        let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
+        let product = a.iter().zip(&b).map(|(a, b)| a * b).sum::<f32>() / 21f32.sqrt();
+        let want = sigmoid(product.abs().sqrt() * product.signum());
+        assert!((agreement(&a, &b) - want).abs() < 1e-6);
+        let other: Vec<f32> = b.iter().map(|b| -b).collect();
+        assert!((agreement(&a, &other) - (1.0 - want)).abs() < 1e-6);
+        // What nearly is nothing counts as a millionth, and nothing as nothing.
+        assert_eq!(agreement(&[1e-9], &[1.0]), sigmoid(1e-3));
+        assert_eq!(agreement(&[1e-9], &[-1.0]), sigmoid(-1e-3));
+        assert_eq!([agreement(&[0.0; 9], &[1.0; 9]), agreement(&[-0.0], &[1.0])], [0.5; 2]);
+    }
 
     fn spec(streams: usize, kinds: usize) -> StreamSpec {
         let numbers = StreamSpec::numbers(streams, kinds);

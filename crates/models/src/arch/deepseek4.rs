@@ -189,7 +189,7 @@ impl Pooling {
             x: b.linear(&format!("{name}_kv"), n_embd, cols)?,
             gate: b.linear(&format!("{name}_gate"), n_embd, cols)?,
             spec: PoolSpec {
-                bias: b.tensor(&bias, &[cols, block])?,
+                bias: Some(b.tensor(&bias, &[cols, block])?),
                 state: b.state(&bias, 3, cols)?,
                 block,
                 dim,
@@ -204,7 +204,7 @@ impl Pooling {
     /// The rows, each at the last token of its block.
     fn pool(&self, g: &mut Graph, h: ValueId) -> ValueId {
         let (x, gate) = (g.linear("compressor_kv", &self.x, h), g.linear("compressor_score", &self.gate, h));
-        let rows = g.recur("compressor", Recurrence::Pool { x, gate, spec: self.spec });
+        let rows = g.recur("compressor", Recurrence::Pool { x, gate: Some(gate), spec: self.spec });
         let rows = self.norm.apply(g, "compressor_normed", rows);
         g.rope_from("compressor_rope", rows, (self.spec.dim, self.start), self.rope)
     }

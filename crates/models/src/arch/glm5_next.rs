@@ -119,7 +119,7 @@ impl Indexer {
             key_norm: norm.load(b.w, &format!("{}.indexer.k_norm", b.name), &[dim])?,
             gate: b.linear("indexer_compressor_gate", n_embd, dim)?,
             pool: PoolSpec {
-                bias: b.tensor(BIAS, &[dim, block])?,
+                bias: Some(b.tensor(BIAS, &[dim, block])?),
                 state: b.state(BIAS, 3, dim)?,
                 block,
                 dim,
@@ -144,7 +144,7 @@ impl Indexer {
         let (k, gate) = (g.linear("indexer_k", &self.key, h), g.linear("indexer_gate", &self.gate, h));
         let weights = g.linear("indexer_weights", &self.weights, h);
         let k = self.key_norm.apply(g, "indexer_k_normed", k);
-        let keys = g.recur("indexer_pool_k", Recurrence::Pool { x: k, gate, spec: self.pool });
+        let keys = g.recur("indexer_pool_k", Recurrence::Pool { x: k, gate: Some(gate), spec: self.pool });
         g.choose("indexer_top_k", layer, [q, keys], Some(weights), self.spec)
     }
 }

@@ -90,7 +90,7 @@ impl ShortConv {
         let state = b.state("shortconv.conv.weight", taps - 1, n)?;
         Ok(Self {
             input: b.linear("shortconv.in_proj", n, 3 * n)?,
-            conv: ConvSpec { state, taps, w, bias: None, silu: false },
+            conv: ConvSpec { state, taps, stride: 1, w, bias: None, silu: false },
             out: b.linear("shortconv.out_proj", n, n)?,
         })
     }
