@@ -24,9 +24,11 @@ pub enum NormKind {
     Layer(f32),
 }
 
-/// A norm of either kind.
+/// A norm of either kind, or none.
 #[derive(Debug, Clone, Copy)]
 pub enum AnyNorm {
+    /// What was normalised elsewhere stays as it is.
+    None,
     /// By the root of the mean square.
     Rms(Norm),
     /// By mean and variance.
@@ -67,6 +69,7 @@ impl AnyNorm {
     /// The norm of `x`.
     pub fn apply(&self, g: &mut Graph, name: &'static str, x: ValueId) -> ValueId {
         match self {
+            Self::None => x,
             Self::Rms(norm) => g.rms_norm(name, norm, x),
             Self::Layer(norm) => g.layer_norm(name, norm, x),
         }

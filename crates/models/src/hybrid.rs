@@ -255,12 +255,15 @@ impl Attention {
     }
 }
 
-impl Mixer for Attention {
-    fn cache(&self) -> Option<CacheLayer> {
-        Some(self.spec.cache_layer())
-    }
-
-    fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId {
+impl Attention {
+    /// What all heads read of cache layer `layer`, gated: of what was chosen, if anything was.
+    pub fn attend(
+        &self,
+        g: &mut Graph,
+        layer: usize,
+        h: ValueId,
+        chosen: Option<(ValueId, Chosen)>,
+    ) -> ValueId {
         let [mut q, mut k, v] = self.qkv.project(g, h);
         let dim = self.spec.key_dim;
         let gate = self.gated.then(|| g.pick("attn_gate", q, dim, dim, 2 * dim));
@@ -274,10 +277,23 @@ impl Mixer for Attention {
             q = g.rope("Qcur_rope", q, dim, rope);
             k = g.rope("Kcur_rope", k, dim, rope);
         }
-        let a = g.attention("kqv_out", trail.layer, [q, k, v], self.spec);
+        let a = match chosen {
+            Some(chosen) => g.attention_to_chosen("kqv_out", layer, [q, k, v], chosen, self.spec),
+            None => g.attention("kqv_out", layer, [q, k, v], self.spec),
+        };
         let Some(gate) = gate else { return a };
         let gate = g.activate("attn_gate_sigmoid", Activation::Sigmoid, gate);
         g.mul("attn_gated", a, gate)
+    }
+}
+
+impl Mixer for Attention {
+    fn cache(&self) -> Option<CacheLayer> {
+        Some(self.spec.cache_layer())
+    }
+
+    fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId {
+        self.attend(g, trail.layer, h, None)
     }
 
     fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {

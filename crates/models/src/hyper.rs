@@ -53,7 +53,7 @@ impl HyperForm {
 }
 
 /// `hyper_connection.count`.
-fn count(keys: &Keys<'_>) -> Result<usize, ModelError> {
+pub fn count(keys: &Keys<'_>) -> Result<usize, ModelError> {
     let count = keys.count("hyper_connection.count")?;
     if !(2..=StreamSpec::MAX_STREAMS).contains(&count) {
         let (key, value) = (keys.name("hyper_connection.count"), count.to_string());
@@ -181,7 +181,7 @@ impl Streams {
 
     /// All the same at first.
     pub fn begin(&self, g: &mut Graph, x: ValueId) -> ValueId {
-        (1..self.count).fold(x, |streams, _| g.concat("hc_init", streams, x))
+        copies(g, x, self.count)
     }
 
     /// One again.
@@ -189,11 +189,21 @@ impl Streams {
         if let Some(end) = &self.end {
             return end.end(g, streams);
         }
-        let n_embd = g.value(streams).cols / self.count;
-        let each: Vec<ValueId> = (0..self.count).map(|s| g.slice(streams, s * n_embd, n_embd)).collect();
-        let sum = each[1..].iter().fold(each[0], |sum, &stream| g.add("hc_sum", sum, stream));
-        g.scale("hc_mean", sum, 1.0 / self.count as f32)
+        mean(g, streams, self.count)
     }
+}
+
+/// The mean of so many streams.
+pub fn mean(g: &mut Graph, streams: ValueId, count: usize) -> ValueId {
+    let n_embd = g.value(streams).cols / count;
+    let each: Vec<ValueId> = (0..count).map(|s| g.slice(streams, s * n_embd, n_embd)).collect();
+    let sum = each[1..].iter().fold(each[0], |sum, &stream| g.add("hc_sum", sum, stream));
+    g.scale("hc_mean", sum, 1.0 / count as f32)
+}
+
+/// So many streams that are all `x`.
+pub fn copies(g: &mut Graph, x: ValueId, count: usize) -> ValueId {
+    (1..count).fold(x, |streams, _| g.concat("hc_init", streams, x))
 }
 
 impl Residual for Streams {

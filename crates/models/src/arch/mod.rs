@@ -83,6 +83,7 @@ mod qwen2;
 mod qwen2moe;
 mod qwen3;
 mod qwen3next;
+mod qwen4exp;
 mod refact;
 mod rwkv6;
 mod rwkv7;
@@ -240,6 +241,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "qwen3next", load: qwen3next::load },
     Entry { name: "qwen3vl", load: qwen3::load_dense },
     Entry { name: "qwen3vlmoe", load: qwen3::load_moe },
+    Entry { name: "qwen4exp", load: qwen4exp::load },
     Entry { name: "refact", load: refact::load },
     Entry { name: "rnd1", load: diffusion::load_rnd1 },
     Entry { name: "rwkv6", load: rwkv6::load },
