@@ -70,6 +70,7 @@ pub(super) fn convert(
     (family.keys)(&mut keys)?;
     keys.check_causal()?;
     scalars(family, &mut keys, &mut weights)?;
+    (family.told)(&mut keys, &mut weights)?;
     let mut extras = keys.tensors;
     let cutter = Cutter { family, config, sizes: &shape.sizes, matrices };
     let mut outputs = outputs(&cutter, &mut weights)?;
@@ -213,7 +214,7 @@ fn check_whole(family: &Family, outputs: &[Output<'_>], sizes: &Sizes) -> Result
     let mut layers: BTreeMap<u32, BTreeSet<&str>> = BTreeMap::new();
     for name in names {
         let part = name.strip_prefix(family.blocks).and_then(|rest| rest.split_once('.'));
-        let part = part.filter(|(_, part)| *part != SHARED);
+        let part = part.filter(|(_, part)| *part != SHARED && !part.starts_with(OF_GRAMS));
         if let Some((Ok(layer), part)) = part.map(|(number, part)| (number.parse(), part)) {
             layers.entry(layer).or_default().insert(part);
         }
@@ -238,6 +239,9 @@ fn check_whole(family: &Family, outputs: &[Output<'_>], sizes: &Sizes) -> Result
 
 /// Parts of each layer.
 type Parts<'a> = Vec<BTreeSet<&'a str>>;
+
+/// What the names of a layer's parts begin with to which n-grams speak, which is one alone.
+const OF_GRAMS: &str = "ple_";
 
 /// What the names of a layer's parts begin with by which positions are chosen.
 const CHOOSING: &str = "indexer.";

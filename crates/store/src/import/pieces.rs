@@ -13,7 +13,7 @@ use super::weights::{Tensor, Weights};
 use crate::error::StoreError;
 
 /// Weights that stay exact beside norms and vectors: routers, tables of positions, small matrices of states and of what chooses blocks.
-const EXACT: [&str; 25] = [
+const EXACT: [&str; 26] = [
     "ffn_gate_inp.weight",
     "ffn_gate_inp_shexp.weight",
     "position_embd.weight",
@@ -28,6 +28,7 @@ const EXACT: [&str; 25] = [
     "ssm_conv1d_k.weight",
     "ssm_conv1d_v.weight",
     "shortconv.conv.weight",
+    "ple_conv1d.weight",
     "altup_correct_coef.weight",
     "altup_predict_coef.weight",
     "time_mix_first.weight",

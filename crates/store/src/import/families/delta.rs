@@ -12,7 +12,7 @@ use super::qwen::SHARED;
 use super::{Alike, Family, PLAIN};
 use crate::error::StoreError;
 
-const LINEAR: [Rule; 6] = [
+pub(super) const LINEAR: [Rule; 6] = [
     one("linear_attn.conv1d", "ssm_conv1d").form(Form::Squeezed),
     one("linear_attn.A_log", "ssm_a."),
     one("linear_attn.dt_bias", "ssm_dt.bias"),
@@ -23,7 +23,7 @@ const LINEAR: [Rule; 6] = [
 
 /// The way back, and the one of Qwen 3.5, whose columns change places with the heads.
 const OUT: [Rule; 1] = [one("linear_attn.out_proj", "ssm_out")];
-const TILED_OUT: [Rule; 1] = [one("linear_attn.out_proj", "ssm_out").form(Form::Across)];
+pub(super) const TILED_OUT: [Rule; 1] = [one("linear_attn.out_proj", "ssm_out").form(Form::Across)];
 
 /// Heads of the delta rule.
 struct Heads {
@@ -91,24 +91,26 @@ pub(super) const QWEN35MOE: Family = Family {
     odd: Some(tile),
     // All layers have experts.
     shape: |config| Shape::of(config, config.count("max_position_embeddings")?, 0),
-    keys: |keys| {
-        if keys.config.opt_count("head_dim")?.is_some() {
-            keys.head_sizes();
-        }
-        keys.sizes_without_inner();
-        keys.count_if("feed_forward_length", &["intermediate_size"])?;
-        keys.experts()?;
-        keys.norms()?;
-        keys.rope()?;
-        experts(keys)?;
-        linear(keys)?;
-        sections(keys)
-    },
+    keys: qwen35moe,
     ..QWEN3NEXT
 };
 
+pub(super) fn qwen35moe(keys: &mut Keys<'_>) -> Result<(), StoreError> {
+    if keys.config.opt_count("head_dim")?.is_some() {
+        keys.head_sizes();
+    }
+    keys.sizes_without_inner();
+    keys.count_if("feed_forward_length", &["intermediate_size"])?;
+    keys.experts()?;
+    keys.norms()?;
+    keys.rope()?;
+    experts(keys)?;
+    linear(keys)?;
+    sections(keys)
+}
+
 /// Norms are stored as what differs from one, but for the one of the delta rule.
-fn change(_: &Json, name: &str) -> Result<Change, StoreError> {
+pub(super) fn change(_: &Json, name: &str) -> Result<Change, StoreError> {
     Ok(match name {
         "ssm_a" => Change::Rate,
         "ssm_norm.weight" => Change::None,
@@ -201,7 +203,7 @@ fn split<'a>(
 }
 
 /// Qwen 3.5's matrices, with heads of values by turns.
-fn tile<'a>(
+pub(super) fn tile<'a>(
     cutter: &Cutter<'_>,
     weights: &mut Weights<'a>,
     outputs: &mut Vec<Output<'a>>,

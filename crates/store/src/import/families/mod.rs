@@ -30,6 +30,7 @@ mod names;
 mod nemotron_h;
 mod phi;
 mod qwen;
+mod qwen4;
 mod rwkv;
 mod rwkv7;
 mod state;
@@ -66,6 +67,8 @@ pub(super) struct Family {
     pub(super) scalars: &'static [(&'static str, &'static str)],
     /// Tensors of one number that are of no layer, and the keys that they become.
     pub(super) numbers: &'static [(&'static str, &'static str)],
+    /// Writes keys of what tensors hold, and takes these out.
+    pub(super) told: Told,
     /// How much layers have in common.
     pub(super) alike: Alike,
     /// Whether pairs of features that turn together stand side by side, in the rows of queries and keys.
@@ -129,6 +132,9 @@ pub(super) enum Words {
     Bytes,
 }
 
+/// Writes keys of what tensors hold.
+pub(super) type Told = fn(&mut Keys<'_>, &mut Weights<'_>) -> Result<(), StoreError>;
+
 /// Takes tensors that rules do not tell.
 pub(super) type Odd =
     for<'a> fn(&Cutter<'_>, &mut Weights<'a>, &mut Vec<Output<'a>>) -> Result<(), StoreError>;
@@ -144,6 +150,7 @@ const PLAIN: Family = Family {
     layer: &[&names::ATTENTION, &names::GATED, &names::BEFORE],
     scalars: &[],
     numbers: &[],
+    told: |_, _| Ok(()),
     alike: Alike::All,
     pairs: false,
     tied: false,
@@ -275,6 +282,7 @@ pub(super) const FAMILIES: &[&Family] = &[
     &delta::QWEN3NEXT,
     &delta::QWEN35,
     &delta::QWEN35MOE,
+    &qwen4::QWEN4EXP,
     &latent::DEEPSEEK2,
     &latent::DEEPSEEK32,
     &latent::GLM_DSA,

@@ -18,6 +18,7 @@ mod newest;
 mod old;
 mod parts;
 mod plain;
+mod qwen4;
 mod states;
 mod there;
 mod tiktoken;
@@ -77,8 +78,18 @@ const ALIKE: &[(&str, &str)] = &[
 ];
 
 /// Files whose weights are computed from those of folders, and may be rounded otherwise.
-const ROUNDED: [&str; 9] =
-    ["gemma", "minimax-m3", "muse", "step", "plamo2", "plamo3", "nemotron", "qwen3next", "qwen35"];
+const ROUNDED: [&str; 10] = [
+    "gemma",
+    "minimax-m3",
+    "muse",
+    "step",
+    "plamo2",
+    "plamo3",
+    "nemotron",
+    "qwen3next",
+    "qwen35",
+    "qwen4exp",
+];
 
 /// Keys that only llama.cpp's converter writes, or writes about another file,
 /// or that it writes into every file of Gemma, whatever stands at that place.

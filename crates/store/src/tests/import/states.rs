@@ -60,7 +60,7 @@ fn named(model: Model<'_>, whole: Names<'_>, root: &str, within: &str, names: Na
 }
 
 /// Rates as the logarithms of their sizes, kernels with a dimension of one, vectors that are columns or groups here.
-fn undo(model: &mut Model<'_>) {
+pub(super) fn undo(model: &mut Model<'_>) {
     model.all(&|name, (shape, numbers)| {
         let part = name.rsplit_once("ssm_").map(|(_, part)| part).unwrap_or_default();
         if part == "a" {
@@ -227,7 +227,12 @@ fn untiled((shape, numbers): Numbers, skip: usize, groups: usize, block: usize) 
 }
 
 /// Qwen3-Next and Qwen 3.5.
-fn delta(mut model: Model<'_>) -> Vec<Stored> {
+fn delta(model: Model<'_>) -> Vec<Stored> {
+    delta_with(model, USUAL, &[])
+}
+
+/// The same with further names of the whole and of layers.
+pub(super) fn delta_with(mut model: Model<'_>, whole: Names<'_>, own: Names<'_>) -> Vec<Stored> {
     let is_next = model.arch == "qwen3next";
     let (groups, state) = (model.number("ssm.group_count"), model.number("ssm.state_size"));
     let value = model.number("ssm.inner_size") / model.number("ssm.time_step_rank");
@@ -288,7 +293,7 @@ fn delta(mut model: Model<'_>) -> Vec<Stored> {
         ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
     ];
     model.put("mtp.norm.weight".to_owned(), (vec![1], vec![1.0]));
-    named(model, USUAL, LAYERS, "linear_attn", &[&names, ATTENTION].concat())
+    named(model, whole, LAYERS, "linear_attn", &[own, &names, ATTENTION].concat())
 }
 
 /// For each head of keys its query, its key, its values and its gates, in one matrix.

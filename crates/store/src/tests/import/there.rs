@@ -311,6 +311,7 @@ fn mixture_apart(mut model: Model<'_>) -> Vec<Stored> {
         "mamba" | "mamba2" | "jamba" | "falcon-h1" | "granitehybrid" | "nemotron_h" | "nemotron_h_moe"
         | "lfm2" | "lfm2moe" | "qwen3next" | "qwen35" | "qwen35moe" => super::states::tensors(model),
         "deepseek4" => super::hyper::tensors(model),
+        "qwen4exp" => super::qwen4::tensors(model),
         "deepseek2" | "hy_v4" | "deepseek32" | "glm-dsa" | "dots3note" | "minicpm3" | "kimi-linear"
         | "kimi-k3" | "bailingmoe3" | "glm5-next" | "gemma4" | "gemma-embedding" | "modern-bert"
         | "eurobert" | "nomic-bert" | "neo-bert" | "plm" | "bert" | "mistral4" => {
