@@ -10,7 +10,7 @@ use super::FileType;
 use mixture::mixture;
 
 /// Tensors that keep their type, by a part of their name.
-const KEPT_PARTS: [&str; 18] = [
+const KEPT_PARTS: [&str; 20] = [
     "altup",
     "laurel",
     "per_layer_model_proj",
@@ -19,8 +19,11 @@ const KEPT_PARTS: [&str; 18] = [
     "indexer.k_proj.weight",
     "indexer.q_proj.weight",
     "attn_rel_b.weight",
-    // What weighs residual streams, and what is added to gates: they are small, and everything hangs on them.
-    "hc_",
+    // What weighs residual streams, and what is added to gates: they are small, and everything hangs on them. Where streams are read by
+    // gates, their matrices are not small.
+    "hc_attn_fn",
+    "hc_ffn_fn",
+    "output_hc_fn",
     "compressor_ape.weight",
     ".position_embd",
     "sam.pos_embd",
@@ -191,6 +194,27 @@ mod tests {
         let target = FileType::from_name(file_type_name(id)).unwrap();
         for (tensor, chosen) in gguf.tensors().iter().zip(choose(&gguf, target, false)) {
             assert_eq!(chosen.ty, tensor.ty, "{} of {} ({})", tensor.name, path.display(), target.name());
+        }
+    }
+
+    #[test]
+    fn what_weighs_streams_stays_and_their_gates_do_not() {
+        let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
+        for (name, part, stays) in [
+            ("hy_v4", "hc_attn_fn.weight", true),
+            ("hy_v4", "hc_ffn_fn.weight", true),
+            ("hy_v4", "output_hc_fn.weight", true),
+            ("qwen4exp", "hc_attn_down.weight", false),
+            ("qwen4exp", "hc_ffn_up.weight", false),
+            ("qwen4exp", "output_hc_up.weight", false),
+            ("qwen4exp", "indexer.q_proj.weight", true),
+        ] {
+            let gguf = Gguf::open(&zoo.join(format!("{name}.gguf"))).unwrap();
+            let chosen = choose(&gguf, FileType::from_name("q8_0").unwrap(), false);
+            let mut types =
+                gguf.tensors().iter().zip(chosen).filter(|(tensor, _)| tensor.name.ends_with(part));
+            let (tensor, choice) = types.next().unwrap();
+            assert_eq!(choice.ty == tensor.ty, stays, "{} of {name} becomes {}", tensor.name, choice.ty);
         }
     }
 
