@@ -44,6 +44,7 @@ fn a_model_takes_no_more_than_was_planned_and_not_much_less() {
         "bert-mean",
         "mamba",
         "qwen35",
+        "qwen4exp",
         "minimax-01",
         "minimax-m3",
         "t5",

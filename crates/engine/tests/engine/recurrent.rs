@@ -6,12 +6,14 @@ use puna_engine::{DraftModel, Speculation, plan_memory};
 
 use super::*;
 
-/// Some that only have states, and some that attend as well.
-const MODELS: [&str; 4] = [
+/// Some that only have states, and some that attend as well; of the last, one also remembers ids, the other chooses blocks of tokens.
+const MODELS: [&str; 6] = [
     "tests/data/zoo/mamba2.gguf",
     "tests/data/zoo/granitehybrid.gguf",
     "tests/data/zoo/rwkv7.gguf",
     "tests/data/zoo/minimax-01.gguf",
+    "tests/data/zoo/qwen4exp.gguf",
+    "tests/data/zoo/qwen4exp-blocks.gguf",
 ];
 
 fn portable(path: &str, options: &EngineOptions) -> Engine {
