@@ -14,10 +14,12 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
+/// Of the norm that brings queries and keys of the delta rule to length one; no file says it.
+const UNIT_EPS: f32 = 1e-6;
+
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
-    let eps = keys.rms_eps()?;
-    let (norm, ssm) = (NormKind::Rms(eps), SsmKeys::read(keys, true)?);
+    let (norm, ssm) = (NormKind::Rms(keys.rms_eps()?), SsmKeys::read(keys, true)?);
     let is_next = keys.meta().architecture()? == "qwen3next";
     if !is_next && keys.meta().array(&keys.name("rope.dimension_sections"))?.is_none() {
         let (key, value) = (keys.name("rope.dimension_sections"), "absent".into());
@@ -33,7 +35,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let has_experts = keys.opt_count("expert_count")?.unwrap_or(0) > 0;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let mixer: Box<dyn Mixer> = if recurrent[b.i] {
-            Box::new(DeltaNet::load(b, ssm, eps, is_next)?)
+            Box::new(DeltaNet::load(b, ssm, is_next)?)
         } else {
             let norms = Some(b.head_norms()?);
             Box::new(Attention { norms, rope: Some(rope), ..Attention::load(b, true)? })
@@ -110,7 +112,7 @@ enum BetaAlpha {
 }
 
 impl DeltaNet {
-    fn load(b: &mut Block<'_, '_>, keys: SsmKeys, eps: f32, is_next: bool) -> Result<Self, ModelError> {
+    fn load(b: &mut Block<'_, '_>, keys: SsmKeys, is_next: bool) -> Result<Self, ModelError> {
         let SsmKeys { taps, inner, state: dim, rank: heads, groups: key_heads } = keys;
         let (n_embd, both) = (b.hp.n_embd, 2 * key_heads * dim);
         let (value_dim, each) = (inner / heads, heads / key_heads);
@@ -124,7 +126,7 @@ impl DeltaNet {
             inputs: Inputs::load(b, key_heads * dim, inner)?,
             beta_alpha,
             conv: conv(b, taps, both + inner, false)?,
-            unit: Norm { w: None, b: None, dim, eps: eps / dim as f32 },
+            unit: Norm { w: None, b: None, dim, eps: UNIT_EPS / dim as f32 },
             delta: DeltaSpec {
                 state: b.state("ssm_out.weight", inner, dim)?,
                 key_heads,
