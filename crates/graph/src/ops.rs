@@ -114,7 +114,8 @@ pub enum Gating {
     SparseMixer,
 }
 
-/// Experts in groups of the same size, of which only the best are looked at: a group is as good as its two best experts.
+/// Experts in groups of the same size, of which only the best are looked at: a group is as good as its two best experts, or as its best
+/// one where weights are a softmax.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Groups {
     /// How many there are.

@@ -3,6 +3,9 @@
 
 use puna_graph::*;
 
+/// Of the norm that brings queries and keys to length one; no file says it.
+const UNIT_EPS: f32 = 1e-6;
+
 use crate::decoder::{AnyNorm, Block};
 use crate::error::ModelError;
 use crate::hybrid::{Mixer, SsmKeys, Trail};
@@ -69,7 +72,7 @@ enum BetaAlpha {
 
 impl DeltaNet {
     /// `ssm_*` and `attn_{qkv,gate}` of a layer, or `ssm_in`; `is_next`: as Qwen3-Next has them.
-    pub fn load(b: &mut Block<'_, '_>, keys: SsmKeys, eps: f32, is_next: bool) -> Result<Self, ModelError> {
+    pub fn load(b: &mut Block<'_, '_>, keys: SsmKeys, is_next: bool) -> Result<Self, ModelError> {
         let SsmKeys { taps, inner, state: dim, rank: heads, groups: key_heads } = keys;
         let (n_embd, both) = (b.hp.n_embd, 2 * key_heads * dim);
         let (value_dim, each) = (inner / heads, heads / key_heads);
@@ -83,7 +86,7 @@ impl DeltaNet {
             inputs: Inputs::load(b, key_heads * dim, inner)?,
             beta_alpha,
             conv: conv(b, taps, both + inner, false)?,
-            unit: Norm { w: None, b: None, dim, eps: eps / dim as f32 },
+            unit: Norm { w: None, b: None, dim, eps: UNIT_EPS / dim as f32 },
             delta: DeltaSpec {
                 state: b.state("ssm_out.weight", inner, dim)?,
                 key_heads,

@@ -326,7 +326,8 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Loads `ffn_{gate,up,down}_shexp` of width `hidden`, and `ffn_gate_inp_shexp` where the file has it.
+    /// Loads `ffn_{gate,up,down}_shexp` and, where the file has it, `ffn_gate_inp_shexp`. Files say the width of one such expert or of
+    /// all together under the same key, so that theirs is what counts; `hidden` is for those that have none.
     pub fn load(
         w: &mut Weights<'_>,
         block: &str,
@@ -334,6 +335,7 @@ impl Shared {
         hidden: usize,
         glu: Glu,
     ) -> Result<Self, ModelError> {
+        let hidden = w.rows(&format!("{block}.ffn_up_shexp.weight")).unwrap_or(hidden);
         let mlp = Mlp::named(w, block, "_shexp", (n_embd, hidden), glu)?;
         Ok(Self { mlp, weight: w.opt_linear(&format!("{block}.ffn_gate_inp_shexp"), n_embd, 1)? })
     }

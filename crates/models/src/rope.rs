@@ -34,6 +34,8 @@ pub enum Scaling {
         extrapolation: f32,
         /// `yarn_log_multiplier`.
         log_multiplier: f32,
+        /// Whether the ramp starts and ends at whole pairs.
+        whole_pairs: bool,
     },
     /// One factor a pair, from tensors of the file.
     Long,
@@ -103,7 +105,9 @@ impl RopeKeys {
     }
 
     fn yarn(&self, frequencies: &mut [f64]) {
-        let Scaling::Yarn { factor, original, beta_fast, beta_slow, extrapolation, .. } = self.scaling else {
+        let Scaling::Yarn { factor, original, beta_fast, beta_slow, extrapolation, whole_pairs, .. } =
+            self.scaling
+        else {
             return;
         };
         let dims = self.dims as f64;
@@ -112,8 +116,9 @@ impl RopeKeys {
             let turns = original as f64 / (f64::from(beta) * std::f64::consts::TAU);
             dims * turns.ln() / (2.0 * f64::from(self.base).ln())
         };
-        let low = pair(beta_fast).floor().max(0.0);
-        let high = pair(beta_slow).ceil().min(dims - 1.0);
+        let ends = (pair(beta_fast), pair(beta_slow));
+        let (low, high) = if whole_pairs { (ends.0.floor(), ends.1.ceil()) } else { ends };
+        let (low, high) = (low.max(0.0), high.min(dims - 1.0));
         for (j, f) in frequencies.iter_mut().enumerate() {
             let ramp = ((j as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
             let keep = (1.0 - ramp) * f64::from(extrapolation);
@@ -125,6 +130,14 @@ impl RopeKeys {
         let Scaling::Yarn { factor, log_multiplier: m, .. } = self.scaling else { return self.attn_factor };
         let g = |multiplier| growth(factor, multiplier);
         if m == 0.0 { self.attn_factor * g(1.0) } else { self.attn_factor * g(1.0) / g(m) }
+    }
+
+    /// The same with a ramp of yarn that starts and ends where it does, be it between two pairs.
+    pub fn with_exact_ramp(mut self) -> Self {
+        if let Scaling::Yarn { whole_pairs, .. } = &mut self.scaling {
+            *whole_pairs = false;
+        }
+        self
     }
 
     /// As files with latent attention mean the multiplier of yarn: they hold a tenth of it, and scores are sharpened, too. DeepSeek's
@@ -177,6 +190,7 @@ fn scaling(keys: &Keys<'_>, original: usize) -> Result<Scaling, ModelError> {
             beta_slow: number("rope.scaling.yarn_beta_slow", 1.0)?,
             extrapolation: number("rope.scaling.yarn_ext_factor", 1.0)?,
             log_multiplier: number("rope.scaling.yarn_log_multiplier", 0.0)?,
+            whole_pairs: true,
         },
         Some("longrope") => Scaling::Long,
         Some(other) => {
@@ -202,6 +216,7 @@ mod tests {
                 beta_slow: 1.0,
                 extrapolation: 1.0,
                 log_multiplier,
+                whole_pairs: true,
             },
             attn_factor: 1.0,
             original: 4096,

@@ -263,7 +263,7 @@ impl Scores {
         choice.extend_from_slice(all);
         choice.iter_mut().zip(favour).for_each(|(choice, favour)| *choice += favour);
         if let Some(groups) = spec.groups {
-            limit(choice, groups);
+            limit(choice, groups, if spec.gating == Gating::Softmax { 1 } else { 2 });
         }
         for (i, weight) in weights.iter_mut().enumerate() {
             let before = |e: usize| chosen[..i].contains(&(e as u32));
@@ -324,12 +324,12 @@ fn among_near(logits: &[f32], best: usize, taken: impl Fn(usize) -> bool) -> f32
     1.0 / near.map(|(_, x)| (x - most).exp()).sum::<f32>()
 }
 
-/// Leaves only experts of the best groups to choose from.
-fn limit(choice: &mut [f32], groups: Groups) {
+/// Leaves only experts of the best groups to choose from; a group is as good as so many of its experts.
+fn limit(choice: &mut [f32], groups: Groups, of_group: usize) {
     let each = choice.len() / groups.count;
     let worth = |group: &[f32]| {
         let first = best(group, |_| false);
-        group[first] + if each > 1 { group[best(group, |e| e == first)] } else { 0.0 }
+        group[first] + if each.min(of_group) > 1 { group[best(group, |e| e == first)] } else { 0.0 }
     };
     let worths: Vec<f32> = choice.chunks_exact(each).map(worth).collect();
     let mut kept = Vec::with_capacity(groups.used);
@@ -623,5 +623,12 @@ mod tests {
         assert_eq!(chosen(&free, &[], &logits).0, [0, 4]);
         let limited = MoeSpec { groups: Some(Groups { count: 3, used: 1 }), ..free };
         assert_eq!(chosen(&limited, &[], &logits).0, [3, 2]);
+    }
+
+    #[test]
+    fn a_group_of_a_softmax_is_as_good_as_its_best() {
+        let logits = [4.0, -9.0, 3.5, 3.0, 3.0, -9.0];
+        let limited = MoeSpec { groups: Some(Groups { count: 3, used: 1 }), ..spec(6, 2, Gating::Softmax) };
+        assert_eq!(chosen(&limited, &[], &logits).0, [0, 1]);
     }
 }

@@ -16,7 +16,7 @@ use crate::windows::Windows;
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
+    let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.with_exact_ramp();
     let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope_keys.base)?;
     let [global_rope, local_rope] =
         [rope_keys, local_keys].map(|keys| w.rope(keys.table(RopeKind::Neox, None)));

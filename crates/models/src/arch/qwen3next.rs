@@ -17,8 +17,7 @@ use crate::weights::Weights;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
-    let eps = keys.rms_eps()?;
-    let (norm, ssm) = (NormKind::Rms(eps), SsmKeys::read(keys, true)?);
+    let (norm, ssm) = (NormKind::Rms(keys.rms_eps()?), SsmKeys::read(keys, true)?);
     let is_next = keys.meta().architecture()? == "qwen3next";
     let rope = if is_next { RopeKeys::read(keys, hp.key_dim, hp.n_ctx)? } else { in_sections(keys, &hp)? };
     let rope = w.rope(rope.table(RopeKind::Neox, None));
@@ -26,7 +25,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let has_experts = keys.opt_count("expert_count")?.unwrap_or(0) > 0;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let mixer: Box<dyn Mixer> = if recurrent[b.i] {
-            Box::new(DeltaNet::load(b, ssm, eps, is_next)?)
+            Box::new(DeltaNet::load(b, ssm, is_next)?)
         } else {
             let norms = Some(b.head_norms()?);
             Box::new(Attention { norms, rope: Some(rope), ..Attention::load(b, true)? })

@@ -32,7 +32,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let rope = w.rope(indexers.rope.table(RopeKind::Neox, None));
     let layers = decoder::layers(w, &hp, norm, |b| {
         let mixer: Box<dyn Mixer> = if recurrent[b.i] {
-            Box::new(DeltaNet::load(b, ssm, eps, false)?.gated_by(Activation::Sigmoid))
+            Box::new(DeltaNet::load(b, ssm, false)?.gated_by(Activation::Sigmoid))
         } else {
             let attention =
                 Attention { norms: Some(b.head_norms()?), rope: Some(rope), ..Attention::load(b, true)? };

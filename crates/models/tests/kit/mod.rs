@@ -27,6 +27,16 @@ pub fn zoo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo")
 }
 
+/// Where entries are taken from: the zoo, or the folder that `PUNA_ZOO_DIR` names.
+fn entries() -> PathBuf {
+    std::env::var_os("PUNA_ZOO_DIR").map_or_else(zoo, PathBuf::from)
+}
+
+/// Whether a run is about some entries alone, be they chosen by name or kept elsewhere.
+pub fn is_partial() -> bool {
+    chosen_names().is_some() || std::env::var_os("PUNA_ZOO_DIR").is_some()
+}
+
 pub struct Entry {
     pub name: String,
     pub file: PathBuf,
@@ -42,8 +52,13 @@ pub struct Entry {
 
 impl Entry {
     pub fn load(name: &str) -> Self {
-        let text = std::fs::read_to_string(zoo().join(format!("{name}.json"))).unwrap();
-        Self::new(name, serde_json::from_str(&text).unwrap())
+        Self::load_from(&zoo(), name)
+    }
+
+    fn load_from(folder: &Path, name: &str) -> Self {
+        let text = std::fs::read_to_string(folder.join(format!("{name}.json"))).unwrap();
+        let entry = Self::new(name, serde_json::from_str(&text).unwrap());
+        Self { file: folder.join(format!("{name}.gguf")), ..entry }
     }
 
     /// An entry as this describes it.
@@ -75,14 +90,15 @@ impl Entry {
 
     pub fn all() -> Vec<Self> {
         let known = known_architectures();
-        let mut names: Vec<String> = std::fs::read_dir(zoo())
-            .unwrap()
+        let folder = entries();
+        let mut names: Vec<String> = std::fs::read_dir(&folder)
+            .unwrap_or_else(|e| panic!("{}: {e}", folder.display()))
             .filter_map(|f| {
                 f.unwrap().file_name().into_string().unwrap().strip_suffix(".json").map(str::to_owned)
             })
             .collect();
         names.sort();
-        let entries = names.iter().map(|name| Self::load(name));
+        let entries = names.iter().map(|name| Self::load_from(&folder, name));
         entries.filter(|e| known.contains(&e.json["architecture"].as_str().unwrap())).collect()
     }
 
