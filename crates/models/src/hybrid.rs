@@ -235,7 +235,7 @@ impl Attention {
         if spec.kv_heads == 0 || !spec.heads.is_multiple_of(spec.kv_heads) {
             let (what, reason) = (
                 format!("attention in layer {i}"),
-                "its heads (attention.head_count) are no multiple of its key heads (attention.head_count_kv)",
+                "its `attention.head_count` is no multiple of its `attention.head_count_kv`",
             );
             return Err(ModelError::Unsupported { what, reason });
         }

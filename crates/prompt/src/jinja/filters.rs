@@ -112,7 +112,9 @@ impl Interp {
             }
             "round" => round(value, args),
             "tojson" => {
-                let text = to_json(value, &json_style(args)?)?;
+                let style = json_style(args)?;
+                self.budget.read(style.item_separator.len() + style.key_separator.len())?;
+                let text = to_json(value, &style)?;
                 self.budget.text(text.len())?;
                 Ok(Value::str(text))
             }
