@@ -212,7 +212,7 @@ impl GgufError {
 }
 
 /// Bytes of a file as they can be shown in a message: quoted, control characters escaped, at most 80 characters.
-pub(crate) fn shown(bytes: &[u8]) -> String {
+pub fn shown(bytes: &[u8]) -> String {
     // Four bytes are the longest character: enough to find out that there are more than 80.
     let head = &bytes[..bytes.len().min(4 * 81)];
     let text = String::from_utf8_lossy(head);

@@ -33,7 +33,7 @@ mod view;
 mod write;
 
 pub use bytes::{DATA_ALIGNMENT, SharedBytes};
-pub use error::GgufError;
+pub use error::{GgufError, shown};
 pub use file::{Advice, Gguf, Storage};
 pub use file_type::{FileType, TypeShare};
 pub use metadata::Metadata;

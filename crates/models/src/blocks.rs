@@ -104,8 +104,15 @@ impl Mlp {
         kind: Glu,
     ) -> Result<Self, ModelError> {
         let name = |part: &str| format!("{block}.ffn_{part}{end}");
+        let up = format!("{}.weight", name("up"));
+        if end.is_empty() && w.has(&up) {
+            w.needs_width("feed_forward_length", ff, &up)?;
+        }
         let gate_up = match w.opt_linear(&name("gate"), n_embd, ff)? {
             Some(gate) => GateUp::Split(gate, w.linear(&name("up"), n_embd, ff)?),
+            None if w.rows(&up) == Some(ff) => {
+                return Err(ModelError::MissingTensor { name: format!("{}.weight", name("gate")) });
+            }
             None => GateUp::Fused(w.linear(&name("up"), n_embd, 2 * ff)?),
         };
         Ok(Self { gate_up, kind, norm: None, down: w.linear(&name("down"), ff, n_embd)? })
@@ -159,7 +166,12 @@ impl Plain {
         (n_embd, ff): (usize, usize),
         kind: Activation,
     ) -> Result<Self, ModelError> {
-        let up = w.linear(&format!("{block}.ffn_up{end}"), n_embd, ff)?;
+        let up = format!("{block}.ffn_up{end}");
+        let named = format!("{up}.weight");
+        if end.is_empty() && w.has(&named) {
+            w.needs_width("feed_forward_length", ff, &named)?;
+        }
+        let up = w.linear(&up, n_embd, ff)?;
         Ok(Self { up, down: w.linear(&format!("{block}.ffn_down{end}"), ff, n_embd)?, kind })
     }
 

@@ -3,13 +3,13 @@
 
 use puna_graph::*;
 
-/// Of the norm that brings queries and keys to length one; no file says it.
-const UNIT_EPS: f32 = 1e-6;
-
 use crate::decoder::{AnyNorm, Block};
 use crate::error::ModelError;
 use crate::hybrid::{Mixer, SsmKeys, Trail};
 use crate::mamba::conv;
+
+/// Of the norm that brings queries and keys to length one; no file says it.
+const UNIT_EPS: f32 = 1e-6;
 
 /// A layer of the gated delta rule.
 pub struct DeltaNet {

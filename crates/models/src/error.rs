@@ -1,6 +1,6 @@
 //! Why a model cannot be built from a file.
 
-use puna_gguf::GgufError;
+use puna_gguf::{GgufError, shown};
 use puna_quant::TensorType;
 
 use crate::adapter::AdapterError;
@@ -13,7 +13,7 @@ pub enum ModelError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// No such architecture.
-    #[error("unknown architecture `{name}`; this version knows {}", known.join(", "))]
+    #[error("unknown architecture {}; this version knows {}", shown(name.as_bytes()), known.join(", "))]
     UnknownArchitecture {
         /// What the file says.
         name: String,
@@ -27,7 +27,10 @@ pub enum ModelError {
         name: String,
     },
     /// A tensor of another shape than the keys say.
-    #[error("tensor `{name}` has shape {found:?}; the keys of the file say {expected:?}")]
+    #[error(
+        "tensor `{name}` has shape {found:?}; the keys of the file say {expected:?}{}",
+        if expected.contains(&0) { ": one of them is absent or zero" } else { "" }
+    )]
     TensorShape {
         /// Its name.
         name: String,

@@ -81,9 +81,15 @@ impl<'a> Keys<'a> {
         Ok(value as usize)
     }
 
-    /// A number that may be absent.
+    /// A number that may be absent. What is no number, or has no end, would make all that a model computes so.
     pub fn opt_f32(&self, key: &str) -> Result<Option<f32>, ModelError> {
-        Ok(self.meta.opt_f32(&self.name(key))?)
+        let number = self.meta.opt_f32(&self.name(key))?;
+        number.map(|number| finite(self.name(key), number)).transpose()
+    }
+
+    /// A number that must be there.
+    pub fn f32(&self, key: &str) -> Result<f32, ModelError> {
+        finite(self.name(key), self.meta.f32(&self.name(key))?)
     }
 
     /// A number that may be absent, where zero says the same.
@@ -138,6 +144,10 @@ impl<'a> Keys<'a> {
             Some(_) => self.meta.f32s(key)?.unwrap_or_default(),
             None => vec![self.meta.f32(key)?; layers],
         };
+        if let Some(layer) = numbers.iter().position(|number| number.is_nan()) {
+            let (key, value) = (key.to_owned(), format!("NaN in layer {layer}"));
+            return Err(ModelError::KeyValue { key, value, reason: NO_NUMBER });
+        }
         if numbers.len() < layers {
             let (key, value) = (key.to_owned(), format!("{} entries", numbers.len()));
             return Err(ModelError::KeyValue { key, value, reason: "fewer entries than layers" });
@@ -299,16 +309,20 @@ impl Hparams {
         })?;
         let kv_heads = keys.per_layer("attention.head_count_kv", n_layer)?.unwrap_or_else(|| heads.clone());
         // Where no layer attends this is of no matter.
-        let default = n_embd / heads.iter().copied().find(|&heads| heads > 0).unwrap_or(n_embd);
+        let sharing = heads.iter().copied().find(|&heads| heads > 0).unwrap_or(n_embd);
+        let default = n_embd / sharing;
         let key_dim = keys.count_or("attention.key_length", default)?;
         let value_dim = keys.count_or("attention.value_length", default)?;
-        if key_dim == 0 || value_dim == 0 || key_dim > 1 << 16 || value_dim > 1 << 16 {
-            let reason = "head sizes must be between 1 and 65536";
-            return Err(ModelError::KeyValue {
-                key: keys.name("attention.key_length"),
-                value: format!("{key_dim} and {value_dim}"),
-                reason,
-            });
+        for (key, dim) in [("attention.key_length", key_dim), ("attention.value_length", value_dim)] {
+            if dim == 0 {
+                let (key, value) = (keys.name("attention.head_count"), sharing.to_string());
+                let reason = "there are more heads than embedding_length has features for";
+                return Err(ModelError::KeyValue { key, value, reason });
+            }
+            if dim > 1 << 16 {
+                let reason = "head sizes must be between 1 and 65536";
+                return Err(ModelError::KeyValue { key: keys.name(key), value: dim.to_string(), reason });
+            }
         }
         Ok(Self {
             n_ctx: keys.count("context_length")?,
@@ -322,6 +336,16 @@ impl Hparams {
             n_vocab: vocabulary(keys)?,
         })
     }
+}
+
+/// Why a number cannot be computed with.
+const NO_NUMBER: &str = "must be a number, and not infinite";
+
+fn finite(key: String, number: f32) -> Result<f32, ModelError> {
+    if number.is_finite() {
+        return Ok(number);
+    }
+    Err(ModelError::KeyValue { key, value: number.to_string(), reason: NO_NUMBER })
 }
 
 /// Entries of the vocabulary: the key, else the length of the token list.

@@ -233,8 +233,10 @@ impl Attention {
         let (hp, i) = (b.hp, b.i);
         let spec = hp.attention(i);
         if spec.kv_heads == 0 || !spec.heads.is_multiple_of(spec.kv_heads) {
-            let (what, reason) =
-                (format!("attention in layer {i}"), "its heads are no multiple of its key heads");
+            let (what, reason) = (
+                format!("attention in layer {i}"),
+                "its `attention.head_count` is no multiple of its `attention.head_count_kv`",
+            );
             return Err(ModelError::Unsupported { what, reason });
         }
         if gated && spec.key_dim != spec.value_dim {

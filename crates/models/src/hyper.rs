@@ -33,7 +33,7 @@ impl HyperForm {
     /// `hyper_connection.{count,epsilon}`: streams that stay apart and are written to by up to one.
     pub fn read(keys: &Keys<'_>, eps: f32) -> Result<Self, ModelError> {
         let streams = count(keys)?;
-        let floor = keys.opt_f32("hyper_connection.epsilon")?.unwrap_or(0.0);
+        let floor = keys.meta().opt_f32(&keys.name("hyper_connection.epsilon"))?.unwrap_or(0.0);
         if !floor.is_finite() || floor < 0.0 {
             let (key, value) = (keys.name("hyper_connection.epsilon"), floor.to_string());
             return Err(ModelError::KeyValue { key, value, reason: "must be a small number, not negative" });

@@ -52,9 +52,7 @@ impl KdaForm {
         const KEY: &str = "kda.gate_lower_bound";
         match keys.opt_f32(KEY)? {
             None => Ok(self),
-            Some(least) if least < 0.0 && least.is_finite() => {
-                Ok(Self { fading: Fading::Bounded { least, by }, ..self })
-            }
+            Some(least) if least < 0.0 => Ok(Self { fading: Fading::Bounded { least, by }, ..self }),
             Some(least) => {
                 let (key, value) = (keys.name(KEY), least.to_string());
                 Err(ModelError::KeyValue { key, value, reason: "must be negative" })

@@ -2,6 +2,7 @@
 //!
 //! Angles are `position · frequency`, so every kind of scaling comes down to a list of frequencies and one magnitude.
 
+use puna_gguf::shown;
 use puna_graph::{Rope, RopeKind};
 
 use crate::error::ModelError;
@@ -60,25 +61,25 @@ impl RopeKeys {
     /// Reads `rope.*`; a head of `head_dim` features turns as a whole unless `rope.dimension_count` says less.
     pub fn read(keys: &Keys<'_>, head_dim: usize, n_ctx_train: usize) -> Result<Self, ModelError> {
         let dims = keys.count_or("rope.dimension_count", head_dim)?;
-        let base = keys.opt_f32("rope.freq_base")?.unwrap_or(BASE);
-        check(dims, base, head_dim, || keys.name("rope.dimension_count"))?;
+        let base = base(keys, "rope.freq_base", BASE)?;
+        check(dims, head_dim, || keys.name("rope.dimension_count"))?;
         let attn_factor = keys.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
         let original = keys.opt_count("rope.scaling.original_context_length")?.unwrap_or(n_ctx_train);
         Ok(Self { dims, base, scaling: scaling(keys, original)?, attn_factor, original })
     }
 
-    /// How layers with a sliding window turn, whose heads have this size: by the file's own base for them, else by `base`, and as many
+    /// How layers with a sliding window turn, whose heads have this size: by the file's own base for them, else by `default`, and as many
     /// features as the file says, else as many as in other layers.
-    pub fn in_windows(self, keys: &Keys<'_>, head_dim: usize, base: f32) -> Result<Self, ModelError> {
+    pub fn in_windows(self, keys: &Keys<'_>, head_dim: usize, default: f32) -> Result<Self, ModelError> {
         let dims = keys.count_or("rope.dimension_count_swa", self.dims)?;
-        let base = keys.opt_f32("rope.freq_base_swa")?.unwrap_or(base);
-        check(dims, base, head_dim, || keys.name("rope.dimension_count_swa"))?;
+        let base = base(keys, "rope.freq_base_swa", default)?;
+        check(dims, head_dim, || keys.name("rope.dimension_count_swa"))?;
         Ok(Self { dims, base, ..self })
     }
 
     /// The same, if heads of this size can turn so.
     pub fn checked(self, keys: &Keys<'_>, head_dim: usize) -> Result<Self, ModelError> {
-        check(self.dims, self.base, head_dim, || keys.name("rope.dimension_count_swa"))?;
+        check(self.dims, head_dim, || keys.name("rope.dimension_count_swa"))?;
         Ok(self)
     }
 
@@ -153,13 +154,23 @@ impl RopeKeys {
     }
 }
 
-/// Whether so many features of a head can turn by this base.
-fn check(dims: usize, base: f32, head_dim: usize, key: impl Fn() -> String) -> Result<(), ModelError> {
-    if dims.is_multiple_of(2) && dims <= head_dim && base.is_finite() && base > 0.0 {
+/// The base of frequencies that a key names, else `default`.
+pub(crate) fn base(keys: &Keys<'_>, key: &str, default: f32) -> Result<f32, ModelError> {
+    let base = keys.opt_f32(key)?.unwrap_or(default);
+    if base > 0.0 {
+        return Ok(base);
+    }
+    let (key, value) = (keys.name(key), base.to_string());
+    Err(ModelError::KeyValue { key, value, reason: "the base of frequencies must be positive" })
+}
+
+/// Whether so many features of a head can turn.
+fn check(dims: usize, head_dim: usize, key: impl Fn() -> String) -> Result<(), ModelError> {
+    if dims.is_multiple_of(2) && dims <= head_dim {
         return Ok(());
     }
-    let value = format!("{dims} dimensions, base {base}");
-    let reason = "needs an even number of dimensions, not more than a head has, and a positive base";
+    let value = format!("{dims} dimensions in heads of {head_dim}");
+    let reason = "an even number of dimensions can turn, not more than a head has";
     Err(ModelError::KeyValue { key: key(), value, reason })
 }
 
@@ -194,7 +205,7 @@ fn scaling(keys: &Keys<'_>, original: usize) -> Result<Scaling, ModelError> {
         },
         Some("longrope") => Scaling::Long,
         Some(other) => {
-            let (key, value) = (keys.name("rope.scaling.type"), format!("`{other}`"));
+            let (key, value) = (keys.name("rope.scaling.type"), shown(other.as_bytes()));
             return Err(ModelError::KeyValue { key, value, reason: "use none, linear, yarn or longrope" });
         }
     })

@@ -104,6 +104,16 @@ impl<'a> Weights<'a> {
         self.opt(name, shape)?.ok_or_else(|| ModelError::MissingTensor { name: name.into() })
     }
 
+    /// Refuses that the key of a tensor's width is absent or zero.
+    pub fn needs_width(&self, key: &str, width: usize, name: &str) -> Result<(), ModelError> {
+        if width > 0 {
+            return Ok(());
+        }
+        let key = format!("{}.{key}", self.view.metadata().architecture()?);
+        let value = format!("absent or 0, and the file has `{name}`");
+        Err(ModelError::KeyValue { key, value, reason: "its width is needed" })
+    }
+
     /// Matrices of heads, `NAME [input, output, heads]`.
     pub fn of_heads(&mut self, name: &str, shape: &[usize; 3]) -> Result<WeightId, ModelError> {
         let scale = name.replace(".weight", ".scale");
@@ -228,31 +238,40 @@ impl<'a> Weights<'a> {
         Ok(self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data }))
     }
 
-    /// Numbers of a small f32 tensor, for constants that are needed while the graph is built.
+    /// Numbers of a small tensor, for constants that are needed while the graph is built.
     pub fn numbers(&self, name: &str, len: usize) -> Result<Option<Vec<f32>>, ModelError> {
         let Some(tensor) = self.view.tensor(name) else { return Ok(None) };
         let found: Vec<usize> = tensor.shape.iter().map(|&n| n as usize).collect();
-        if found.iter().product::<usize>() != len || tensor.ty != TensorType::F32 {
+        if found.iter().product::<usize>() != len {
             return Err(ModelError::TensorShape { name: name.into(), found, expected: vec![len] });
         }
-        let bytes = tensor.bytes();
-        let numbers = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-        Ok(Some(numbers.collect()))
-    }
-
-    /// The same of a tensor of any type that must be there.
-    pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
-        let missing = || ModelError::MissingTensor { name: name.into() };
-        let tensor = self.checked(name, &[len])?.ok_or_else(missing)?;
         let mut numbers = vec![0.0; len];
         let done = puna_quant::dequantize(tensor.ty, &tensor.bytes(), &mut numbers);
         done.map_err(|_| ModelError::TensorType { name: name.into(), ty: tensor.ty })?;
-        Ok(numbers)
+        Ok(Some(numbers))
+    }
+
+    /// The same that must be there.
+    pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+        self.checked(name, &[len])?;
+        self.numbers(name, len)?.ok_or_else(|| ModelError::MissingTensor { name: name.into() })
+    }
+
+    /// What frequencies of turning are divided by, where the file has such a tensor.
+    pub fn rope_factors(&self, name: &str, len: usize) -> Result<Option<Vec<f32>>, ModelError> {
+        let factors = self.numbers(name, len)?;
+        match factors.iter().flatten().find(|&&factor| factor.is_nan() || factor == 0.0) {
+            None => Ok(factors),
+            Some(factor) => {
+                let what = format!("the factor {factor} of `{name}`");
+                Err(ModelError::Unsupported { what, reason: "frequencies cannot be divided by it" })
+            }
+        }
     }
 
     /// The rotary table of these keys, with each frequency divided by its factor in `rope_freqs.weight` where the file has that.
     pub fn factored_rope(&mut self, keys: &RopeKeys, kind: RopeKind) -> Result<RopeId, ModelError> {
-        let factors = self.numbers("rope_freqs.weight", keys.dims / 2)?;
+        let factors = self.rope_factors("rope_freqs.weight", keys.dims / 2)?;
         Ok(self.rope(keys.table(kind, factors.as_deref())))
     }
 
@@ -260,7 +279,7 @@ impl<'a> Weights<'a> {
     /// was asked for decides.
     pub fn long_rope(&mut self, keys: &RopeKeys, kind: RopeKind, n_ctx: usize) -> Result<RopeId, ModelError> {
         let which = if n_ctx > keys.original { "long" } else { "short" };
-        let factors = self.numbers(&format!("rope_factors_{which}.weight"), keys.dims / 2)?;
+        let factors = self.rope_factors(&format!("rope_factors_{which}.weight"), keys.dims / 2)?;
         Ok(self.rope(keys.table(kind, factors.as_deref())))
     }
 

@@ -217,6 +217,42 @@ fn refusal(keys: &[(&str, Value)], tensors: &[(&str, &[u64])]) -> AdapterError {
 }
 
 #[test]
+fn an_adapter_that_changes_nothing_or_has_no_numbers_is_refused() {
+    let of = |tensors: &[(&str, &[u64])]| refusal(&[], tensors).to_string();
+    let nothing = "it has no pair of tensors `NAME.lora_a` and `NAME.lora_b`, and so changes nothing";
+    assert_eq!(of(&[]), nothing);
+    assert_eq!(of(&[("blk.0.attn_norm.weight", &[48])]), nothing);
+    let (a, b) = ("blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.lora_b");
+    let high = of(&[(a, &[48, 49]), (b, &[49, 48])]);
+    assert!(high.starts_with(&format!("`{a}` and its other half have rank 49, more than")), "{high}");
+    // A dose of zero leaves what is no number.
+    let bad = |at: usize, value: f32| {
+        let mut writer = Writer::new();
+        writer.set("general.architecture", "llama").set("general.type", "adapter");
+        writer.set("adapter.type", "lora");
+        let mut halves = [vec![0.5f32; 96], vec![0.5; 96]];
+        halves[at][95] = value;
+        for (name, shape) in [(a, [48, 2]), (b, [2, 48])] {
+            writer.tensor(name, TensorType::F32, &shape).unwrap();
+        }
+        let data = halves.map(|half| half.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+        let bytes = writer.to_vec(data.iter().map(|d| &d[..])).unwrap();
+        let adapter = Adapter::new("bad", Arc::new(Gguf::from_bytes(bytes).unwrap()));
+        let base = View::new(Arc::new(Gguf::open(&Entry::load("llama").file).unwrap())).unwrap();
+        match Model::load_adapted(&base, &[adapter], LoadOptions::default()).map(|_| ()) {
+            Err(ModelError::Adapter { error, .. }) => error.to_string(),
+            other => panic!("{other:?}"),
+        }
+    };
+    for (at, name) in [(0, a), (1, b)] {
+        for value in [f32::NAN, f32::INFINITY] {
+            let text = bad(at, value);
+            assert!(text.starts_with(&format!("the data of tensor `{name}` cannot be used: ")), "{text}");
+        }
+    }
+}
+
+#[test]
 fn an_adapter_that_does_not_fit_is_refused_with_its_name_and_what_is_wrong() {
     let keys = |key, value: Value| refusal(&[(key, value)], &[]).to_string();
     assert_eq!(
@@ -371,5 +407,13 @@ fn a_control_vector_that_does_not_fit_is_refused_with_what_is_wrong() {
     }
     assert!(of("direction.1", f32, &[49]).contains("needs [48]"));
     assert!(of("direction.1", f32, &[48, 2]).contains("needs [48]"));
+    let mut writer = Writer::new();
+    writer.set("general.architecture", "controlvector");
+    writer.tensor("direction.1", f32, &[48]).unwrap();
+    let bytes = writer.to_vec([&f32::NAN.to_le_bytes().repeat(48)[..]]).unwrap();
+    let vector = Adapter::new("bad", Arc::new(Gguf::from_bytes(bytes).unwrap()));
+    let base = View::new(Arc::new(Gguf::open(&Entry::load("llama").file).unwrap())).unwrap();
+    let error = Model::load_adapted(&base, &[vector], LoadOptions::default()).map(|_| ()).unwrap_err();
+    assert!(error.to_string().contains("the data of tensor `direction.1` cannot be used"), "{error}");
     assert!(of("direction.1", TensorType::F16, &[48]).starts_with("tensor `direction.1` has type F16"));
 }

@@ -4,6 +4,7 @@
 //! * [`Renderer`]: a prompt format that is built in, by name; a [`Template`] too.
 //! * [`conversation`], [`generation`]: the messages of a request with those stored in the model.
 //! * [`render`], [`render_insert`]: the prompt. [`fit`]: the prompt with the oldest messages dropped until it fits.
+//! * [`mark_written`], [`marked_parts`]: what users wrote, told from a template's own words.
 //! * [`OutputParser`]: tells thoughts, answer and tool calls apart while the model's text streams.
 //! * [`NamedTemplate`]: Ollama's named templates with their stop strings, found by what a model's own template writes.
 //!
@@ -29,6 +30,7 @@ mod go;
 mod jinja;
 mod jinja_chat;
 mod limits;
+mod marks;
 mod message;
 mod named;
 mod parsers;
@@ -44,6 +46,7 @@ pub use fit::{Fitted, fit};
 pub use go::GoTemplate;
 pub use jinja::JinjaTemplate;
 pub use limits::{Bound, SOURCE_BYTES_MAX};
+pub use marks::{is_marked, mark_written, marked_parts, unmarked};
 pub use message::{FunctionCall, Image, Message, Think, ToolCall};
 pub use named::NamedTemplate;
 pub use parsers::{

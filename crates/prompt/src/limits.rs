@@ -9,7 +9,7 @@ pub const SOURCE_BYTES_MAX: usize = 1 << 20;
 pub(crate) const DEPTH_MAX: usize = 100;
 /// Deepest nesting of blocks, expressions and calls while it runs; fits a stack of 2 MiB in a debug build.
 pub(crate) const RUN_DEPTH_MAX: usize = 300;
-/// Steps of one rendering: nodes visited, loop turns, and one for every 16 bytes copied.
+/// Steps of one rendering: nodes visited, loop turns, and one for every 16 bytes copied, compared or searched.
 const STEPS_MAX: u64 = 5_000_000;
 /// Longest prompt, and longest single text value, in bytes.
 pub(crate) const TEXT_BYTES_MAX: usize = 32 << 20;
@@ -54,6 +54,11 @@ impl Budget {
         Budget { steps: STEPS_MAX, depth: 0 }
     }
 
+    /// One that pays for all there is: for what no template decides.
+    pub(crate) fn endless() -> Self {
+        Budget { steps: u64::MAX, depth: 0 }
+    }
+
     /// Pays for `n` steps.
     pub(crate) fn steps(&mut self, n: u64) -> Result<(), Bound> {
         match self.steps.checked_sub(n) {
@@ -66,6 +71,11 @@ impl Budget {
                 Err(Bound::Steps)
             }
         }
+    }
+
+    /// Pays for reading `bytes` bytes: comparing, hashing, searching, copying what is cut afterwards.
+    pub(crate) fn read(&mut self, bytes: usize) -> Result<(), Bound> {
+        self.steps(bytes as u64 / 16)
     }
 
     /// Pays for making a text of `bytes` bytes; call it before the text is made.

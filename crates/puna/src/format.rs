@@ -54,8 +54,19 @@ fn duration(d: Duration) -> String {
     }
 }
 
+/// A text of a file or a server as a terminal may have it: control characters, which would move the cursor or worse, are spelt out.
+fn harmless(text: &str) -> String {
+    let spelt = |c: char| match c.is_control() && c != '\n' && c != '\t' {
+        true => c.escape_unicode().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(spelt).collect()
+}
+
 /// Rows in columns, four blanks behind each; headings are as wide as what is below them.
 pub fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
+    let rows: Vec<Vec<String>> =
+        rows.iter().map(|row| row.iter().map(|cell| harmless(cell)).collect()).collect();
     let cells = |column: usize| rows.iter().filter_map(move |row| row.get(column));
     let width = |column: usize| {
         let longest = cells(column).map(|cell| columns(cell)).max().unwrap_or(0);
@@ -72,7 +83,7 @@ pub fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     if !headings.is_empty() {
         out.push('\n');
     }
-    for row in rows {
+    for row in &rows {
         for (column, width) in widths.iter().enumerate() {
             let cell = row.get(column).map_or("", String::as_str);
             out.push_str(cell);
@@ -124,6 +135,12 @@ mod tests {
         ] {
             assert_eq!(bytes(count), text);
         }
+    }
+
+    #[test]
+    fn what_moves_the_cursor_is_spelt_out() {
+        let row = vec!["a\u{1b}[2Jb".to_owned(), "é\u{9b}".to_owned()];
+        assert_eq!(table(&[], &[row]), "a\\u{1b}[2Jb    é\\u{9b}    \n");
     }
 
     #[test]

@@ -511,3 +511,58 @@ fn pipes_devices_and_folders_are_looked_at_before_they_are_opened() {
         assert!(says(&link).starts_with(&format!("Error: cannot read {link}: ")), "{}", says(&link));
     }
 }
+
+/// A model of as many layers as one may have, whose weights are a hole of 309 GB in the file.
+fn larger_than_memory(folder: &Path) -> PathBuf {
+    const LAYERS: usize = 512;
+    const WIDE: u64 = 1 << 20;
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo/llama.gguf");
+    let small = puna_gguf::Gguf::open(&path).unwrap();
+    let mut metadata = small.metadata().clone();
+    metadata.set("llama.block_count", LAYERS as u32);
+    metadata.set("llama.feed_forward_length", WIDE as u32);
+    let mut writer = puna_gguf::Writer::with_metadata(metadata);
+    for tensor in small.tensors().iter().filter(|tensor| !tensor.name.starts_with("blk.")) {
+        writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
+    }
+    for (layer, tensor) in (0..LAYERS).flat_map(|layer| small.tensors().iter().map(move |t| (layer, t))) {
+        let Some(rest) = tensor.name.strip_prefix("blk.0.") else { continue };
+        let mut shape = tensor.shape.clone();
+        match rest {
+            "ffn_gate.weight" | "ffn_up.weight" => shape[1] = WIDE,
+            "ffn_down.weight" => shape[0] = WIDE,
+            _ => {}
+        }
+        writer.tensor(&format!("blk.{layer}.{rest}"), tensor.ty, &shape).unwrap();
+    }
+    let large = folder.join("large.gguf");
+    let data: u64 = writer.tensors().iter().map(|tensor| tensor.size.next_multiple_of(32)).sum();
+    let mut header = Vec::new();
+    drop(writer.start(&mut header).unwrap());
+    let file = std::fs::File::create(&large).unwrap();
+    std::io::Write::write_all(&mut &file, &header).unwrap();
+    file.set_len(header.len() as u64 + data).unwrap();
+    large
+}
+
+#[test]
+fn what_is_larger_than_memory_is_refused_with_the_numbers_before_it_is_read() {
+    let puna = Puna::new();
+    let model = larger_than_memory(puna.home.path());
+    let model = model.to_str().unwrap();
+    let text = puna.home.path().join("text");
+    std::fs::write(&text, "some words and some more ".repeat(400)).unwrap();
+    let text = text.to_str().unwrap();
+    for command in [
+        &["perplexity", "--ctx", "64", "--file", text, model][..],
+        &["bench", "-p", "16", "-n", "0", model],
+        &["debug", "logits", model, "--tokens", "1,2"],
+    ] {
+        let started = std::time::Instant::now();
+        let says = puna.error(command);
+        assert!(started.elapsed().as_secs() < 20, "{command:?} took {:?}", started.elapsed());
+        let want = format!("Error: {model}: the model requires more memory (31");
+        assert!(says.contains(&want), "{command:?}: {says}");
+        assert!(says.contains(" GB) than is available ("), "{command:?}: {says}");
+    }
+}

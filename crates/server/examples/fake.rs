@@ -5,6 +5,7 @@
 //! `together` have them at the same moments, as the sequences of an engine's step do.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -112,6 +113,14 @@ impl Generator for Clock {
 
     fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
         parts.iter().flat_map(|(text, _)| self.encode(text)).collect()
+    }
+
+    fn encode_prompt_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
+        self.encode_parts(parts)
+    }
+
+    fn controls_in(&self, _: &str) -> Vec<Range<usize>> {
+        Vec::new()
     }
 
     fn decode(&self, tokens: &[u32]) -> String {

@@ -9,7 +9,7 @@ use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use crate::trie::Trie;
-use crate::vocab::{CONTROL, LSTRIP, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
+use crate::vocab::{CONTROL, Kind, LSTRIP, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
 
 /// A part of the text.
 #[derive(Debug, PartialEq, Eq)]
@@ -32,17 +32,25 @@ impl Partition {
         Partition { trie: Trie::new(special.map(|id| (vocab.text(id), id)).collect()) }
     }
 
-    /// Cuts the text. Control and unknown tokens are cut out only where `parse_special` says so of the bytes that
-    /// they would take, user-defined ones everywhere.
+    /// Cuts the text. Tokens are cut out where `wanted` says so of their kind and the bytes that they would take.
     pub(crate) fn cut(
         &self,
         vocab: &Vocab,
         text: &str,
-        parse_special: impl Fn(Range<usize>) -> bool,
+        wanted: impl Fn(Kind, Range<usize>) -> bool,
     ) -> Vec<Part> {
+        parts(self.find(vocab, text, wanted), text.len())
+    }
+
+    /// The special tokens of a text that are wanted, with their places, in no order.
+    pub(crate) fn find(
+        &self,
+        vocab: &Vocab,
+        text: &str,
+        wanted: impl Fn(Kind, Range<usize>) -> bool,
+    ) -> Vec<(Range<usize>, u32)> {
         let bytes = text.as_bytes();
-        // Some files give a token more kinds than one: what hides it as control or unknown wins.
-        let wanted = |id: u32, range| !vocab.is(id, CONTROL | UNKNOWN) || parse_special(range);
+        let wanted = |id: u32, range| wanted(vocab.kind(id), range);
         let longest = |at: usize, below: usize| {
             let fitting = |&(length, id): &(usize, u32)| length < below && wanted(id, at..at + length);
             self.trie.prefixes(&bytes[at..]).filter(fitting).last()
@@ -52,7 +60,7 @@ impl Partition {
             .filter_map(|at| longest(at, usize::MAX).map(|(length, id)| (length, Reverse(id), Reverse(at))))
             .collect();
         if queue.is_empty() {
-            return if text.is_empty() { vec![] } else { vec![Part::Text(0..text.len())] };
+            return Vec::new();
         }
 
         let mut taken = vec![false; bytes.len()];
@@ -70,12 +78,12 @@ impl Partition {
             taken[range.clone()].fill(true);
             found.push((range, id));
         }
-        parts(found, text.len())
+        found
     }
 }
 
 /// The range with the free white space beside it that the token takes.
-fn strip(bytes: &[u8], taken: &[bool], kind: u8, mut range: Range<usize>) -> Range<usize> {
+fn strip(bytes: &[u8], taken: &[bool], kind: Kind, mut range: Range<usize>) -> Range<usize> {
     let free_space = |at: usize| matches!(bytes[at], b' ' | b'\t'..=b'\r') && !taken[at];
     while kind & LSTRIP != 0 && range.start > 0 && free_space(range.start - 1) {
         range.start -= 1;
@@ -123,7 +131,8 @@ mod tests {
             Part::Token(id) => format!("#{id}"),
             Part::Text(range) => text[range].to_owned(),
         };
-        Partition::new(vocab).cut(vocab, text, |_| parse_special).into_iter().map(shown).collect()
+        let wanted = |kind, _| kind & (CONTROL | UNKNOWN) == 0 || parse_special;
+        Partition::new(vocab).cut(vocab, text, wanted).into_iter().map(shown).collect()
     }
 
     #[test]
@@ -182,7 +191,7 @@ mod tests {
             let vocab = vocab(&tokens.iter().map(|text| (text.as_str(), 4)).collect::<Vec<_>>());
             let text = word(30);
             assert_eq!(
-                Partition::new(&vocab).cut(&vocab, &text, |_| false),
+                Partition::new(&vocab).cut(&vocab, &text, |_, _| true),
                 naive(&vocab, &text),
                 "{tokens:?} {text}"
             );

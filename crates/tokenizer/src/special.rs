@@ -3,7 +3,7 @@
 
 use puna_gguf::Metadata;
 
-use crate::vocab::{CONTROL, LSTRIP, NORMAL, RSTRIP, UNKNOWN, UNUSED, USER_DEFINED, Vocab};
+use crate::vocab::{CONTROL, Kind, LSTRIP, MARKUP, NORMAL, RSTRIP, UNKNOWN, UNUSED, USER_DEFINED, Vocab};
 
 /// Ids of tokens with a role.
 #[derive(Debug, Default, Clone, PartialEq)]
@@ -173,7 +173,7 @@ impl Specials {
         // Harmony's marks are part of what parsers read.
         for text in ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"] {
             if let Some(id) = vocab.id(text.as_bytes()) {
-                vocab.kinds[id as usize] = USER_DEFINED;
+                vocab.kinds[id as usize] = USER_DEFINED | MARKUP;
             }
         }
         self.eog.extend([self.eos, self.eot, self.eom].into_iter().flatten());
@@ -190,7 +190,7 @@ impl Specials {
         let end = ends("<|end|>").filter(|_| goes_on);
         let html =
             ends("</s>").filter(|_| ends("<|tool_response>").is_some() || ends("<|plamo:eos|>").is_some());
-        for (id, kind) in [(end, USER_DEFINED), (html, NORMAL)] {
+        for (id, kind) in [(end, USER_DEFINED | MARKUP), (html, NORMAL)] {
             if let Some(id) = id {
                 self.eog.retain(|&other| other != id);
                 vocab.kinds[id as usize] = kind;
@@ -223,7 +223,7 @@ pub(crate) fn mark_strips(meta: &Metadata, pre: &str, vocab: &mut Vocab) {
     let name = text("general.name").to_lowercase();
     let arch = text("general.architecture");
     let any = |text: &str, parts: &[&str]| parts.iter().any(|part| text.contains(part));
-    let mut mark = |token: &str, bit: u8| {
+    let mut mark = |token: &str, bit: Kind| {
         if let Some(id) = vocab.id(token.as_bytes()) {
             vocab.kinds[id as usize] |= bit;
         }

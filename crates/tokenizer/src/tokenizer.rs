@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use puna_gguf::Metadata;
+use puna_gguf::{Metadata, shown};
 
 use crate::TokenizerError;
 use crate::bpe::Bpe;
@@ -17,7 +17,7 @@ use crate::rwkv::Rwkv;
 use crate::special::{Specials, mark_strips};
 use crate::spm::Spm;
 use crate::ugm::Ugm;
-use crate::vocab::{CONTROL, UNKNOWN, Vocab};
+use crate::vocab::{CONTROL, Kind, MARKUP, UNKNOWN, Vocab};
 use crate::wpm::Wpm;
 
 /// The values of `tokenizer.ggml.model` that work.
@@ -149,7 +149,9 @@ impl Tokenizer {
 
     /// The tokens of a text.
     pub fn encode(&self, text: &str, opts: Encode) -> Vec<u32> {
-        self.inner.encode(text, opts.add_special, |_| opts.parse_special)
+        // Some files give a token more kinds than one: what hides it as control or unknown wins.
+        self.inner
+            .encode(text, opts.add_special, |kind, _| kind & (CONTROL | UNKNOWN) == 0 || opts.parse_special)
     }
 
     /// The tokens of a prompt that a template wrote, control tokens read as such. Where the first token comes by itself
@@ -157,17 +159,41 @@ impl Tokenizer {
     pub fn encode_prompt(&self, text: &str, leading_bos: &str) -> Vec<u32> {
         let first = self.inner.first_token().filter(|_| self.add_bos());
         let text = text.strip_prefix(leading_bos).filter(|_| first.is_some()).unwrap_or(text);
-        let mut tokens = self.encode(text, Encode { add_special: true, parse_special: true });
+        self.first_once(self.encode(text, Encode { add_special: true, parse_special: true }))
+    }
+
+    /// The same of a text in parts, as [`encode_parts`](Self::encode_parts) reads them.
+    pub fn encode_prompt_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
+        self.first_once(self.encode_parts(parts, true))
+    }
+
+    fn first_once(&self, mut tokens: Vec<u32>) -> Vec<u32> {
+        let first = self.inner.first_token().filter(|_| self.add_bos());
         if first.is_some() && tokens.get(1) == first.as_ref() {
             tokens.remove(0);
         }
         tokens
     }
 
+    /// Where in a text what marks up conversations is written: control tokens, and those that are shown, such as Harmony's. Whoever
+    /// hands a user's text to a template takes care that it stays text there.
+    pub fn controls_in(&self, text: &str) -> Vec<Range<usize>> {
+        let inner = &self.inner;
+        let mut found: Vec<Range<usize>> = inner
+            .partition
+            .find(&inner.vocab, text, |_, _| true)
+            .into_iter()
+            .filter(|(_, id)| inner.vocab.is(*id, CONTROL | UNKNOWN | MARKUP))
+            .map(|(range, _)| range)
+            .collect();
+        found.sort_unstable_by_key(|range| range.start);
+        found
+    }
+
     /// The tokens of a text in parts, for each of which is said whether texts of control tokens in it become these
     /// tokens. Apart from that, the tokens are those of the whole text: parts are no borders for merging. So a prompt
     /// of a template's own text and of what users wrote has the tokens that it should have, and users cannot write
-    /// control tokens.
+    /// control tokens, nor those marks of conversations that are shown.
     pub fn encode_parts(&self, parts: &[(&str, bool)], add_special: bool) -> Vec<u32> {
         let text: String = parts.iter().map(|(text, _)| *text).collect();
         let mut end = 0;
@@ -181,7 +207,10 @@ impl Tokenizer {
                 _ => {}
             }
         }
-        self.inner.encode(&text, add_special, |range| {
+        self.inner.encode(&text, add_special, |kind, range| {
+            if kind & (CONTROL | UNKNOWN | MARKUP) == 0 {
+                return true;
+            }
             let at = trusted.partition_point(|part| part.end < range.end);
             trusted.get(at).is_some_and(|part| part.start <= range.start)
         })
@@ -388,15 +417,10 @@ impl Inner {
         self.rules.space_prefix
     }
 
-    fn encode(
-        &self,
-        text: &str,
-        add_special: bool,
-        parse_special: impl Fn(Range<usize>) -> bool,
-    ) -> Vec<u32> {
+    fn encode(&self, text: &str, add_special: bool, wanted: impl Fn(Kind, Range<usize>) -> bool) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3 + 4);
         ids.extend(self.first_token().filter(|_| add_special));
-        for part in self.partition.cut(&self.vocab, text, parse_special) {
+        for part in self.partition.cut(&self.vocab, text, wanted) {
             match part {
                 Part::Token(id) => ids.push(id),
                 Part::Text(range) => self.encode_run(&text[range], &mut ids),
@@ -441,8 +465,10 @@ impl Inner {
 }
 
 fn family(model: &str, pre: Option<&str>) -> Result<Family, TokenizerError> {
+    // As it can be shown; the errors quote it themselves.
+    let safe = |name: &str| shown(name.as_bytes()).trim_matches('`').to_owned();
     let pre_tokenizer = |pre: &str| {
-        let unknown = || TokenizerError::UnknownPreTokenizer { pre: pre.to_owned(), known: pretok::known() };
+        let unknown = || TokenizerError::UnknownPreTokenizer { pre: safe(pre), known: pretok::known() };
         pretok::find(pre).map(Family::Bpe).ok_or_else(unknown)
     };
     match model {
@@ -456,7 +482,7 @@ fn family(model: &str, pre: Option<&str>) -> Result<Family, TokenizerError> {
             pre_tokenizer(pre.filter(|pre| !pre.is_empty()).unwrap_or("default"))
         }
         "none" | "no_vocab" => Err(TokenizerError::NoVocabulary { model: model.to_owned() }),
-        _ => Err(TokenizerError::UnknownModel { model: model.to_owned(), known: MODELS }),
+        _ => Err(TokenizerError::UnknownModel { model: safe(model), known: MODELS }),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::TokenizerError;
 use crate::hash::{TextMap, Texts};
 
 /// What a token is: a set of these bits, as some kinds are added to others while loading.
-pub(crate) type Kind = u8;
+pub(crate) type Kind = u16;
 
 pub(crate) const NORMAL: Kind = 1;
 pub(crate) const UNKNOWN: Kind = 1 << 1;
@@ -18,6 +18,9 @@ pub(crate) const BYTE: Kind = 1 << 5;
 pub(crate) const LSTRIP: Kind = 1 << 6;
 /// Takes the white space behind it.
 pub(crate) const RSTRIP: Kind = 1 << 7;
+/// Is shown like a user-defined token, since parsers read it, but marks up conversations like a control token: who may write none of
+/// these may not write it either.
+pub(crate) const MARKUP: Kind = 1 << 8;
 
 /// Tokens by id.
 #[derive(Debug)]

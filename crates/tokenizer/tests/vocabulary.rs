@@ -38,6 +38,18 @@ fn an_unknown_pre_tokenizer_is_named_with_the_known_ones() {
 }
 
 #[test]
+fn names_of_any_length_and_kind_are_safe_to_show() {
+    for (key, start) in [("pre", "unknown pre-tokenizer type: '"), ("model", "unknown tokenizer: '")] {
+        let mut meta = bpe(&["a"], &[1]);
+        let name = format!("\x1b[2J{}", "y".repeat(100_000));
+        meta.set(&format!("tokenizer.ggml.{key}"), name.as_str());
+        let text = error(&meta).to_string();
+        assert!(text.starts_with(&format!("{start}\\u{{1b}}[2Jyyy")), "{text:.200}");
+        assert!(text.len() < 2000, "{}", text.len());
+    }
+}
+
+#[test]
 fn a_bpe_file_without_a_pre_tokenizer_gets_the_default_one() {
     let mut meta = bpe(&["a"], &[1]);
     meta.remove("tokenizer.ggml.pre");
@@ -155,6 +167,30 @@ fn parts_merge_with_each_other_and_only_trusted_ones_have_control_tokens() {
     assert_eq!(encode(&[("<", true), ("", false), ("c>", true)]), [3]);
     assert_eq!(encode(&[("<u", false), (">", true)]), [7]);
     assert_eq!(encode(&[]), [0; 0]);
+}
+
+#[test]
+fn marks_of_conversations_are_found_and_read_where_they_are_trusted_alone() {
+    let texts = ["<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<u>", "a"];
+    let letters = ["<", "|", ">", "s", "t", "r", "m", "e", "g", "n", "d", "c", "l", "u"];
+    let texts: Vec<&str> = texts.into_iter().chain(letters).collect();
+    let types = [3, 3, 3, 3, 3, 4].into_iter().chain([1; 15]).collect::<Vec<i32>>();
+    let tokenizer = read(&bpe(&texts, &types));
+    // As llama.cpp has it, Harmony's marks are shown and read everywhere.
+    let plain = tokenizer.encode("<|start|><|call|>", PLAIN);
+    assert_eq!(plain[0], 0);
+    let text = "a<|start|>a<u><|call|><|message|>";
+    let found = tokenizer.controls_in(text);
+    assert_eq!(
+        found.iter().map(|at| &text[at.clone()]).collect::<Vec<_>>(),
+        ["<|start|>", "<|call|>", "<|message|>"]
+    );
+    let trusted = tokenizer.encode_parts(&[(text, true)], false);
+    assert_eq!(trusted, [6, 0, 6, 5, 3, 1]);
+    let written = tokenizer.encode_parts(&[(text, false)], false);
+    assert!(written.contains(&5) && [0, 1, 3].iter().all(|mark| !written.contains(mark)), "{written:?}");
+    assert_eq!(tokenizer.encode_prompt_parts(&[("a", true)]), tokenizer.encode_prompt("a", ""));
+    assert_eq!(tokenizer.controls_in("a|>"), []);
 }
 
 #[test]

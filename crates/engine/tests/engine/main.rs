@@ -9,6 +9,7 @@ mod fairness;
 
 mod many;
 mod memory;
+mod mutated;
 mod observe;
 mod progress;
 mod prompts;

@@ -1,6 +1,6 @@
 //! Why an adapter cannot be applied.
 
-use puna_gguf::GgufError;
+use puna_gguf::{GgufError, shown};
 use puna_quant::TensorType;
 
 use crate::error::ModelError;
@@ -14,10 +14,10 @@ pub enum AdapterError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// Another kind of file.
-    #[error("`{key}` is {found:?}; an adapter has {expected:?}")]
+    #[error("`{key}` is {}; an adapter has {expected:?}", beginning(found))]
     Kind { key: &'static str, found: String, expected: &'static str },
     /// Made for other models.
-    #[error("it is made for the architecture `{found}`, and this model's is `{model}`")]
+    #[error("it is made for the architecture {}, and this model's is `{model}`", shown(found.as_bytes()))]
     Architecture { found: String, model: String },
     /// A direction of no layer that could be steered.
     #[error(
@@ -27,6 +27,19 @@ pub enum AdapterError {
     /// A control vector without any.
     #[error("it has no tensor `direction.N`")]
     Empty,
+    /// A file without a change.
+    #[error("it has no pair of tensors `NAME.lora_a` and `NAME.lora_b`, and so changes nothing")]
+    NoPair,
+    /// Values that would reach requests which do without the adapter, since nothing times what is no number is no number.
+    #[error(
+        "the data of tensor `{tensor}` cannot be used: {reason}; the file is damaged, or the training failed"
+    )]
+    Values { tensor: String, reason: String },
+    /// A pair of matrices that are larger than the one which they change.
+    #[error(
+        "`{a}` and its other half have rank {rank}, more than the model's tensor of shape {model:?} has rows or columns"
+    )]
+    HighRank { a: String, rank: u64, model: Vec<usize> },
     /// An adapter that is to begin in the middle of a text.
     #[error(
         "it applies only from certain tokens on (`adapter.alora.invocation_tokens`), which is not supported; \
@@ -60,6 +73,12 @@ pub enum AdapterError {
     /// A type that holds no weights.
     #[error("tensor `{tensor}` has type {ty}, which holds no weights; convert the adapter again")]
     Type { tensor: String, ty: TensorType },
+}
+
+/// What a file says, quoted, and no more of it than a message has room for.
+fn beginning(text: &str) -> String {
+    let cut: String = text.chars().take(80).collect();
+    format!("{cut:?}")
 }
 
 impl AdapterError {

@@ -12,6 +12,7 @@ use puna_gguf::{SharedBytes, TensorView, View};
 use puna_graph::{LowRank, Weight, WeightId};
 use puna_quant::TensorType;
 
+use super::check_values;
 use super::error::AdapterError;
 use crate::weights::Mapped;
 
@@ -29,8 +30,11 @@ pub(super) fn changes(
     tensors: &mut Vec<Weight>,
 ) -> Result<Vec<(WeightId, LowRank)>, AdapterError> {
     let alpha = checked_alpha(view, model)?;
-    let mut changes = Vec::new();
-    for (of, [a, b]) in pairs(view)? {
+    let (pairs, mut changes) = (pairs(view)?, Vec::new());
+    if pairs.is_empty() {
+        return Err(AdapterError::NoPair);
+    }
+    for (of, [a, b]) in pairs {
         let Some(at) = tensors.iter().position(|t| *t.name == *of) else {
             let (tensor, is_known) = (of.to_owned(), model.tensor(of).is_some());
             let error = match is_known {
@@ -102,7 +106,7 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// The rank, if both halves have the shapes that a tensor of shape `model` needs.
+    /// The rank, if both halves have the shapes that a tensor of shape `model` needs, and values.
     fn check(&self, model: &[usize]) -> Result<usize, AdapterError> {
         let [input, output, experts] = [0, 1, 2].map(|i| model.get(i).map_or(1, |&n| n as u64));
         let dim = |half: &TensorView<'_>, i: usize| half.shape.get(i).copied().unwrap_or(1);
@@ -123,6 +127,11 @@ impl Pair<'_> {
             let [a, b] = [&self.a, &self.b].map(|half| half.name.to_owned());
             return Err(AdapterError::Rank { a, rank_a, b, rank_b });
         }
+        if rank_a > input.max(output) {
+            let (a, model) = (self.a.name.to_owned(), model.to_vec());
+            return Err(AdapterError::HighRank { a, rank: rank_a, model });
+        }
+        [&self.a, &self.b].into_iter().try_for_each(check_values)?;
         Ok(rank_a as usize)
     }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use puna_gguf::{Gguf, View};
+use puna_gguf::{Gguf, TensorView, View};
 use puna_graph::{Changes, Graph, Op, Weight, WeightId};
 
 pub use error::AdapterError;
@@ -55,6 +55,12 @@ impl Eq for Adapter {}
 pub(crate) struct Attached {
     pub changes: Arc<Changes>,
     parts: Vec<Part>,
+}
+
+/// Refuses values that are no numbers: a dose of zero would not take them away, and requests without the adapter would have them too.
+fn check_values(tensor: &TensorView<'_>) -> Result<(), AdapterError> {
+    puna_quant::validate(tensor.ty, &tensor.bytes())
+        .map_err(|error| AdapterError::Values { tensor: tensor.name.to_owned(), reason: error.to_string() })
 }
 
 /// A weight of an adapter: that of a file's tensor that nothing of the model may be left without.

@@ -10,6 +10,7 @@ use puna_gguf::View;
 use puna_graph::{Direction, Weight, WeightId};
 use puna_quant::TensorType;
 
+use super::check_values;
 use super::error::AdapterError;
 use crate::weights::Mapped;
 
@@ -42,6 +43,7 @@ pub(super) fn directions(
         if tensor.ty != TensorType::F32 {
             return Err(AdapterError::Type { tensor: tensor.name.to_owned(), ty: tensor.ty });
         }
+        check_values(&tensor)?;
         let vector = WeightId(tensors.len() as u32);
         directions.push((layer, Direction { vector, adapter }));
         let (name, data) = (tensor.name.to_owned(), Arc::new(Mapped(tensor.shared())));

@@ -15,7 +15,7 @@ use crate::hybrid::{Hybrid, HybridLayer, Mixer, Residual, Trail};
 use crate::hyper::{HyperForm, Streams};
 use crate::indexer::IndexerForm;
 use crate::model::{LoadOptions, Loaded};
-use crate::rope::RopeKeys;
+use crate::rope::{self, RopeKeys};
 use crate::weights::Weights;
 
 /// Tokens of a block where blocks overlap and are chosen.
@@ -81,7 +81,7 @@ impl Form {
             return wrong("attention.output_group_count", groups, "heads must come in groups of one size");
         }
         let rope = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-        let base = keys.opt_f32("attention.compress_rope_freq_base")?.unwrap_or(rope.base);
+        let base = rope::base(keys, "attention.compress_rope_freq_base", rope.base)?;
         let pooled = RopeKeys { base, ..rope }.checked(keys, hp.key_dim)?;
         Ok(Self {
             norm,

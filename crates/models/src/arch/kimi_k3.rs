@@ -49,9 +49,9 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
 /// The unit of experts and dense layers.
 fn unit(keys: &Keys<'_>) -> Result<Glu, ModelError> {
     let bound = |key: &str| {
-        keys.opt_f32(key)?.filter(|bound| bound.is_finite()).ok_or_else(|| {
+        keys.opt_f32(key)?.ok_or_else(|| {
             let reason = "the bounds of the unit are needed";
-            ModelError::KeyValue { key: keys.name(key), value: "absent or endless".into(), reason }
+            ModelError::KeyValue { key: keys.name(key), value: "absent".into(), reason }
         })
     };
     let (gate, up) = (bound("activation.situ_beta")?, bound("activation.situ_linear_beta")?);

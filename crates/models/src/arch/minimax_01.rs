@@ -18,7 +18,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
     let recurrent = keys.recurrent_layers(hp.n_layer, 8)?;
-    let kept_of_norm = Some(keys.meta().f32(&keys.name("residual_scale"))?);
+    let kept_of_norm = Some(keys.f32("residual_scale")?);
     let layers = decoder::layers(w, &hp, norm, |b| {
         let mixer: Box<dyn Mixer> = if recurrent[b.i] {
             Box::new(Lightning::load(b)?)

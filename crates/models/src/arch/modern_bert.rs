@@ -2,6 +2,7 @@
 //! layer that sees everything before each two that see a window around a token and turn by another base; a gated unit.
 //! GGUF: `general.architecture = "modern-bert"`.
 
+use puna_gguf::shown;
 use puna_graph::*;
 
 use crate::decoder::{self, Decoder, Layer, NormKind};
@@ -41,7 +42,7 @@ fn unit(keys: &Keys<'_>) -> Result<Glu, ModelError> {
         None | Some("gelu") => Ok(Glu::Gelu),
         Some("silu") => Ok(Glu::Silu),
         Some(other) => {
-            let (key, value) = (keys.name("hidden_activation"), format!("`{other}`"));
+            let (key, value) = (keys.name("hidden_activation"), shown(other.as_bytes()));
             Err(ModelError::KeyValue { key, value, reason: "use gelu or silu" })
         }
     }

@@ -37,7 +37,7 @@ pub(super) fn load_grove(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -
         let reason = "the experts must come in groups of this size";
         return Err(ModelError::KeyValue { key, value, reason });
     }
-    let scale = keys.meta().f32(&keys.name("expert_group_scale"))?;
+    let scale = keys.f32("expert_group_scale")?;
     let (hp, decoder) = decoder(keys, w, |b| {
         let width = keys.count_or("expert_chunk_feed_forward_length", b.hp.key_dim)?;
         let experts = Experts::load(b.w, &b.name, b.hp.n_embd, shape)?;

@@ -44,7 +44,7 @@ fn ropes(keys: &Keys<'_>, w: &mut Weights<'_>, hp: &Hparams) -> Result<[RopeId; 
     let all = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let global_keys = RopeKeys { dims: all.dims / 2, ..all }.checked(keys, hp.key_dim)?;
     let local_keys = all.in_windows(keys, hp.key_dim, rope::BASE)?.unscaled();
-    let factors = w.numbers("rope_freqs.weight", global_keys.dims.max(local_keys.dims) / 2)?;
+    let factors = w.rope_factors("rope_freqs.weight", global_keys.dims.max(local_keys.dims) / 2)?;
     let global = global_keys.table(RopeKind::Neox, factors.as_deref());
     Ok([w.rope(global), w.rope(local_keys.table(RopeKind::Neox, None))])
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::fmt;
 use super::funcs::{self, Env};
 use super::node::{Arg, Branch, Command, Expr, Node, Number, Pipe};
 use super::parse::Trees;
@@ -300,9 +301,18 @@ impl<'t> Exec<'t> {
             let weight = values.iter().map(Value::weight).sum();
             self.budget.text(weight).map_err(|bound| self.limit(site.pos(), bound))?;
         }
-        funcs::call(self.env, name, &values).map_err(|message| {
+        if let ("printf", [Value::Str(format), args @ ..]) = (name, &values[..]) {
+            let text = fmt::sprintf(format, args, self.budget);
+            return text.map(Value::str).map_err(|bound| self.limit(site.pos(), bound));
+        }
+        let result = funcs::call(self.env, name, &values).map_err(|message| {
             self.error(site.pos(), &site.text(), format!("error calling {name}: {message}"))
-        })
+        })?;
+        // Texts that are made of others: escaped ones are longer, and cut ones are copies.
+        if let ("slice" | "html" | "js" | "urlquery" | "json", Value::Str(text)) = (name, &result) {
+            self.budget.text(text.len()).map_err(|bound| self.limit(site.pos(), bound))?;
+        }
+        Ok(result)
     }
 
     /// Complaints that Go makes at an argument, before the call.

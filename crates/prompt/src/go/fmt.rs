@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::value::{List, Value, print};
+use crate::limits::{Bound, Budget, TEXT_BYTES_MAX};
 
 /// Widest padding and longest precision; Go itself stops at a million.
 const WIDTH_MAX: usize = 1000;
@@ -39,10 +40,11 @@ struct Spec {
     precision: Option<usize>,
 }
 
-/// `fmt.Sprintf`.
-pub(super) fn sprintf(format: &str, args: &[Value]) -> String {
+/// `fmt.Sprintf`. An argument may be written many times, or be cut to nothing: each time is paid for.
+pub(super) fn sprintf(format: &str, args: &[Value], budget: &mut Budget) -> Result<String, Bound> {
+    budget.read(format.len())?;
     let mut out = String::new();
-    let mut state = Args { args, next: 0, reordered: false, bad_index: false };
+    let mut state = Args { args, next: 0, reordered: false, bad_index: false, unclosed: false };
     let mut rest = format;
     while let Some(at) = rest.find('%') {
         out.push_str(&rest[..at]);
@@ -58,9 +60,15 @@ pub(super) fn sprintf(format: &str, args: &[Value]) -> String {
             '%' => out.push('%'),
             _ if state.bad_index => _ = write!(out, "%!{verb}(BADINDEX)"),
             _ => match state.take() {
-                Some(arg) => verb_to(&mut out, verb, spec, arg),
+                Some(arg) => {
+                    budget.text(arg.weight())?;
+                    verb_to(&mut out, verb, spec, arg);
+                }
                 None => _ = write!(out, "%!{verb}(MISSING)"),
             },
+        }
+        if out.len() > TEXT_BYTES_MAX {
+            return Err(Bound::Text);
         }
     }
     out.push_str(rest);
@@ -77,7 +85,7 @@ pub(super) fn sprintf(format: &str, args: &[Value]) -> String {
         }
         out.push(')');
     }
-    out
+    Ok(out)
 }
 
 struct Args<'a> {
@@ -85,6 +93,8 @@ struct Args<'a> {
     next: usize,
     reordered: bool,
     bad_index: bool,
+    /// No `]` follows any more, so none is looked for.
+    unclosed: bool,
 }
 
 impl Args<'_> {
@@ -125,8 +135,9 @@ impl Args<'_> {
 
     fn index<'f>(&mut self, rest: &'f str) -> &'f str {
         let Some(inner) = rest.strip_prefix('[') else { return rest };
-        let Some((digits, after)) = inner.split_once(']') else {
-            self.bad_index = true;
+        let closed = if self.unclosed { None } else { inner.split_once(']') };
+        let Some((digits, after)) = closed else {
+            (self.bad_index, self.unclosed) = (true, true);
             return rest;
         };
         self.reordered = true;

@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 
 use super::fmt;
 use super::value::{List, Shows, Value, json, print};
+use crate::limits::Budget;
 
 /// What every call may look at.
 pub(super) struct Env {
@@ -54,7 +55,6 @@ pub(super) fn call(env: &Env, name: &str, args: &[Value]) -> Result<Value, Strin
         ("ge", [a, b]) => Ok(Value::Bool(order(a, b)? != Some(Ordering::Less))),
         ("print", args) => Ok(Value::str(fmt::sprint(args))),
         ("println", args) => Ok(Value::str(fmt::sprintln(args))),
-        ("printf", [Value::Str(format), args @ ..]) => Ok(Value::str(fmt::sprintf(format, args))),
         ("printf", [other, ..]) => {
             Err(format!("wrong type for value; expected string; got {}", other.type_name()))
         }
@@ -177,7 +177,8 @@ fn eq(first: &Value, rest: &[Value]) -> Result<bool, String> {
                 ));
             }
             (a, _) => {
-                let shown = fmt::sprintf("%s", std::slice::from_ref(a));
+                let shown = fmt::sprintf("%s", std::slice::from_ref(a), &mut Budget::endless());
+                let shown = shown.unwrap_or_default();
                 return Err(format!("non-comparable type {shown}: {}", a.type_name()));
             }
         };

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::value::{Res, Value};
+use crate::limits::Budget;
 
 #[derive(Debug, Default, Clone)]
 pub(super) struct CallArgs {
@@ -51,6 +52,14 @@ impl CallArgs {
             0 => Ok(()),
             n => Err(format!("{function}() takes no arguments ({n} given)").into()),
         }
+    }
+
+    /// Pays for arguments that are read once, and for the search of named ones.
+    pub(super) fn pay(&self, budget: &mut Budget) -> Res<()> {
+        let named = self.named.iter().map(|(_, value)| value);
+        let sizes = self.pos.iter().chain(named).map(Value::size);
+        budget.read(sizes.fold(self.named.len(), usize::saturating_add))?;
+        Ok(())
     }
 
     pub(super) fn len(&self) -> usize {

@@ -2,6 +2,7 @@
 
 use super::args::CallArgs;
 use super::ast::{Cmp, Op};
+use super::eval::cut;
 use super::interp::Interp;
 use super::ops;
 use super::text::to_str;
@@ -52,8 +53,9 @@ const NAMES: &[&str] = &[
 impl Interp {
     pub(super) fn test(&mut self, name: &str, value: &Value, args: &CallArgs) -> Res<bool> {
         if !NAMES.contains(&name) {
-            return Err(format!("No test named '{name}'.").into());
+            return Err(format!("No test named '{}'.", cut(name)).into());
         }
+        args.pay(&mut self.budget)?;
         let cmp = match name {
             "eq" | "equalto" | "==" => Some(Cmp::Eq),
             "ne" | "!=" => Some(Cmp::Ne),
@@ -72,7 +74,10 @@ impl Interp {
                 let rest = ops::binary(Op::Mod, value, &args.one(name)?, &mut self.budget)?;
                 return Ok(!rest.truth());
             }
-            "sameas" => return Ok(same(value, &args.one(name)?)),
+            "sameas" => {
+                self.budget.read(value.size())?;
+                return Ok(same(value, &args.one(name)?));
+            }
             _ => args.none(name)?,
         }
         Ok(match name {
@@ -105,10 +110,12 @@ impl Interp {
             }
             "lower" => {
                 let text = to_str(value)?;
+                self.budget.read(text.len())?;
                 text.chars().any(char::is_lowercase) && !text.chars().any(char::is_uppercase)
             }
             "upper" => {
                 let text = to_str(value)?;
+                self.budget.read(text.len())?;
                 text.chars().any(char::is_uppercase) && !text.chars().any(char::is_lowercase)
             }
             "filter" => matches!(value, Value::Str(s) if super::filters::NAMES.contains(&&**s)),

@@ -32,7 +32,7 @@ impl Interp {
             Expr::Dict(entries) => {
                 let entries =
                     entries.iter().map(|(k, v)| Ok((self.eval(k)?, self.eval(v)?))).collect::<Res<_>>()?;
-                Value::dict(entries)
+                Value::dict(entries, &mut self.budget)
             }
             Expr::Post(base, posts) => {
                 let base = self.eval(base)?;
@@ -190,8 +190,11 @@ impl Interp {
         match methods::attribute(value, name) {
             Some(Attribute::Method(method)) => return Ok(Value::Method(Rc::new((value.clone(), method)))),
             Some(Attribute::Unsafe) => {
-                let message =
-                    format!("access to attribute '{name}' of '{}' object is unsafe.", value.type_name());
+                let message = format!(
+                    "access to attribute '{}' of '{}' object is unsafe.",
+                    cut(name),
+                    value.type_name()
+                );
                 return Ok(Value::Undefined(message.into()));
             }
             None => {}
@@ -201,21 +204,25 @@ impl Interp {
         {
             return Ok(value.clone());
         }
-        Ok(missing(value, &format!("attribute '{name}'")))
+        Ok(missing(value, &format!("attribute '{}'", cut(name))))
     }
 
     /// `value[index]`: an item first, then an attribute.
-    pub(super) fn item(&self, value: &Value, index: &Value) -> Res {
+    pub(super) fn item(&mut self, value: &Value, index: &Value) -> Res {
         if let Value::Undefined(message) = value {
             return Err(message.to_string().into());
         }
-        if let Some(item) = ops::item(value, index) {
+        if let Some(item) = ops::item(value, index, &mut self.budget)? {
             return Ok(item);
         }
         match index {
             Value::Str(name) => self.attribute(value, name),
             Value::Undefined(_) => Ok(missing(value, "element Undefined")),
-            other => Ok(missing(value, &format!("element {}", super::text::to_str(other)?))),
+            other => {
+                let shown = super::text::to_str(other)?;
+                self.budget.read(shown.len())?;
+                Ok(missing(value, &format!("element {}", cut(&shown))))
+            }
         }
     }
 
@@ -248,6 +255,7 @@ impl Interp {
 
     pub(super) fn call(&mut self, callee: &Value, args: CallArgs) -> Res {
         self.budget.steps(1)?;
+        args.pay(&mut self.budget)?;
         match callee {
             Value::Undefined(message) => Err(message.to_string().into()),
             Value::Function(name) => self.global(name, args),
@@ -275,12 +283,7 @@ impl Interp {
                     Ok(Value::Bool(!same))
                 }
                 (Value::Str(s), "format") => {
-                    let mut follow = |value: &Value, key: &str, is_item: bool| match key.parse::<i64>() {
-                        Ok(n) if is_item => self.item(value, &Value::Int(n.into())),
-                        _ if is_item => self.item(value, &Value::str(key)),
-                        _ => self.attribute(value, key),
-                    };
-                    let text = braces(s, &args.pos, &args.named, &mut follow)?;
+                    let text = braces(s, &args, self)?;
                     self.budget.text(text.len())?;
                     Ok(Value::str(text))
                 }
@@ -306,6 +309,14 @@ impl Interp {
         self.scope = back;
         Ok(Value::str(text))
     }
+}
+
+/// Bytes of a name in a message.
+const SHOWN_MAX: usize = 200;
+
+/// The beginning of a name that a template may have made as long as it likes.
+pub(super) fn cut(name: &str) -> &str {
+    &name[..name.floor_char_boundary(SHOWN_MAX)]
 }
 
 /// The undefined value that stands for something `value` does not have.

@@ -1,6 +1,7 @@
 //! Filters: those on single values and texts here, those on lists in [`super::filters_seq`].
 
 use super::args::{CallArgs, text};
+use super::eval::cut;
 use super::format::percent;
 use super::interp::Interp;
 use super::methods;
@@ -64,7 +65,9 @@ pub(super) const NAMES: &[&str] = &[
 
 impl Interp {
     pub(super) fn filter(&mut self, name: &str, value: &Value, args: &CallArgs) -> Res {
-        self.budget.steps(1 + value.size() as u64 / 16)?;
+        self.budget.steps(1)?;
+        self.budget.read(value.size())?;
+        args.pay(&mut self.budget)?;
         match name {
             "abs" => {
                 args.none(name)?;
@@ -79,7 +82,8 @@ impl Interp {
                 match value {
                     // Only attributes, never items.
                     Value::Dict(_) if methods::attribute(value, &attribute).is_none() => {
-                        Ok(Value::Undefined(format!("'dict object' has no attribute '{attribute}'").into()))
+                        let name = cut(&attribute);
+                        Ok(Value::Undefined(format!("'dict object' has no attribute '{name}'").into()))
                     }
                     _ => self.attribute(value, &attribute),
                 }
@@ -108,7 +112,9 @@ impl Interp {
             }
             "round" => round(value, args),
             "tojson" => {
-                let text = to_json(value, &json_style(args)?)?;
+                let style = json_style(args)?;
+                self.budget.read(style.item_separator.len() + style.key_separator.len())?;
+                let text = to_json(value, &style)?;
                 self.budget.text(text.len())?;
                 Ok(Value::str(text))
             }
@@ -150,12 +156,13 @@ impl Interp {
             "format" => {
                 let args = match (args.pos.is_empty(), args.named.is_empty()) {
                     (_, true) => Value::tuple(args.pos.clone())?,
-                    (true, false) => Value::dict(
-                        args.named.iter().map(|(k, v)| (Value::Str(k.clone()), v.clone())).collect(),
-                    )?,
+                    (true, false) => {
+                        let named = args.named.iter().map(|(k, v)| (Value::Str(k.clone()), v.clone()));
+                        Value::dict(named.collect(), &mut self.budget)?
+                    }
                     _ => return Err("can't handle positional and keyword arguments at the same time".into()),
                 };
-                percent(&s, &args)?
+                percent(&s, &args, &mut self.budget)?
             }
             "trim" => {
                 let [chars] = args.bind(name, ["chars"])?;

@@ -4,18 +4,22 @@ use std::cmp::Ordering;
 
 use super::args::{CallArgs, text};
 use super::ast::Op;
+use super::eval::cut;
 use super::filters;
 use super::interp::Interp;
 use super::ops::{self, take_items};
 use super::text::{push, to_str};
-use super::value::{Fail, Res, Value};
+use super::value::{Fail, Key, Res, Value};
+
+/// What an item costs that is kept with what it is compared by: memory of its own.
+const KEY_STEPS: u64 = 8;
 
 impl Interp {
     pub(super) fn seq_filter(&mut self, name: &str, value: &Value, args: &CallArgs) -> Res {
         if !filters::NAMES.contains(&name) {
-            return Err(format!("No filter named '{name}'.").into());
+            return Err(format!("No filter named '{}'.", cut(name)).into());
         }
-        self.budget.steps(value.size() as u64)?;
+        take_items(value.size(), &mut self.budget)?;
         match name {
             "list" => Value::list(value.iterate()?),
             "first" => Ok(value.iterate()?.into_iter().next().unwrap_or_else(|| empty("No first item"))),
@@ -96,10 +100,12 @@ impl Interp {
     }
 
     /// `a.b.0` from an item, as `map(attribute=…)` and its kin take it.
-    fn path(&self, item: &Value, attribute: &Value) -> Res {
+    fn path(&mut self, item: &Value, attribute: &Value) -> Res {
         let Value::Str(path) = attribute else { return self.item(item, attribute) };
         let mut value = item.clone();
         for part in path.split('.') {
+            self.budget.steps(1)?;
+            self.budget.read(part.len())?;
             let key = match part.parse::<u32>() {
                 Ok(n) => Value::Int(n.into()),
                 Err(_) => Value::str(part),
@@ -165,6 +171,17 @@ impl Interp {
         Value::generator(kept)
     }
 
+    /// What a value is compared by: texts in small letters, unless `case` matters.
+    fn folded(&mut self, value: Value, case: bool) -> Res {
+        match value {
+            Value::Str(s) if !case => {
+                self.budget.text(s.len())?;
+                Ok(Value::str(s.to_lowercase()))
+            }
+            other => Ok(other),
+        }
+    }
+
     /// Items with what they are compared by.
     fn keyed(
         &mut self,
@@ -172,16 +189,17 @@ impl Interp {
         attributes: &[Value],
         case: bool,
     ) -> Res<Vec<(Vec<Value>, Value)>> {
-        let fold = |v: Value| match v {
-            Value::Str(s) if !case => Value::str(s.to_lowercase()),
-            other => other,
-        };
+        self.budget.steps(KEY_STEPS * items.len() as u64)?;
         let mut keyed = Vec::with_capacity(items.len());
         for item in items {
-            let key = match attributes {
-                [] => vec![fold(item.clone())],
-                many => many.iter().map(|a| Ok(fold(self.path(&item, a)?))).collect::<Res<_>>()?,
-            };
+            let mut key = Vec::with_capacity(attributes.len().max(1));
+            if attributes.is_empty() {
+                key.push(self.folded(item.clone(), case)?);
+            }
+            for attribute in attributes {
+                let value = self.path(&item, attribute)?;
+                key.push(self.folded(value, case)?);
+            }
             keyed.push((key, item));
         }
         Ok(keyed)
@@ -245,7 +263,7 @@ impl Interp {
         let mut seen = std::collections::HashSet::new();
         let mut kept = Vec::new();
         for (key, item) in keyed {
-            let key = key.iter().map(super::value::Key::of).collect::<Res<Vec<_>>>()?;
+            let key = key.iter().map(|k| Key::of(k, &mut self.budget)).collect::<Res<Vec<_>>>()?;
             if seen.insert(key) {
                 kept.push(item);
             }
@@ -257,16 +275,14 @@ impl Interp {
         let [attribute, default, case] = args.bind("groupby", ["attribute", "default", "case_sensitive"])?;
         let attribute = attribute.ok_or("groupby() missing 1 required positional argument: 'attribute'")?;
         let case = case.is_some_and(|c| c.truth());
-        let mut keyed = Vec::new();
-        for item in value.iterate()? {
+        let (items, mut keyed) = (value.iterate()?, Vec::new());
+        self.budget.steps(2 * KEY_STEPS * items.len() as u64)?;
+        for item in items {
             let mut key = self.path(&item, &attribute)?;
             if let (true, Some(default)) = (key.is_undefined(), &default) {
                 key = default.clone();
             }
-            let folded = match &key {
-                Value::Str(s) if !case => Value::str(s.to_lowercase()),
-                other => other.clone(),
-            };
+            let folded = self.folded(key.clone(), case)?;
             keyed.push((vec![folded.clone()], Value::tuple(vec![folded, key, item])?));
         }
         let mut groups: Vec<(Value, Value, Vec<Value>)> = Vec::new();

@@ -1,8 +1,10 @@
 //! Python's two ways to format: `'%s' % x` and `'{}'.format(x)`.
 
+use super::args::CallArgs;
+use super::interp::Interp;
 use super::text::{float, push, repr_to, to_str};
 use super::value::{Number, Res, SeqKind, Value};
-use crate::limits::Bound;
+use crate::limits::{Bound, Budget};
 
 /// Widest field; nothing honest is wider.
 const WIDTH_MAX: usize = 10_000;
@@ -23,7 +25,8 @@ struct Spec {
 
 /// `format % args`: a tuple gives one argument for each field, a dict is used by `%(name)s`, anything else is the one
 /// argument.
-pub(super) fn percent(format: &str, args: &Value) -> Res<String> {
+pub(super) fn percent(format: &str, args: &Value, budget: &mut Budget) -> Res<String> {
+    budget.read(format.len())?;
     let list: &[Value] = match args {
         Value::Seq(s) if s.kind == SeqKind::Tuple => &s.items,
         other => std::slice::from_ref(other),
@@ -38,6 +41,7 @@ pub(super) fn percent(format: &str, args: &Value) -> Res<String> {
         if let Some(inner) = rest.strip_prefix('(') {
             let (name, after) = inner.split_once(')').ok_or("incomplete format key")?;
             let Value::Dict(dict) = args else { return Err("format requires a mapping".into()) };
+            budget.steps(1)?;
             named = Some(dict.get_str(name).cloned().ok_or_else(|| format!("'{name}'"))?);
             rest = after;
         }
@@ -57,7 +61,7 @@ pub(super) fn percent(format: &str, args: &Value) -> Res<String> {
             Some(value) => value,
             None => take()?,
         };
-        push(&mut out, &percent_field(verb, &spec, &value)?)?;
+        push(&mut out, &percent_field(verb, &spec, &value, budget)?)?;
     }
     push(&mut out, rest)?;
     if next < list.len() && !matches!(args, Value::Dict(_)) {
@@ -117,7 +121,7 @@ fn check_size(spec: &Spec) -> Res<()> {
     Ok(())
 }
 
-fn percent_field(verb: char, spec: &Spec, value: &Value) -> Res<String> {
+fn percent_field(verb: char, spec: &Spec, value: &Value, budget: &mut Budget) -> Res<String> {
     let text = match verb {
         's' => to_str(value)?,
         'r' | 'a' => {
@@ -157,6 +161,8 @@ fn percent_field(verb: char, spec: &Spec, value: &Value) -> Res<String> {
         },
         _ => return Err(format!("unsupported format character '{verb}' (0x{:x})", u32::from(verb)).into()),
     };
+    // However little is left of it.
+    budget.read(text.len())?;
     let text = match spec.precision {
         Some(precision) => text.chars().take(precision).collect(),
         None => text,
@@ -165,12 +171,9 @@ fn percent_field(verb: char, spec: &Spec, value: &Value) -> Res<String> {
 }
 
 /// `format.format(args)`: `{}`, `{0}`, `{name}`, attributes and items, `!r`, and format specifications.
-pub(super) fn braces(
-    format: &str,
-    pos: &[Value],
-    named: &[(std::sync::Arc<str>, Value)],
-    attribute: &mut dyn FnMut(&Value, &str, bool) -> Res,
-) -> Res<String> {
+pub(super) fn braces(format: &str, args: &CallArgs, interp: &mut Interp) -> Res<String> {
+    interp.budget.read(format.len())?;
+    let CallArgs { pos, named } = args;
     let mut out = String::new();
     let mut rest = format;
     let mut next = 0;
@@ -190,6 +193,7 @@ pub(super) fn braces(
         rest = after;
         let (expr, spec) = field.split_once(':').unwrap_or((field, ""));
         let (expr, conversion) = expr.split_once('!').unwrap_or((expr, ""));
+        interp.budget.steps(1 + named.len() as u64 / 4)?;
         let root_len = expr.find(['.', '[']).unwrap_or(expr.len());
         let (root, path) = expr.split_at(root_len);
         let value = if root.is_empty() {
@@ -202,15 +206,16 @@ pub(super) fn braces(
             Some(found.ok_or_else(|| format!("'{root}'"))?)
         };
         let mut value = value.ok_or("tuple index out of range")?;
-        value = follow(value, path, attribute)?;
+        value = follow(value, path, interp)?;
+        let budget = &mut interp.budget;
         let text = match conversion {
-            "" => format_spec(&value, spec)?,
+            "" => format_spec(&value, spec, budget)?,
             "r" | "a" => {
                 let mut repr = String::new();
                 repr_to(&mut repr, &value)?;
-                format_spec(&Value::str(repr), spec)?
+                format_spec(&Value::str(repr), spec, budget)?
             }
-            "s" => format_spec(&Value::str(to_str(&value)?), spec)?,
+            "s" => format_spec(&Value::str(to_str(&value)?), spec, budget)?,
             other => return Err(format!("Unknown conversion specifier '{other}'").into()),
         };
         push(&mut out, &text)?;
@@ -220,17 +225,19 @@ pub(super) fn braces(
 }
 
 /// `.name` and `[key]` after a field's first part.
-fn follow(mut value: Value, mut path: &str, attribute: &mut dyn FnMut(&Value, &str, bool) -> Res) -> Res {
+fn follow(mut value: Value, mut path: &str, interp: &mut Interp) -> Res {
     while !path.is_empty() {
+        interp.budget.steps(1)?;
         if let Some(inner) = path.strip_prefix('[') {
             let (key, after) = inner.split_once(']').ok_or("Missing ']' in format string")?;
-            value = attribute(&value, key, true)?;
+            let key = key.parse::<i64>().map_or_else(|_| Value::str(key), |n| Value::Int(n.into()));
+            value = interp.item(&value, &key)?;
             path = after;
         } else {
             let inner =
                 path.strip_prefix('.').ok_or("Only '.' or '[' may follow ']' in format field specifier")?;
             let end = inner.find(['.', '[']).unwrap_or(inner.len());
-            value = attribute(&value, &inner[..end], false)?;
+            value = interp.attribute(&value, &inner[..end])?;
             path = &inner[end..];
         }
     }
@@ -238,9 +245,15 @@ fn follow(mut value: Value, mut path: &str, attribute: &mut dyn FnMut(&Value, &s
 }
 
 /// `format(value, spec)`.
-pub(super) fn format_spec(value: &Value, spec: &str) -> Res<String> {
+fn format_spec(value: &Value, spec: &str, budget: &mut Budget) -> Res<String> {
+    // Texts and lists are written out before they are cut.
+    let written = |value: &Value, budget: &mut Budget| -> Res<String> {
+        let text = to_str(value)?;
+        budget.read(text.len())?;
+        Ok(text)
+    };
     if spec.is_empty() {
-        return to_str(value);
+        return written(value, budget);
     }
     let spec = parse_spec(spec)?;
     match (value, value.number()) {
@@ -266,8 +279,8 @@ pub(super) fn format_spec(value: &Value, spec: &str) -> Res<String> {
                 .into());
             }
             let text: String = match spec.precision {
-                Some(precision) => to_str(value)?.chars().take(precision).collect(),
-                None => to_str(value)?,
+                Some(precision) => written(value, budget)?.chars().take(precision).collect(),
+                None => written(value, budget)?,
             };
             Ok(pad(&Spec { align: spec.align.or(Some('<')), ..spec }, "", &text))
         }

@@ -27,7 +27,7 @@ impl Interp {
             "range" => self.range(&args),
             "dict" => {
                 let entries = self.dict_entries(args)?;
-                Value::dict(entries)
+                Value::dict(entries, &mut self.budget)
             }
             "namespace" => {
                 let mut attributes = indexmap::IndexMap::new();
@@ -55,7 +55,9 @@ impl Interp {
             _ => {
                 let format = text(&args.one(name)?)?;
                 let now = jiff::fmt::strtime::format(&*format, self.now);
-                Ok(Value::str(now.map_err(|e| format!("strftime_now: {e}"))?))
+                let now = now.map_err(|e| format!("strftime_now: {e}"))?;
+                self.budget.text(now.len())?;
+                Ok(Value::str(now))
             }
         }
     }

@@ -17,7 +17,7 @@ const MACRO_STEPS: u64 = 100;
 
 /// Variables of one block; the first scope holds the context and the top-level variables.
 struct Scope {
-    vars: Vec<(Name, Value)>,
+    vars: IndexMap<Name, Value>,
     parent: Option<usize>,
     /// A macro was defined in here (or deeper), so the scope must outlive its block.
     captured: bool,
@@ -49,7 +49,7 @@ pub(super) fn run(
     context: Vec<(Name, Value)>,
     now: jiff::civil::DateTime,
 ) -> Result<String, PromptError> {
-    let root = Scope { vars: context, parent: None, captured: true };
+    let root = Scope { vars: context.into_iter().collect(), parent: None, captured: true };
     let mut interp = Interp {
         scopes: vec![root],
         scope: 0,
@@ -234,6 +234,8 @@ impl Interp {
 
     fn bind_params(&mut self, def: &Macro, args: CallArgs) -> Res<()> {
         let mut named = args.named;
+        // Each parameter is looked for among them.
+        self.budget.read(named.len().saturating_mul(def.params.len()))?;
         let mut positional = args.pos.into_iter();
         let mut bound: Vec<Option<Value>> = Vec::with_capacity(def.params.len());
         for (name, _) in &def.params {
@@ -273,7 +275,8 @@ impl Interp {
         }
         if def.takes.kwargs {
             let entries = named.into_iter().map(|(n, v)| (Value::Str(n), v)).collect();
-            self.set(&"kwargs".into(), Value::dict(entries)?);
+            let kwargs = Value::dict(entries, &mut self.budget)?;
+            self.set(&"kwargs".into(), kwargs);
         }
         for ((name, default), value) in def.params.iter().zip(bound) {
             let value = match (value, default) {
@@ -351,17 +354,13 @@ impl Interp {
     }
 
     fn set(&mut self, name: &Name, value: Value) {
-        let vars = &mut self.scopes[self.scope].vars;
-        match vars.iter_mut().find(|(n, _)| n == name) {
-            Some(var) => var.1 = value,
-            None => vars.push((Arc::clone(name), value)),
-        }
+        self.scopes[self.scope].vars.insert(Arc::clone(name), value);
     }
 
     pub(super) fn lookup(&self, name: &str) -> Value {
         let mut scope = Some(self.scope);
         while let Some(at) = scope {
-            if let Some((_, value)) = self.scopes[at].vars.iter().find(|(n, _)| **n == *name) {
+            if let Some(value) = self.scopes[at].vars.get(name) {
                 return value.clone();
             }
             scope = self.scopes[at].parent;
@@ -374,7 +373,7 @@ impl Interp {
 
     /// Begins a scope inside `parent` and gives the one to return to.
     pub(super) fn push_scope(&mut self, parent: usize) -> usize {
-        self.scopes.push(Scope { vars: Vec::new(), parent: Some(parent), captured: false });
+        self.scopes.push(Scope { vars: IndexMap::new(), parent: Some(parent), captured: false });
         std::mem::replace(&mut self.scope, self.scopes.len() - 1)
     }
 

@@ -36,6 +36,9 @@ pub(super) fn lex(source: &str) -> Result<Vec<Token>, PromptError> {
     Ok(lexer.tokens)
 }
 
+/// Longest name: each use of one is looked up by all of it.
+const NAME_BYTES_MAX: usize = 1024;
+
 /// Operators, longest first.
 const OPERATORS: [&str; 25] = [
     "**", "//", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<",
@@ -193,6 +196,9 @@ impl<'s> Lexer<'s> {
             };
             if c == '_' || c.is_alphabetic() {
                 let len = rest.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(rest.len());
+                if len > NAME_BYTES_MAX {
+                    return Err(self.error("a name is longer than 1024 bytes"));
+                }
                 self.push(Tok::Name(rest[..len].to_string()));
                 self.pos += len;
             } else if c == '"' || c == '\'' {

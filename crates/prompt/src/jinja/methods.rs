@@ -1,6 +1,7 @@
 //! Methods of strings, lists and dicts. Those that change a value exist, but are refused, as in the sandbox of
 //! transformers: values of a conversation are never changed by a template.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::args::{CallArgs, text};
@@ -89,7 +90,8 @@ pub(super) fn attribute(value: &Value, name: &str) -> Option<Attribute> {
 
 /// Calls a method; `format` is the interpreter's, for it looks up attributes.
 pub(super) fn call(value: &Value, name: &'static str, args: &CallArgs, budget: &mut Budget) -> Res {
-    budget.steps(1 + value.size() as u64 / 16)?;
+    budget.steps(1)?;
+    budget.read(value.size())?;
     match value {
         Value::Str(s) => str_method(s, name, args, budget),
         Value::Seq(s) => match name {
@@ -123,8 +125,9 @@ pub(super) fn call(value: &Value, name: &'static str, args: &CallArgs, budget: &
             "get" => {
                 let [key, default] = args.bind(name, ["key", "default"])?;
                 let key = key.ok_or("get expected at least 1 argument, got 0")?;
-                super::value::Key::of(&key)?;
-                Ok(d.get(&key).cloned().or(default).unwrap_or(Value::None))
+                let key = super::value::Key::of(&key, budget)?;
+                let found = d.map.get(&key).map(|(_, value)| value.clone());
+                Ok(found.or(default).unwrap_or(Value::None))
             }
             "copy" => Ok(value.clone()),
             _ => {
@@ -192,10 +195,11 @@ fn str_method(s: &Arc<str>, name: &'static str, args: &CallArgs, budget: &mut Bu
             let [prefix, start, end] = args.bind(name, ["prefix", "start", "end"])?;
             let prefix = prefix.ok_or_else(|| format!("{name} expected at least 1 argument, got 0"))?;
             let part = sub(s, start, end)?;
-            let test = |p: &Value| {
+            let mut test = |p: &Value| {
                 let p = text(p).map_err(|_| {
                     format!("{name} first arg must be str or a tuple of str, not {}", p.type_name())
                 })?;
+                budget.read(p.len().min(part.len()))?;
                 Ok::<_, Fail>(if name == "startswith" { part.starts_with(&*p) } else { part.ends_with(&*p) })
             };
             let found = match &prefix {
@@ -321,7 +325,9 @@ pub(super) fn title(s: &str) -> String {
 }
 
 pub(super) fn strip<'s>(s: &'s str, name: &str, set: Option<&str>) -> &'s str {
-    let inside = |c: char| set.map_or(c.is_whitespace(), |set| set.contains(c));
+    // Searched for each character that goes.
+    let set = set.map(|set| set.chars().collect::<HashSet<char>>());
+    let inside = |c: char| set.as_ref().map_or(c.is_whitespace(), |set| set.contains(&c));
     match name {
         "lstrip" => s.trim_start_matches(inside),
         "rstrip" => s.trim_end_matches(inside),

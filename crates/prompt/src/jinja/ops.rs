@@ -28,7 +28,7 @@ pub(super) fn binary(op: Op, a: &Value, b: &Value, budget: &mut Budget) -> Res {
             Value::seq(a.kind, a.items.iter().chain(&b.items).cloned().collect())
         }
         (Op::Mod, Value::Str(format), args) => {
-            let text = percent(format, args)?;
+            let text = percent(format, args, budget)?;
             budget.text(text.len())?;
             Ok(Value::str(text))
         }
@@ -164,7 +164,10 @@ pub(super) fn equal(a: &Value, b: &Value, budget: &mut Budget) -> Res<bool> {
     }
     Ok(match (a, b) {
         (Value::Undefined(_), Value::Undefined(_)) | (Value::None, Value::None) => true,
-        (Value::Str(a), Value::Str(b)) => a == b,
+        (Value::Str(a), Value::Str(b)) => {
+            budget.read(if a.len() == b.len() { a.len() } else { 0 })?;
+            a == b
+        }
         (Value::Seq(a), Value::Seq(b)) => {
             if a.kind != b.kind || a.items.len() != b.items.len() {
                 return Ok(false);
@@ -181,6 +184,7 @@ pub(super) fn equal(a: &Value, b: &Value, budget: &mut Budget) -> Res<bool> {
                 return Ok(false);
             }
             for (key, (_, x)) in &a.map {
+                budget.read(key.weight())?;
                 match b.map.get(key) {
                     Some((_, y)) if equal(x, y, budget)? => {}
                     _ => return Ok(false),
@@ -204,7 +208,10 @@ pub(super) fn order(a: &Value, b: &Value, symbol: &str, budget: &mut Budget) -> 
         }
         (_, _, Some(Number::Int(a)), Some(Number::Int(b))) => Ok(Some(a.cmp(&b))),
         (_, _, Some(a), Some(b)) => Ok(a.float().partial_cmp(&b.float())),
-        (Value::Str(a), Value::Str(b), ..) => Ok(Some(a.cmp(b))),
+        (Value::Str(a), Value::Str(b), ..) => {
+            budget.read(a.len().min(b.len()))?;
+            Ok(Some(a.cmp(b)))
+        }
         (Value::Seq(x), Value::Seq(y), ..) if x.kind == y.kind && is_plain(x.kind) => {
             for (x, y) in x.items.iter().zip(&y.items) {
                 if !equal(x, y, budget)? {
@@ -227,7 +234,8 @@ pub(super) fn contains(container: &Value, item: &Value, budget: &mut Budget) -> 
         Value::Undefined(_) => Ok(false),
         Value::Str(text) => match item {
             Value::Str(part) => {
-                budget.steps(1 + text.len() as u64 / 16)?;
+                budget.steps(1)?;
+                budget.read(text.len())?;
                 Ok(text.contains(&**part))
             }
             Value::Undefined(message) => Err(message.to_string().into()),
@@ -236,7 +244,7 @@ pub(super) fn contains(container: &Value, item: &Value, budget: &mut Budget) -> 
                     .into())
             }
         },
-        Value::Dict(d) => Ok(d.map.contains_key(&super::value::Key::of(item)?)),
+        Value::Dict(d) => Ok(d.map.contains_key(&super::value::Key::of(item, budget)?)),
         Value::Seq(s) => {
             for x in &s.items {
                 if equal(x, item, budget)? {
@@ -258,23 +266,28 @@ pub(super) fn contains(container: &Value, item: &Value, budget: &mut Budget) -> 
 }
 
 /// `value[index]` for strings, lists and dicts; `None` where Python raises a lookup or type error.
-pub(super) fn item(value: &Value, index: &Value) -> Option<Value> {
-    match value {
-        Value::Dict(d) => d.get(index).cloned(),
+pub(super) fn item(value: &Value, index: &Value, budget: &mut Budget) -> Res<Option<Value>> {
+    Ok(match value {
+        Value::Dict(d) => d.get(index, budget)?.cloned(),
         Value::Seq(s) if !matches!(s.kind, SeqKind::View(_)) => {
-            let at = wrap(index, s.items.len())?;
-            s.items.get(at).cloned()
+            wrap(index, s.items.len()).and_then(|at| s.items.get(at).cloned())
         }
-        Value::Str(s) if s.is_ascii() => {
-            let at = wrap(index, s.len())?;
-            s.get(at..at + 1).map(Value::str)
-        }
-        Value::Str(s) => {
-            let at = wrap(index, s.chars().count())?;
-            s.chars().nth(at).map(|c| Value::str(c.encode_utf8(&mut [0; 4])))
+        Value::Str(s) if index.number().is_some() => {
+            // Whether it is ASCII, or else where its characters are.
+            budget.read(s.len())?;
+            character(s, index)
         }
         _ => None,
+    })
+}
+
+fn character(s: &str, index: &Value) -> Option<Value> {
+    if s.is_ascii() {
+        let at = wrap(index, s.len())?;
+        return s.get(at..at + 1).map(Value::str);
     }
+    let at = wrap(index, s.chars().count())?;
+    s.chars().nth(at).map(|c| Value::str(c.encode_utf8(&mut [0; 4])))
 }
 
 fn wrap(index: &Value, len: usize) -> Option<usize> {

@@ -8,7 +8,7 @@ use indexmap::IndexMap;
 use serde_json::Value as Json;
 
 use super::ast;
-use crate::limits::Bound;
+use crate::limits::{Bound, Budget};
 
 /// Deepest nesting of lists and dicts, so that walking or dropping a value never exhausts the stack.
 pub(super) const VALUE_DEPTH_MAX: u32 = 200;
@@ -159,13 +159,13 @@ impl Value {
         Ok(Value::Generator(Rc::new(Generator { items: RefCell::new(Some(items)), depth })))
     }
 
-    pub(super) fn dict(entries: Vec<(Value, Value)>) -> Res {
+    pub(super) fn dict(entries: Vec<(Value, Value)>, budget: &mut Budget) -> Res {
         let mut map = IndexMap::with_capacity(entries.len());
         let mut depth = 0;
         for (key, value) in entries {
             depth = depth.max(value.depth()).max(key.depth());
             // Python keeps the first of two equal keys, with the last value.
-            match map.entry(Key::of(&key)?) {
+            match map.entry(Key::of(&key, budget)?) {
                 indexmap::map::Entry::Occupied(mut entry) => {
                     let old: &mut (Value, Value) = entry.get_mut();
                     old.1 = value;
@@ -198,7 +198,7 @@ impl Value {
             Json::Array(items) => Value::list(items.iter().map(Value::from_json).collect::<Res<_>>()?)?,
             Json::Object(map) => {
                 let entries = map.iter().map(|(k, v)| Ok((Value::str(k), Value::from_json(v)?)));
-                Value::dict(entries.collect::<Res<_>>()?)?
+                Value::dict(entries.collect::<Res<_>>()?, &mut Budget::endless())?
             }
         })
     }
@@ -323,7 +323,9 @@ impl Number {
 }
 
 impl Key {
-    pub(super) fn of(value: &Value) -> Res<Key> {
+    /// The key of a value. Tuples that share their parts are walked as often as these occur.
+    pub(super) fn of(value: &Value, budget: &mut Budget) -> Res<Key> {
+        budget.steps(1)?;
         Ok(match value {
             Value::None => Key::None,
             Value::Bool(b) => Key::Int((*b).into()),
@@ -331,18 +333,37 @@ impl Key {
             // Whole floats equal their integers. The range keeps the conversion exact.
             Value::Float(f) if f.fract() == 0.0 && f.abs() < 1e15 => Key::Int(*f as i128),
             Value::Float(f) => Key::Float(f.to_bits()),
-            Value::Str(s) => Key::Str(Arc::clone(s)),
+            Value::Str(s) => {
+                budget.read(s.len())?;
+                Key::Str(Arc::clone(s))
+            }
             Value::Seq(s) if s.kind == SeqKind::Tuple => {
-                Key::Tuple(s.items.iter().map(Key::of).collect::<Res<_>>()?)
+                Key::Tuple(s.items.iter().map(|item| Key::of(item, budget)).collect::<Res<_>>()?)
             }
             other => return Err(format!("unhashable type: '{}'", other.type_name()).into()),
         })
     }
 }
 
+impl Key {
+    /// Bytes that hashing it reads.
+    pub(super) fn weight(&self) -> usize {
+        match self {
+            Key::Str(s) => s.len(),
+            Key::Tuple(keys) => keys.iter().map(|key| 16 + key.weight()).sum(),
+            _ => 0,
+        }
+    }
+}
+
 impl Dict {
-    pub(super) fn get(&self, key: &Value) -> Option<&Value> {
-        Key::of(key).ok().and_then(|key| self.map.get(&key)).map(|(_, value)| value)
+    /// The value of a key; nothing for what cannot be one.
+    pub(super) fn get(&self, key: &Value, budget: &mut Budget) -> Res<Option<&Value>> {
+        let key = match Key::of(key, budget) {
+            Err(Fail::Error(_)) => return Ok(None),
+            key => key?,
+        };
+        Ok(self.map.get(&key).map(|(_, value)| value))
     }
 
     pub(super) fn get_str(&self, key: &str) -> Option<&Value> {

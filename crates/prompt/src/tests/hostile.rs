@@ -256,6 +256,96 @@ fn comparing_shared_lists_is_paid_for() {
     assert_eq!(bound_of(Kind::Jinja, source), Some(Bound::Steps));
 }
 
+/// Ten million letters, in loops that do something with all of them in a step or two.
+const LONG: &str = "{% set s = 'x' * 10000000 %}{% set l = range(99999)|list %}{% for i in range(99999) %}";
+
+#[test]
+fn whatever_reads_a_long_text_is_paid_for() {
+    let turns = [
+        "{% set x = s[i] %}",
+        "{% if s == s ~ '' %}{% endif %}",
+        "{% if s < s %}{% endif %}",
+        "{% if s is lower %}{% endif %}",
+        "{% if s is sameas s %}{% endif %}",
+        "{% if {s: 1} %}{% endif %}",
+        "{% if {}[s] %}{% endif %}",
+        "{% if {}[l] %}{% endif %}",
+        "{% if {}.get(s) %}{% endif %}",
+        "{% if s in {} %}{% endif %}",
+        "{% if i|attr(s) %}{% endif %}",
+        "{% if ''|replace(s, s) %}{% endif %}",
+        "{% if [1]|join(s) %}{% endif %}",
+        "{% if 1|tojson(separators=(s, s)) %}{% endif %}",
+        "{% if joiner(s) %}{% endif %}",
+        "{% if dict(**{s: 1}) %}{% endif %}",
+        "{% if '%.0s' % s %}{% endif %}",
+        "{% if '{:.0}'.format(s) %}{% endif %}",
+        "{% if loop.changed(s ~ '') %}{% endif %}",
+    ];
+    for turn in turns {
+        let source = format!("{LONG}{turn}{{% endfor %}}");
+        assert_eq!(bound_of(Kind::Jinja, &source), Some(Bound::Steps), "{turn}");
+    }
+    let go =
+        "{{ .Messages | len }}{{ $s := \"aaaaaaaaaaaaaaaa\" }}{{ range 20 }}{{ $s = print $s $s }}{{ end }}";
+    for turn in ["slice $s 5", "eq $s $s", "lt $s $s", "html $s", "printf \"%.0s\" $s"] {
+        let source = format!("{go}{{{{ range 9999999 }}}}{{{{ if {turn} }}}}{{{{ end }}}}{{{{ end }}}}");
+        assert_eq!(bound_of(Kind::Go, &source), Some(Bound::Steps), "{turn}");
+    }
+}
+
+#[test]
+fn what_one_step_could_do_without_end_is_paid_for() {
+    let jinja = [
+        // As many copies as items, of which each is as long as a text may be.
+        "{{ (['a' * 1000000] * 100000)|sort }}",
+        "{{ (['a' * 1000000] * 100000)|unique|list }}",
+        "{{ (['a' * 1000000] * 100000)|max }}",
+        "{{ ([{'a': 'a' * 1000000}] * 100000)|groupby('a') }}",
+        "{{ (['a' * 1000000 ~ 'b'] * 100000)|sort(case_sensitive=true) }}",
+        // Keys whose parts are shared, but not in what they are hashed by.
+        "{% set ns = namespace(t=(1,)) %}{% for i in range(99) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}{{ {ns.t: 1} }}",
+        "{% set ns = namespace(t=(1,)) %}{% for i in range(99) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}{{ ns.t in {} }}",
+        // What is written many times over and cut to nothing.
+        "{{ ('%(a).0s' * 100000) % {'a': 'a' * 10000000} }}",
+        "{{ ('{0:.0}' * 100000).format('a' * 10000000) }}",
+        "{{ ('{a}' * 100000).format(**dict(range(90000)|map('string')|batch(2)|list, a='')) }}",
+        "{{ ('x' * 10000000).startswith(('x' * 10000000 ~ 'y',) * 100000) }}",
+        "{{ (['x'] * 100000)|map(attribute='0.' * 100000 ~ '0')|list }}",
+    ];
+    for source in jinja {
+        let bound = bound_of(Kind::Jinja, source);
+        assert!(matches!(bound, Some(Bound::Depth | Bound::Steps)), "{source}: {bound:?}");
+    }
+    // One search for each of the characters that go, and variables beyond number, are quick.
+    let quick = [
+        "{{ ('a' * 1000000).strip('b' * 1000000 ~ 'a')|length }}".to_owned(),
+        (0..40_000).map(|i| format!("{{% set v{i:05} = 1 %}}")).collect::<String>()
+            + "{% for i in range(99999) %}{{ v99999 }}{% endfor %}",
+    ];
+    for source in quick {
+        assert_eq!(bound_of(Kind::Jinja, &source), None);
+    }
+    let go = "{{ .Messages | len }}{{ $s := \"%[1]s\" }}{{ range 20 }}{{ $s = print $s $s }}{{ end }}";
+    let long = "{{ $t := print $s }}{{ printf $s $t }}";
+    let bound = bound_of(Kind::Go, &format!("{go}{long}"));
+    assert!(matches!(bound, Some(Bound::Text | Bound::Steps)), "{bound:?}");
+    // Brackets that are never closed.
+    let open = go.replace("%[1]s", "%[");
+    let bound = bound_of(Kind::Go, &format!("{open}{{{{ $t := printf $s 1 }}}}"));
+    assert!(matches!(bound, None | Some(Bound::Text | Bound::Steps)), "{bound:?}");
+}
+
+#[test]
+fn a_name_is_as_long_as_names_are() {
+    let name = "a".repeat(1025);
+    let source = format!("{{{{ {name} }}}}");
+    let error = Template::parse(Kind::Jinja, &source).map(|_| ()).expect_err("it is longer");
+    assert!(error.to_string().contains("a name is longer than 1024 bytes"), "{error}");
+    let source = format!("{{{{ {} is defined }}}}", &name[1..]);
+    assert_eq!(bound_of(Kind::Jinja, &source), None);
+}
+
 #[test]
 fn an_endless_source_is_refused_before_it_is_parsed() {
     let source = "{".repeat(crate::SOURCE_BYTES_MAX + 1);

@@ -5,10 +5,12 @@ mod output;
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use puna_cpu::{Config, CpuBackend};
 use puna_engine::{EngineOptions, Evaluator};
 use puna_graph::{Backend, KvType};
+
+use crate::format;
 
 pub use file::{ModelFile, check_file, is_a_path, looks_like_a_path};
 pub use output::Output;
@@ -79,6 +81,9 @@ impl Compute {
     }
 
     /// Loads a model with its adapters, to be fed by hand.
+    ///
+    /// # Errors
+    /// It cannot be loaded, or is larger than the memory that is free: it would be read from the disk again in every step.
     pub fn evaluator(&self, file: &ModelFile) -> Result<Evaluator> {
         let options = EngineOptions {
             num_ctx: self.num_ctx,
@@ -90,6 +95,15 @@ impl Compute {
             ..EngineOptions::default()
         };
         let backend: Box<dyn Backend> = Box::new(self.backend()?);
-        Evaluator::open(&file.view, backend, &options).with_context(|| file.shown.clone())
+        let evaluator = Evaluator::open(&file.view, backend, &options).with_context(|| file.shown.clone())?;
+        let (need, available) = (evaluator.memory().total(), puna_server::memory().available);
+        ensure!(
+            need <= available,
+            "{}: the model requires more memory ({}) than is available ({})",
+            file.shown,
+            format::bytes(need),
+            format::bytes(available)
+        );
+        Ok(evaluator)
     }
 }

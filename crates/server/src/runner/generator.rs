@@ -1,5 +1,7 @@
 //! What a runner needs of an engine. The engine of this program is behind it, and in tests a fake.
 
+use std::ops::Range;
+
 use puna_engine::{EngineError, Job, Sink};
 use puna_sampler::{Constraint, Grammar};
 
@@ -87,6 +89,12 @@ pub trait Generator: Send + Sync {
 
     /// Tokens of a text in parts, for each of which is said whether special tokens in it are read as such; nothing is added.
     fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32>;
+
+    /// The same with what the model wants before and after every text, unless it is there.
+    fn encode_prompt_parts(&self, parts: &[(&str, bool)]) -> Vec<u32>;
+
+    /// Where special tokens are written in a text.
+    fn controls_in(&self, text: &str) -> Vec<Range<usize>>;
 
     /// The text of tokens, special ones included.
     fn decode(&self, tokens: &[u32]) -> String;

@@ -1,5 +1,6 @@
 //! The engine of this program as a [`Generator`].
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -287,6 +288,14 @@ impl Generator for Local {
 
     fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
         self.tokenizer().encode_parts(parts, false)
+    }
+
+    fn encode_prompt_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
+        self.tokenizer().encode_prompt_parts(parts)
+    }
+
+    fn controls_in(&self, text: &str) -> Vec<Range<usize>> {
+        self.tokenizer().controls_in(text)
     }
 
     fn decode(&self, tokens: &[u32]) -> String {

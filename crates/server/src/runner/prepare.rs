@@ -6,7 +6,8 @@ use puna_api::native::{self, Tool, ToolChoice};
 use puna_engine::{Doses, EngineError, Job, Speculation};
 use puna_prompt::{
     CallForm, Chat, FunctionCall, Kind, Message, OutputParser, ParserInput, PromptError, Stage, Template,
-    Think, ToolCall, conversation, fit, generation, prefer_jinja, render, render_insert, strip_past_thoughts,
+    Think, ToolCall, conversation, fit, generation, is_marked, mark_written, marked_parts, prefer_jinja,
+    render, render_insert, strip_past_thoughts, unmarked,
 };
 use puna_sampler::{CONSTRAINT_BYTES_MAX, Grammar};
 use serde_json::Value;
@@ -41,6 +42,8 @@ pub(crate) struct Preparer {
 /// A prompt as text and what was left out of it.
 struct Text {
     prompt: String,
+    /// The same with what users wrote marked, where that must be told from the template's own words.
+    marked: Option<String>,
     template: Option<Arc<Template>>,
     /// The template is the request's own.
     own: bool,
@@ -53,7 +56,8 @@ struct Text {
 
 impl Text {
     fn new(prompt: String, template: Option<Arc<Template>>) -> Self {
-        Self { prompt, template, own: false, tools: Vec::new(), last: None, dropped_messages: 0 }
+        let (marked, own, tools, last) = (None, false, Vec::new(), None);
+        Self { prompt, marked, template, own, tools, last, dropped_messages: 0 }
     }
 }
 
@@ -260,6 +264,7 @@ impl Preparer {
         if task.model.strip_thoughts {
             strip_past_thoughts(&mut all);
         }
+        mark_written(&mut all, |text| self.generator.controls_in(text));
         let tools: Vec<_> = tools.iter().map(|tool| tool.0.clone()).collect();
         self.fitted(handle, task, template, &Chat { tools: &tools, ..Chat::new(&all) }, "")
     }
@@ -368,7 +373,11 @@ impl Preparer {
             (render(&template, &chat).map_err(failure)?, 0)
         };
         let (tools, last) = (chat.tools.to_vec(), chat.messages.last().cloned());
-        let text = Text::new(format!("{before}{prompt}"), Some(template));
+        let mut text = Text::new(format!("{before}{prompt}"), Some(template));
+        if is_marked(&text.prompt) {
+            let prompt = unmarked(&text.prompt);
+            text.marked = Some(std::mem::replace(&mut text.prompt, prompt));
+        }
         Ok(Text { tools, last, dropped_messages, ..text })
     }
 
@@ -416,7 +425,7 @@ impl Preparer {
     fn prompt_tokens(&self, text: &Text, task: &Generate) -> Vec<u32> {
         match &task.input {
             Input::Prompt(Prompt { tokens: Some(tokens), .. }) => tokens.clone(),
-            _ => self.encode(&text.prompt, text.template.as_deref()),
+            _ => self.encode(text.marked.as_ref().unwrap_or(&text.prompt), text.template.as_deref()),
         }
     }
 
@@ -427,7 +436,10 @@ impl Preparer {
         let adds_bos =
             || self.generator.encode("").first().is_some_and(|token| self.generator.is_bos(*token));
         let text = if !bos.is_empty() && adds_bos() { text.strip_prefix(bos).unwrap_or(text) } else { text };
-        self.generator.encode(text)
+        match is_marked(text) {
+            true => self.generator.encode_prompt_parts(&marked_parts(text)),
+            false => self.generator.encode(text),
+        }
     }
 
     /// A prompt whose tokens are too many for the context is cut in the middle, or refused.

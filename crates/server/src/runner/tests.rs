@@ -4,6 +4,7 @@ mod calls;
 mod fake;
 mod ranks;
 mod thinks;
+mod written;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

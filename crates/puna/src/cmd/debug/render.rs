@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, anyhow, bail};
 use puna_prompt::{
-    Chat, Kind, Message, Renderer, Template, Think, conversation, fit, generation, prefer_jinja,
-    render_insert,
+    Chat, Kind, Message, Renderer, Template, Think, conversation, fit, generation, is_marked, mark_written,
+    marked_parts, prefer_jinja, render_insert, unmarked,
 };
 use puna_tokenizer::Tokenizer;
 use serde_json::{Value, json};
@@ -24,7 +24,8 @@ pub fn run(args: &RenderArgs) -> Result<()> {
         _ => render(&template, &request, file.as_ref(), tokenizer.as_ref())
             .with_context(|| shown.to_string())?,
     };
-    let tokens = tokenizer.map(|t| t.encode_prompt(&rendered.prompt, template.leading_bos()));
+    let tokens = tokenizer.map(|t| encode(&t, &rendered.prompt, template.leading_bos()));
+    let rendered = Rendered { prompt: unmarked(&rendered.prompt), ..rendered };
     if args.json {
         return out::json(
             &json!({"prompt": rendered.prompt, "tokens": tokens, "truncated": rendered.truncated}),
@@ -83,6 +84,15 @@ fn preferred(go: &str, jinja: &str) -> Result<Template> {
     }
 }
 
+/// The tokens of a prompt, in which what users wrote is text.
+fn encode(tokenizer: &Tokenizer, prompt: &str, bos: &str) -> Vec<u32> {
+    if !is_marked(prompt) {
+        return tokenizer.encode_prompt(prompt, bos);
+    }
+    let prompt = prompt.strip_prefix(bos).filter(|_| tokenizer.add_bos()).unwrap_or(prompt);
+    tokenizer.encode_prompt_parts(&marked_parts(prompt))
+}
+
 /// A prompt, and whether messages were left out of it.
 struct Rendered {
     prompt: String,
@@ -107,7 +117,13 @@ fn render(
     let own: Option<Vec<Message>> = serde_json::from_value(own).context("the model's messages")?;
     let own = own.unwrap_or_default();
     let all = match request.get("messages") {
-        Some(_) => conversation(system, &own, &field::<Vec<Message>>(request, "messages")?),
+        Some(_) => {
+            let mut all = conversation(system, &own, &field::<Vec<Message>>(request, "messages")?);
+            if let Some(tokenizer) = tokenizer {
+                mark_written(&mut all, |text| tokenizer.controls_in(text));
+            }
+            all
+        }
         None => generation(text("system").or(system), &own, text("prompt").unwrap_or_default(), &[]),
     };
     let piece = |id: Option<u32>| {
@@ -121,8 +137,7 @@ fn render(
     let limit =
         request.pointer("/options/num_ctx").and_then(Value::as_u64).map_or(usize::MAX, |n| n as usize);
     let bos = template.leading_bos();
-    let mut count =
-        |text: &str| Ok(tokenizer.map_or(0, |tokenizer| tokenizer.encode_prompt(text, bos).len()));
+    let mut count = |text: &str| Ok(tokenizer.map_or(0, |tokenizer| encode(tokenizer, text, bos).len()));
     let fitted = fit(template, &chat, limit, &mut count)?;
     Ok(Rendered { truncated: fitted.truncated(), prompt: fitted.prompt })
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::io;
 use std::net::Shutdown;
+use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -177,6 +178,17 @@ impl Generator for FakeEngine {
 
     fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
         parts.iter().flat_map(|(text, _)| text.bytes().map(u32::from)).collect()
+    }
+
+    fn encode_prompt_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
+        // Written as text, the end is spelt with marks of its own.
+        let shown =
+            |&(text, trusted): &(&str, bool)| if trusted { text.to_owned() } else { format!("«{text}»") };
+        self.encode(&parts.iter().map(shown).collect::<String>())
+    }
+
+    fn controls_in(&self, text: &str) -> Vec<Range<usize>> {
+        text.match_indices(END.0).map(|(at, end)| at..at + end.len()).collect()
     }
 
     fn decode(&self, tokens: &[u32]) -> String {
