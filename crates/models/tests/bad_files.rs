@@ -1,157 +1,19 @@
 //! Files that parse but are no model: each is refused with an error that names the key or the tensor.
 
-use std::path::Path;
+#[path = "kit/files.rs"]
+mod files;
+
 use std::sync::Arc;
 
+use files::{refused, source, with};
 use puna_gguf::{Gguf, Metadata, Value, View, Writer};
 use puna_models::{LoadOptions, Model, ModelError};
 use puna_quant::TensorType;
-
-fn source(name: &str) -> Gguf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/zoo/{name}.gguf"));
-    Gguf::open(&path).unwrap()
-}
-
-/// The error of loading a copy of a zoo file with other metadata and without some tensors.
-fn refused(name: &str, change: impl Fn(&mut Metadata), drop: &str) -> String {
-    let source = source(name);
-    let mut metadata = source.metadata().clone();
-    change(&mut metadata);
-    let mut writer = Writer::with_metadata(metadata);
-    let mut data = Vec::new();
-    for tensor in source.tensors().iter().filter(|t| &*t.name != drop) {
-        writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
-        data.push(source.data(tensor));
-    }
-    let bytes = writer.to_vec(data).unwrap();
-    let view = View::new(Arc::new(Gguf::from_bytes(bytes).unwrap())).unwrap();
-    match Model::load(&view, LoadOptions::default()) {
-        Ok(_) => panic!("{name} was taken without {drop}"),
-        Err(error) => error.to_string(),
-    }
-}
-
-fn with(key: &str, value: impl Into<Value> + Clone) -> impl Fn(&mut Metadata) {
-    let key = key.to_owned();
-    move |metadata| metadata.set(&key, value.clone())
-}
 
 #[test]
 fn an_unknown_architecture_is_named_with_the_known_ones() {
     let text = refused("llama", with("general.architecture", "quantum"), "");
     assert!(text.starts_with("unknown architecture `quantum`; this version knows afmoe, apertus"), "{text}");
-}
-
-#[test]
-fn names_of_any_length_and_kind_are_safe_to_show() {
-    let name = format!("\x1b[2J{}", "y".repeat(100_000));
-    for (of, key) in [
-        ("llama", "general.architecture"),
-        ("llama", "llama.rope.scaling.type"),
-        ("modern-bert", "modern-bert.hidden_activation"),
-    ] {
-        let text = refused(of, with(key, name.as_str()), "");
-        assert!(text.contains("`\\u{1b}[2Jyyy"), "{text:.200}");
-        assert!(text.len() < 4000, "{key}: {}", text.len());
-    }
-}
-
-#[test]
-fn numbers_that_are_none_are_named_with_their_key() {
-    for (name, key) in [
-        ("llama", "attention.scale"),
-        ("command-r", "logit_scale"),
-        ("granite", "attention.scale"),
-        ("gemma2", "final_logit_softcapping"),
-        ("llama-rope-yarn", "rope.scaling.yarn_beta_fast"),
-        ("llama-rope-yarn", "rope.scaling.attn_factor"),
-        ("grovemoe", "expert_group_scale"),
-        ("minimax-01", "residual_scale"),
-        ("deepseek3", "attention.temperature_scale"),
-    ] {
-        let source = source(name);
-        let key = format!("{}.{key}", source.metadata().architecture().unwrap());
-        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let text = refused(name, with(&key, value), "");
-            assert_eq!(text, format!("key `{key}` is {value}: must be a number, and not infinite"));
-        }
-    }
-    let text = refused("step35", with("step35.swiglu_clamp_exp", vec![f32::NAN; 8]), "");
-    assert_eq!(text, "key `step35.swiglu_clamp_exp` is NaN in layer 0: must be a number, and not infinite");
-}
-
-#[test]
-fn the_key_that_is_wrong_is_named_and_not_what_follows_from_it() {
-    for (name, key) in [
-        ("llama", "rope.freq_base"),
-        ("gemma3", "rope.freq_base_swa"),
-        ("deepseek4", "attention.compress_rope_freq_base"),
-    ] {
-        let key = format!("{name}.{key}");
-        for value in [0.0f32, -1.0] {
-            let text = refused(name, with(&key, value), "");
-            assert_eq!(text, format!("key `{key}` is {value}: the base of frequencies must be positive"));
-        }
-    }
-    // The file says no size of heads.
-    let text = refused("gpt2", with("gpt2.attention.head_count", 255u32), "");
-    assert!(text.starts_with("key `gpt2.attention.head_count` is 255: there are more heads than"), "{text}");
-    let text = refused("afmoe", with("afmoe.attention.value_length", 65_537u32), "");
-    assert!(text.starts_with("key `afmoe.attention.value_length` is 65537: "), "{text}");
-    let text = refused("granitehybrid", with("granitehybrid.attention.head_count", 1u32), "");
-    assert!(
-        text.ends_with("its `attention.head_count` is no multiple of its `attention.head_count_kv`"),
-        "{text}"
-    );
-    for (name, up) in [("llama", "ffn_up"), ("gptneox", "ffn_up")] {
-        let key = format!("{name}.feed_forward_length");
-        let text = refused(name, |meta| drop(meta.remove(&key)), "");
-        let file = format!("key `{key}` is absent or 0, and the file has `blk.0.{up}.weight`");
-        assert!(text.starts_with(&file), "{text}");
-    }
-    let key = "llama-moe";
-    let keep = |_: &mut Metadata| {};
-    assert_eq!(refused("llama", keep, "blk.1.ffn_gate.weight"), "tensor `blk.1.ffn_gate.weight` is missing");
-    let text = refused(key, |meta| drop(meta.remove("llama.feed_forward_length")), "");
-    assert!(text.ends_with(": one of them is absent or zero"), "{text}");
-}
-
-#[test]
-fn a_rotary_table_that_cannot_be_one_is_named() {
-    const TABLE: &str = "rope_freqs.weight";
-    let with_table = |ty: TensorType, bytes: &[u8], len: u64| {
-        let source = source("llama");
-        let mut writer = Writer::with_metadata(source.metadata().clone());
-        let mut data = Vec::new();
-        for tensor in source.tensors() {
-            writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
-            data.push(source.data(tensor));
-        }
-        writer.tensor(TABLE, ty, &[len]).unwrap();
-        data.push(bytes);
-        let view = View::new(Arc::new(Gguf::from_bytes(writer.to_vec(data).unwrap()).unwrap())).unwrap();
-        Model::load(&view, LoadOptions::default()).map(|_| ()).map_err(|error| error.to_string())
-    };
-    let of = |factors: &[f32]| {
-        let bytes: Vec<u8> = factors.iter().flat_map(|x| x.to_le_bytes()).collect();
-        with_table(TensorType::F32, &bytes, factors.len() as u64)
-    };
-    // Heads of 12 features.
-    assert_eq!(of(&[1.0; 6]), Ok(()));
-    for wrong in [1, 5, 7, 12] {
-        let text = of(&vec![1.0; wrong]).unwrap_err();
-        assert_eq!(text, format!("tensor `{TABLE}` has shape [{wrong}]; the keys of the file say [6]"));
-    }
-    for factor in [0.0, f32::NAN] {
-        let text = of(&[1.0, 1.0, factor, 1.0, 1.0, 1.0]).unwrap_err();
-        let want =
-            format!("the factor {factor} of `{TABLE}` is not supported: frequencies cannot be divided by it");
-        assert_eq!(text, want);
-    }
-    // Any type of numbers, and none of anything else.
-    assert_eq!(with_table(TensorType::F16, &[0, 0x3c].repeat(6), 6), Ok(()));
-    let text = with_table(TensorType::I32, &[1; 24], 6).unwrap_err();
-    assert!(text.starts_with(&format!("tensor `{TABLE}` has type I32")), "{text}");
 }
 
 #[test]

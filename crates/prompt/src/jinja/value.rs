@@ -338,6 +338,8 @@ impl Key {
                 Key::Str(Arc::clone(s))
             }
             Value::Seq(s) if s.kind == SeqKind::Tuple => {
+                // Each is a key of its own, and takes memory.
+                budget.steps(8 * s.items.len() as u64)?;
                 Key::Tuple(s.items.iter().map(|item| Key::of(item, budget)).collect::<Res<_>>()?)
             }
             other => return Err(format!("unhashable type: '{}'", other.type_name()).into()),
