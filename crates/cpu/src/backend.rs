@@ -8,12 +8,13 @@ use puna_graph::{
     StateSpec, StepInput, Weight,
 };
 
+use crate::aside::room;
 use crate::cache::Cache;
 use crate::compile::{Constants, Program, compile};
 use crate::deal::Deal;
 use crate::ease::Ease;
 use crate::kernels::{self, KernelError, Level, STREAM_ROWS};
-use crate::memory::Arena;
+use crate::memory::{Arena, Shared};
 use crate::ops::observe::Observations;
 use crate::pool::Pool;
 use crate::states::States;
@@ -55,6 +56,7 @@ pub struct CpuBackend {
     arena: Arena,
     q8: Vec<Q8Buffer>,
     tiles: Vec<TileBuffer>,
+    aside: Shared<f32>,
     /// Where the last result lies, and its size.
     result: (Option<Place>, usize),
     gathered: Vec<f32>,
@@ -121,6 +123,7 @@ impl CpuBackend {
             arena: Arena::new(0),
             q8: Vec::new(),
             tiles: Vec::new(),
+            aside: Shared::new(0),
             result: (None, 0),
             gathered: Vec::new(),
             measuring: false,
@@ -223,6 +226,10 @@ impl Backend for CpuBackend {
             self.observations.as_ref(),
             &mut self.constants,
         )?;
+        let aside = room(&plan);
+        if self.aside.len() < aside {
+            self.aside = Shared::named(aside, "partial results")?;
+        }
         if self.arena.len() < program.arena {
             self.arena = Arena::named(program.arena, "the values of a step")?;
         }
@@ -259,6 +266,7 @@ impl Backend for CpuBackend {
             arena: &self.arena,
             q8: &self.q8,
             tiles: &self.tiles,
+            aside: &self.aside,
             cache: self.cache.as_ref(),
             states: self.states.as_ref(),
         };
@@ -318,7 +326,7 @@ impl Backend for CpuBackend {
         let q8 = self.q8.iter().map(|buffer| buffer.values() * 5 / 4).sum::<usize>();
         let tiles = self.tiles.iter().map(|buffer| buffer.values() * 2).sum::<usize>();
         let own = self.programs.iter().map(|p| p.own_bytes).sum::<usize>();
-        let shared = self.constants.bytes();
+        let shared = self.constants.bytes() + self.aside.len() * 4;
         self.arena.len() * 4 + q8 + tiles + own + shared + self.gathered.capacity() * 4
     }
 

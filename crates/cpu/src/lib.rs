@@ -4,6 +4,7 @@
 //! out to the pool's threads, with a barrier between instructions. What a task computes is in [`kernels`], as tables of functions by level.
 
 mod affinity;
+mod aside;
 mod backend;
 mod cache;
 mod compile;

@@ -77,13 +77,6 @@ impl<T: bytemuck::Zeroable + Copy> Shared<T> {
         Some(Self { base, len, allocation: (start.as_ptr(), layout) })
     }
 
-    /// Makes room for at least `len` elements, keeping none. Panics where there is no memory.
-    pub fn grow(&mut self, len: usize) {
-        if self.len < len {
-            *self = Self::new(len);
-        }
-    }
-
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.len

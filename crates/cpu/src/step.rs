@@ -139,6 +139,8 @@ pub struct Step<'a> {
     pub arena: &'a Arena,
     pub q8: &'a [Q8Buffer],
     pub tiles: &'a [TileBuffer],
+    /// What tasks of an instruction put aside for the one that finishes last. All instructions have it, one after the other.
+    pub aside: &'a Shared<f32>,
     pub cache: Option<&'a Cache>,
     pub states: Option<&'a States>,
 }

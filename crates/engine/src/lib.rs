@@ -32,7 +32,7 @@ pub use job::{Event, Finish, Job, Piece, PromptToken, Sink, Stage, Summary};
 pub use options::{EngineOptions, MemoryReport, ModelInfo, check_model, plan_memory, plan_memory_with_draft};
 pub use pages::PAGE_TOKENS;
 pub use puna_graph::Doses;
-pub use puna_models::{Adapter, ModelError, Order, Pooling, Unmasking};
+pub use puna_models::{Adapter, ModelError, Order, Pooling, Unmasking, fills_masks};
 pub use sequence::JobId;
 pub use speculate::model::DraftModel;
 pub use speculate::{Drafted, Speculated, Speculation};

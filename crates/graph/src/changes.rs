@@ -7,9 +7,10 @@ use crate::values::WeightId;
 /// A change of a matrix by the product of two thin ones: `W + scale · up · down`. `W` itself stays as it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LowRank {
-    /// `[in, rank]`; of experts `[in, rank, experts]`.
+    /// `[in, rank]`; of experts and heads `[in, rank, experts]`, or one of all heads.
     pub down: WeightId,
-    /// `[rank, out]`; of experts `[rank, out, experts]`.
+    /// `[rank, out]`; of experts and heads `[rank, out, experts]`, or one of all heads. Where a head's product hands columns on, `out`
+    /// counts those, too, and the change of them is zero.
     pub up: WeightId,
     /// `down` with rows and columns exchanged, `[rank, in]`, where `W` is a table whose rows are taken by number.
     pub back: Option<WeightId>,
@@ -46,10 +47,10 @@ impl Changes {
     }
 }
 
-/// What changes the matrices of experts.
+/// What changes the matrices of experts. Where gate and up are one tensor both have the same changes, of which each takes its rows.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ExpertChanges {
-    /// Of `gate`.
+    /// Of `gate`, or without a gate of `up`.
     pub gate: Vec<LowRank>,
     /// Of `up`.
     pub up: Vec<LowRank>,

@@ -55,6 +55,7 @@ pub struct Graph {
     layer: Option<usize>,
     result: Option<ValueId>,
     changes: Arc<Changes>,
+    sees_all: bool,
 }
 
 /// A matrix with its optional bias.
@@ -105,6 +106,11 @@ impl Graph {
     /// A graph whose tables, products and mixtures use changed weights.
     pub fn with_changes(changes: Arc<Changes>) -> Self {
         Self { changes, ..Self::default() }
+    }
+
+    /// The same graph, whose tokens see those behind them, too, where attention would be causal.
+    pub fn seeing_all(self) -> Self {
+        Self { sees_all: true, ..self }
     }
 
     /// The operations, in the order in which they run.
@@ -206,6 +212,21 @@ impl Graph {
 
     /// For each head its first columns times the head's own matrix, and behind that the rest of the head as it is.
     pub fn linear_of_heads(&mut self, name: &'static str, l: &HeadLinear, x: ValueId) -> ValueId {
+        let mut y = self.product_of_heads(name, l, x);
+        let (dim, out) = (self.value(x).cols / l.heads, self.value(y).cols / l.heads);
+        for LowRank { down, up, rank, scale, adapter, .. } in self.changes_of(l.w) {
+            let multiplied = if dim > l.input { self.pick("lora_in", x, 0, l.input, dim) } else { x };
+            let thin = HeadLinear { w: down, out: rank, ..*l };
+            let thin = self.product_of_heads("lora_down", &thin, multiplied);
+            let thin = self.dose(thin, adapter);
+            let wide = self.product_of_heads("lora_up", &HeadLinear { w: up, input: rank, out, ..*l }, thin);
+            let wide = self.scale("lora_up", wide, scale);
+            y = self.add(name, y, wide);
+        }
+        y
+    }
+
+    fn product_of_heads(&mut self, name: &'static str, l: &HeadLinear, x: ValueId) -> ValueId {
         let Value { rows, cols, .. } = self.value(x);
         assert!(cols.is_multiple_of(l.heads) && cols / l.heads >= l.input);
         let out = cols - l.heads * l.input + l.heads * l.out;
@@ -313,6 +334,8 @@ impl Graph {
         [chosen, before]: [Option<ValueId>; 2],
         spec: AttentionSpec,
     ) -> ValueId {
+        let mask = if self.sees_all && spec.mask == Mask::Causal { Mask::Full } else { spec.mask };
+        let spec = AttentionSpec { mask, ..spec };
         assert_eq!(chosen.is_some(), spec.chosen.is_some());
         assert!(before.is_none_or(|before| self.value(before).cols == spec.part_cols()));
         let cols = if spec.is_part { spec.part_cols() } else { spec.heads * spec.value_dim };
@@ -334,13 +357,9 @@ impl Graph {
     /// A mixture of experts over the router's logits.
     pub fn moe(&mut self, name: &'static str, mut spec: MoeSpec, x: ValueId, router: ValueId) -> ValueId {
         assert_eq!(self.value(router).cols, spec.experts);
-        // Changes of a tensor that has both halves are not known; that they stay unused is told.
-        let halves = |graph: &Self, w| if spec.is_joined { Vec::new() } else { graph.changes_of(w) };
-        spec.changes = ExpertChanges {
-            gate: halves(self, spec.gate),
-            up: halves(self, spec.up),
-            down: self.changes_of(spec.down),
-        };
+        let up = if spec.glu.has_gate() { self.changes_of(spec.up) } else { Vec::new() };
+        spec.changes =
+            ExpertChanges { gate: self.changes_of(spec.gate), up, down: self.changes_of(spec.down) };
         let (rows, out) = (self.value(x).rows, spec.out);
         self.push(name, Op::Moe { x, router, spec: Box::new(spec) }, rows, out)
     }

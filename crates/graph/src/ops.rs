@@ -214,7 +214,7 @@ pub enum Op {
     },
     /// For each head its first `in` columns times the head's own matrix, and behind that the rest of the head as it is.
     LinearOfHeads {
-        /// `[in, out, heads]`.
+        /// `[in, out, heads]`, or `[in, out]` of all heads.
         w: WeightId,
         /// Input; heads of `in` columns or more.
         x: ValueId,

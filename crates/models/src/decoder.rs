@@ -15,66 +15,7 @@ use crate::latent::{Latent, LatentForm};
 use crate::model::{Architecture, Loaded, Shape, Unmasking};
 use crate::weights::Weights;
 
-/// How an architecture normalises, with the epsilon.
-#[derive(Debug, Clone, Copy)]
-pub enum NormKind {
-    /// By the root of the mean square.
-    Rms(f32),
-    /// By mean and variance.
-    Layer(f32),
-}
-
-/// A norm of either kind, or none.
-#[derive(Debug, Clone, Copy)]
-pub enum AnyNorm {
-    /// What was normalised elsewhere stays as it is.
-    None,
-    /// By the root of the mean square.
-    Rms(Norm),
-    /// By mean and variance.
-    Layer(Norm),
-}
-
-impl NormKind {
-    /// The norm `NAME` over the first of these dimensions.
-    pub fn load(self, w: &mut Weights<'_>, name: &str, shape: &[usize]) -> Result<AnyNorm, ModelError> {
-        let missing = || ModelError::MissingTensor { name: format!("{name}.weight") };
-        self.load_opt(w, name, shape)?.ok_or_else(missing)
-    }
-
-    /// The same, which may be absent.
-    pub fn load_opt(
-        self,
-        w: &mut Weights<'_>,
-        name: &str,
-        shape: &[usize],
-    ) -> Result<Option<AnyNorm>, ModelError> {
-        Ok(match self {
-            Self::Rms(eps) => w.opt_norm(name, shape, eps)?.map(AnyNorm::Rms),
-            Self::Layer(eps) => w.opt_norm(name, shape, eps)?.map(AnyNorm::Layer),
-        })
-    }
-
-    /// The norm over `dim` columns without weights.
-    pub fn plain(self, dim: usize) -> AnyNorm {
-        let norm = |eps| Norm { w: None, b: None, dim, eps };
-        match self {
-            Self::Rms(eps) => AnyNorm::Rms(norm(eps)),
-            Self::Layer(eps) => AnyNorm::Layer(norm(eps)),
-        }
-    }
-}
-
-impl AnyNorm {
-    /// The norm of `x`.
-    pub fn apply(&self, g: &mut Graph, name: &'static str, x: ValueId) -> ValueId {
-        match self {
-            Self::None => x,
-            Self::Rms(norm) => g.rms_norm(name, norm, x),
-            Self::Layer(norm) => g.layer_norm(name, norm, x),
-        }
-    }
-}
+pub use crate::norms::{AnyNorm, NormKind};
 
 fn normed(g: &mut Graph, name: &'static str, norm: &Option<AnyNorm>, x: ValueId) -> ValueId {
     norm.as_ref().map_or(x, |norm| norm.apply(g, name, x))
@@ -120,6 +61,8 @@ pub struct Layer {
     pub values: Option<HeadLinear>,
     /// A projection of what attention read, and the function of it that weighs each result, or all of a head.
     pub gate: Option<(Linear, Activation)>,
+    /// Multiplies what heads read.
+    pub read_scale: f32,
     /// Of what all heads read together.
     pub heads_norm: Option<AnyNorm>,
     /// From the heads back to the stream.
@@ -270,6 +213,7 @@ impl Decoder {
             x = g.gather_outputs(x);
             writing = writing.map(|writing| hyper::gather_outputs(g, writing));
         }
+        let a = scaled(g, "kqv_scaled", a, l.read_scale);
         let a = normed(g, "attn_sub_norm", &l.heads_norm, a);
         let a = g.linear("attn_out", &l.wo, a);
         let a = normed(g, "attn_post_norm", &l.post_attn_norm, a);
@@ -316,6 +260,7 @@ impl Layer {
             sight: Sight::All,
             values: None,
             gate: None,
+            read_scale: 1.0,
             heads_norm: None,
             wo,
             post_attn_norm: None,

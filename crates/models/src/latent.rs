@@ -12,7 +12,7 @@ use puna_quant::float::{f32_to_bf16, f32_to_f16};
 use crate::decoder::{AnyNorm, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::weights::Weights;
+use crate::weights::{Cut, Weights};
 
 /// More features than any head or vector has, to bound what a file can ask for.
 const MAX_DIM: usize = 1 << 16;
@@ -181,22 +181,26 @@ fn ways_of_heads(
     heads: usize,
     form: &LatentForm,
 ) -> Result<[HeadLinear; 2], ModelError> {
-    let LatentForm { rank, still, value_dim, .. } = *form;
+    let LatentForm { rank, still, turned, value_dim, .. } = *form;
     let name = |part: &str| format!("{block}.attn_{part}.weight");
     let parts = [("k_b", Half::Keys), ("v_b", Half::Values)].map(|(part, half)| (name(part), half));
     let both = name("kv_b");
     let is_old = parts.iter().all(|(name, _)| !w.has(name)) && w.has(&both);
     let mut way = |(name, half): (String, Half)| {
         let (input, out) = half.shape(form);
-        let shape = [input, out, heads];
-        let w = match is_old {
-            true => w.made(&name, &shape, (&both, &[rank, heads * (still + value_dim)]), |source, ty| {
-                let made = OnceLock::new();
-                (half.ty(ty), Arc::new(Made { source, ty, form: *form, heads, half, made }))
-            })?,
-            false => w.of_heads(&name, &shape)?,
-        };
-        Ok::<_, ModelError>(HeadLinear { w, input, out, heads })
+        let (shape, is_turned) = ([input, out, heads], half == Half::Keys);
+        let rest = if is_turned { turned } else { 0 };
+        if !is_old {
+            return Ok(HeadLinear { w: w.of_heads(&name, &shape, rest)?, input, out, heads });
+        }
+        let each = still + value_dim;
+        let weight = w.made(&name, &shape, (&both, &[rank, heads * each]), |source, ty| {
+            let made = OnceLock::new();
+            (half.ty(ty), Arc::new(Made { source, ty, form: *form, heads, half, made }))
+        })?;
+        let (first, rows) = if is_turned { (0, still) } else { (still, value_dim) };
+        w.cuts.push(Cut { of: both.clone(), weight, first, rows, each, is_turned, rest });
+        Ok::<_, ModelError>(HeadLinear { w: weight, input, out, heads })
     };
     let [keys, values] = parts;
     Ok([way(keys)?, way(values)?])

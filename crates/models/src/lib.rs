@@ -23,6 +23,7 @@ mod kda;
 mod latent;
 mod mamba;
 mod model;
+mod norms;
 mod per_layer;
 mod rope;
 mod rwkv;
@@ -30,6 +31,7 @@ mod weights;
 mod windows;
 
 pub use adapter::{Adapter, AdapterError};
+pub use arch::fills_masks;
 pub use error::ModelError;
 pub use model::{
     LoadOptions, Model, Order, Pooling, Shape, Unmasking, Want, check_architecture, known_architectures,

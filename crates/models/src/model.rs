@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use puna_gguf::{Metadata, View};
-use puna_graph::{CacheLayer, Graph, Rope, ValueId, Weight};
+use puna_graph::{CacheLayer, Graph, Op, Rope, ValueId, Weight};
 
 use crate::adapter::{Adapter, Attached};
 use crate::arch;
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::weights::Weights;
+
+/// Whether tokens see only what came before, where files say it.
+const CAUSAL: &str = "attention.causal";
 
 /// What a step is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -160,6 +163,8 @@ pub struct Model {
     ropes: Vec<Rope>,
     states: Vec<usize>,
     adapted: Attached,
+    /// Whether tokens see those behind them where the architecture's would not.
+    sees_all: bool,
 }
 
 impl Model {
@@ -178,8 +183,8 @@ impl Model {
         let mut weights = Weights::new(view);
         let loaded = (entry.load)(&keys, &mut weights, options)?;
         let size = (loaded.shape.n_layer, loaded.shape.n_embd);
-        let adapted = Attached::new(adapters, view, size, &mut weights.tensors)?;
-        let model = Self {
+        let adapted = Attached::new(adapters, view, size, &mut weights)?;
+        let mut model = Self {
             architecture: entry.name,
             pooling: pooling(&keys)?,
             arch: loaded.arch,
@@ -189,13 +194,38 @@ impl Model {
             ropes: weights.ropes,
             states: weights.states,
             adapted,
+            sees_all: false,
         };
+        if model.shape.causal && keys.opt_bool(CAUSAL)? == Some(false) {
+            model.see_all(&keys)?;
+        }
         if !adapters.is_empty() {
             let wanted = [Want::Logits, Want::Hidden, Want::Encode, Want::Score];
             let graphs: Vec<Graph> = wanted.into_iter().filter_map(|want| model.graph(want)).collect();
             model.adapted.check_used(&graphs)?;
         }
         Ok(model)
+    }
+
+    /// Makes an encoder of a decoder, as files of embedding models ask for: every token sees the whole text.
+    ///
+    /// # Errors
+    /// The architecture has parts that do not see a text as a whole.
+    fn see_all(&mut self, keys: &Keys<'_>) -> Result<(), ModelError> {
+        self.sees_all = true;
+        let graph = self.graph(Want::Hidden).unwrap_or_default();
+        let is_ordered = |op: &Op| match op {
+            Op::Attention { spec, .. } => spec.mask.is_cached() || spec.only_reads,
+            Op::Choose { .. } | Op::Keep { .. } | Op::Recur(_) => true,
+            _ => false,
+        };
+        if graph.nodes().iter().any(|node| is_ordered(&node.op)) {
+            let reason = "this architecture has windows or states, which only look back";
+            return Err(ModelError::KeyValue { key: keys.name(CAUSAL), value: "false".into(), reason });
+        }
+        self.cache = Vec::new();
+        self.shape = Shape { causal: false, has_logits: false, ..self.shape.clone() };
+        Ok(())
     }
 
     /// The architecture's name.
@@ -236,6 +266,9 @@ impl Model {
     /// Records a step; `None` where the model has no such result.
     pub fn graph(&self, want: Want) -> Option<Graph> {
         let mut g = Graph::with_changes(Arc::clone(&self.adapted.changes));
+        if self.sees_all {
+            g = g.seeing_all();
+        }
         let result = match want {
             Want::Hidden => self.arch.hidden(&mut g, false),
             Want::Logits if self.shape.has_logits => {

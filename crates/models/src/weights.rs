@@ -18,10 +18,29 @@ impl Bytes for Mapped {
     }
 }
 
+/// Rows of a tensor that a weight is made of, for what changes the tensor: `rows` from `first` on of every `each`, one matrix after the
+/// other.
+#[derive(Debug, Clone)]
+pub(crate) struct Cut {
+    /// The tensor.
+    pub of: String,
+    /// What is made of it.
+    pub weight: WeightId,
+    pub first: usize,
+    pub rows: usize,
+    pub each: usize,
+    /// Whether rows and columns of each matrix have changed places.
+    pub is_turned: bool,
+    /// Columns of a head behind those that are multiplied, which its product hands on.
+    pub rest: usize,
+}
+
 /// Collects the tensors and rotary tables that an architecture uses.
 pub struct Weights<'a> {
     view: &'a View,
     pub(crate) tensors: Vec<Weight>,
+    /// Of what several of them are made.
+    pub(crate) cuts: Vec<Cut>,
     pub(crate) ropes: Vec<Rope>,
     /// Values of each recurrent state of a sequence.
     pub(crate) states: Vec<usize>,
@@ -33,7 +52,7 @@ const STATE_VALUES: usize = 1 << 28;
 impl<'a> Weights<'a> {
     /// Weights of a file.
     pub fn new(view: &'a View) -> Self {
-        Self { view, tensors: Vec::new(), ropes: Vec::new(), states: Vec::new() }
+        Self { view, tensors: Vec::new(), cuts: Vec::new(), ropes: Vec::new(), states: Vec::new() }
     }
 
     /// Whether the file has a tensor.
@@ -114,26 +133,39 @@ impl<'a> Weights<'a> {
         Err(ModelError::KeyValue { key, value, reason: "its width is needed" })
     }
 
-    /// Matrices of heads, `NAME [input, output, heads]`.
-    pub fn of_heads(&mut self, name: &str, shape: &[usize; 3]) -> Result<WeightId, ModelError> {
+    /// Matrices of heads, `NAME [input, output, heads]`, whose products hand on `rest` columns of each head.
+    pub fn of_heads(&mut self, name: &str, shape: &[usize; 3], rest: usize) -> Result<WeightId, ModelError> {
         let scale = name.replace(".weight", ".scale");
         if self.has(&scale) {
             let reason = "convert these tensors to a format without it";
             return Err(ModelError::Unsupported { what: format!("`{scale}`"), reason });
         }
-        self.tensor(name, shape)
+        let weight = self.tensor(name, shape)?;
+        self.cut(name, weight, shape[1], rest);
+        Ok(weight)
     }
 
     /// The same where a file has all their rows in one matrix, `[input, output · heads]`.
     pub fn heads_in_rows(&mut self, name: &str, shape: &[usize; 3]) -> Result<WeightId, ModelError> {
         let &[input, output, heads] = shape;
         if self.rows(name).is_none_or(|rows| rows == output) {
-            return self.of_heads(name, shape);
+            return self.of_heads(name, shape, 0);
         }
         let missing = || ModelError::MissingTensor { name: name.into() };
         let tensor = self.checked(name, &[input, output * heads])?.ok_or_else(missing)?;
         let data = Arc::new(Mapped(tensor.shared()));
-        Ok(self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data }))
+        let weight = self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data });
+        self.cut(name, weight, output, 0);
+        Ok(weight)
+    }
+
+    /// Notes that a weight is all of a tensor, matrices of so many rows.
+    fn cut(&mut self, of: &str, weight: WeightId, rows: usize, rest: usize) {
+        if self.cuts.iter().any(|cut| cut.weight == weight) {
+            return;
+        }
+        let of = of.to_owned();
+        self.cuts.push(Cut { of, weight, first: 0, rows, each: rows, is_turned: false, rest });
     }
 
     /// The matrices, or rows, that a tensor of this shape is a stack of, each on its own.
@@ -157,10 +189,16 @@ impl<'a> Weights<'a> {
         let Some(halves) = self.checked(name, &both)?.and_then(|tensor| tensor.halves()) else {
             return Ok(None);
         };
-        Ok(Some(halves.map(|half| {
+        let halves = halves.map(|half| {
             let data = Arc::new(Mapped(self.view.gguf().shared(half)));
             self.add(Weight { name: half.name.to_string(), ty: half.ty, shape: shape.to_vec(), data })
-        })))
+        });
+        let (rows, each) = (shape[1], both[1]);
+        for (weight, first) in halves.into_iter().zip([0, rows]) {
+            let of = name.to_owned();
+            self.cuts.push(Cut { of, weight, first, rows, each, is_turned: false, rest: 0 });
+        }
+        Ok(Some(halves))
     }
 
     /// A tensor that is made of one of the file, whose shape is given beside its name: `make` gets the data and its type.

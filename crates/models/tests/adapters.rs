@@ -5,13 +5,13 @@ mod kit;
 use std::path::Path;
 use std::sync::Arc;
 
-use kit::{Entry, Runner, feed, rewritten};
-use puna_gguf::{Gguf, Value, View, Writer};
+use kit::{Entry, Runner, feed, older_latent, rewritten};
+use puna_gguf::{Gguf, TensorView, Value, View, Writer};
 use puna_graph::Doses;
 use puna_models::{Adapter, AdapterError, LoadOptions, Model, ModelError};
 use puna_quant::TensorType;
 
-/// Entries of every architecture, with mixtures, fused projections, heads of their own and none, and packed weights.
+/// Entries that are computed at every level, with mixtures, fused projections, heads of their own and none, and packed weights.
 const ENTRIES: [&str; 13] = [
     "llama",
     "llama-moe",
@@ -52,6 +52,11 @@ fn numbers(seed: u64, shape: &[u64], size: f32, ty: TensorType) -> (Vec<u8>, Mat
     (bytes, Matrix { shape: shape.to_vec(), data })
 }
 
+/// Whether rows of the tensor are those of tokens.
+fn is_table(name: &str) -> bool {
+    name.ends_with("token_embd.weight")
+}
+
 /// A change of one tensor: `lora_a`, `lora_b`.
 struct Pair {
     of: String,
@@ -60,18 +65,67 @@ struct Pair {
     scale: f32,
 }
 
-/// Changes of a file's matrices: every `step`-th, from `first` on.
-fn pairs(base: &View, (first, step): (usize, usize), alpha: Option<f32>) -> Vec<Pair> {
-    let matrices = base.tensors().filter(|t| t.shape.len() > 1 && t.name.ends_with(".weight"));
-    let pair = |(i, tensor): (usize, puna_gguf::TensorView<'_>)| {
+/// What is stored in several dimensions and is no matrix.
+const NO_MATRICES: [&str; 12] = [
+    "altup_",
+    "attn_compressor_ape",
+    "attn_k_norm",
+    "attn_q_norm",
+    "attn_rel_b",
+    "conv",
+    "ffn_gate_tid2eid",
+    "indexer_compressor_ape",
+    "ssm_norm",
+    "time_mix_first",
+    "time_mix_lerp_fused",
+    "vis_",
+];
+
+/// Matrices that are in files and that nothing is multiplied with (layers read what others made), and stacks that are taken apart.
+const UNUSED: [&str; 17] = [
+    "arwkv7 blk.0.time_mix_v1.weight",
+    "arwkv7 blk.0.time_mix_v2.weight",
+    "gemma3n blk.20.attn_k.weight",
+    "gemma3n blk.20.attn_v.weight",
+    "gemma3n blk.21.attn_k.weight",
+    "gemma3n blk.21.attn_v.weight",
+    "glm5-next blk.4.indexer.attn_k.weight",
+    "glm5-next blk.4.indexer.attn_q_b.weight",
+    "glm5-next blk.4.indexer.proj.weight",
+    "glm5-next blk.4.indexer_compressor_gate.weight",
+    "llama-embed output.weight",
+    "rwkv6 blk.0.time_mix_w2.weight",
+    "rwkv6 blk.1.time_mix_w2.weight",
+    "rwkv6qwen2 blk.0.time_mix_w2.weight",
+    "rwkv6qwen2 blk.1.time_mix_w2.weight",
+    "rwkv7 blk.0.time_mix_v1.weight",
+    "rwkv7 blk.0.time_mix_v2.weight",
+];
+
+/// Changes of all of a file's matrices: every `step`-th, from `first` on.
+fn pairs(base: &View, steps: (usize, usize), alpha: Option<f32>) -> Vec<Pair> {
+    let is_matrix = |name: &str| name.ends_with(".weight") && !NO_MATRICES.iter().any(|no| name.contains(no));
+    let matrices = base.tensors().filter(|t| t.shape.len() > 1 && is_matrix(t.name));
+    let all = matrices.enumerate().map(|(i, tensor)| {
         let packed = if tensor.shape[0] % 32 == 0 { TensorType::Q8_0 } else { TensorType::F32 };
-        let ty = [TensorType::F32, TensorType::F16, packed, TensorType::BF16][i % 4];
+        (tensor, [TensorType::F32, TensorType::F16, packed, TensorType::BF16][i % 4])
+    });
+    pairs_of(all, steps, alpha)
+}
+
+/// Changes in these types of every `step`-th tensor, from `first` on.
+fn pairs_of<'a>(
+    all: impl Iterator<Item = (TensorView<'a>, TensorType)>,
+    (first, step): (usize, usize),
+    alpha: Option<f32>,
+) -> Vec<Pair> {
+    let pair = |(i, (tensor, ty)): (usize, (TensorView<'_>, TensorType))| {
         // Blocks of a packed type are rows of `lora_b`.
         let rank = if ty == TensorType::Q8_0 { 32 } else { 1 + i as u64 % 5 };
         let (input, output) = (tensor.shape[0], tensor.shape[1]);
-        let mut shapes = match tensor.name {
-            "token_embd.weight" => [vec![rank, output], vec![rank, input]],
-            _ => [vec![input, rank], vec![rank, output]],
+        let mut shapes = match is_table(tensor.name) {
+            true => [vec![rank, output], vec![rank, input]],
+            false => [vec![input, rank], vec![rank, output]],
         };
         shapes.iter_mut().for_each(|shape| shape.extend(tensor.shape.get(2)));
         let (seed, size) = (1 + i as u64 * 2, 0.3 / (input as f32).sqrt());
@@ -80,7 +134,7 @@ fn pairs(base: &View, (first, step): (usize, usize), alpha: Option<f32>) -> Vec<
         let scale = alpha.map_or(1.0, |alpha| alpha / rank as f32);
         Pair { of: tensor.name.to_owned(), ty, halves: [a, b], scale }
     };
-    matrices.enumerate().skip(first).step_by(step).map(pair).collect()
+    all.enumerate().skip(first).step_by(step).map(pair).collect()
 }
 
 fn adapter(name: &str, base: &View, pairs: &[Pair], alpha: Option<f32>) -> Adapter {
@@ -100,8 +154,8 @@ fn adapter(name: &str, base: &View, pairs: &[Pair], alpha: Option<f32>) -> Adapt
     Adapter::new(name, Arc::new(Gguf::from_bytes(bytes).unwrap()))
 }
 
-/// `w += scale · b · a`, of each expert.
-fn fold(w: &mut Matrix, pair: &Pair) {
+/// `w += scale · b · a`, of each expert; for a matrix whose product is multiplied by `factor`, which is not for the change.
+fn fold(w: &mut Matrix, pair: &Pair, factor: f32) {
     let [(_, a), (_, b)] = &pair.halves;
     let (input, output) = (w.shape[0] as usize, w.shape[1] as usize);
     let rank = b.shape[0] as usize;
@@ -109,11 +163,11 @@ fn fold(w: &mut Matrix, pair: &Pair) {
         let (a, b) = (&a.data[expert * input * rank..], &b.data[expert * output * rank..]);
         for (at, w) in w.iter_mut().enumerate() {
             let (o, i) = (at / input, at % input);
-            let term = |r: usize| match pair.of.as_str() {
-                "token_embd.weight" => f64::from(a[o * rank + r]) * f64::from(b[i * rank + r]),
-                _ => f64::from(a[r * input + i]) * f64::from(b[o * rank + r]),
+            let term = |r: usize| match is_table(&pair.of) {
+                true => f64::from(a[o * rank + r]) * f64::from(b[i * rank + r]),
+                false => f64::from(a[r * input + i]) * f64::from(b[o * rank + r]),
             };
-            let change = (0..rank).map(term).sum::<f64>() * f64::from(pair.scale);
+            let change = (0..rank).map(term).sum::<f64>() * f64::from(pair.scale / factor);
             *w = (f64::from(*w) + change) as f32;
         }
     }
@@ -133,7 +187,9 @@ fn folded(base: &View, pairs: &[&Pair], path: &Path) {
         }
         let mut w = Matrix { shape: tensor.shape.to_vec(), data: vec![0.0; tensor.elements() as usize] };
         puna_quant::dequantize(tensor.ty, &tensor.bytes(), &mut w.data).unwrap();
-        mine.iter().for_each(|pair| fold(&mut w, pair));
+        let factor = base.tensor(&tensor.name.replace(".weight", ".scale")).filter(|t| t.elements() == 1);
+        let factor = factor.map_or(1.0, |t| f32::from_le_bytes(t.bytes()[..4].try_into().unwrap()));
+        mine.iter().for_each(|pair| fold(&mut w, pair, factor));
         data.push(w.data.iter().flat_map(|x| x.to_le_bytes()).collect());
     }
     std::fs::write(path, writer.to_vec(data.iter().map(|d| &d[..])).unwrap()).unwrap();
@@ -189,6 +245,84 @@ fn an_adapted_model_answers_as_the_one_with_the_changes_folded_in() {
         }
     }
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// Every matrix of every architecture can change, whatever it is multiplied with.
+#[test]
+fn all_matrices_of_all_architectures_can_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut failures, mut unused) = (Vec::new(), Vec::new());
+    let file = kit::zoo().join("../compat/full-gemma4-moe.gguf");
+    let apart = Entry { file, ..Entry::load("gemma4-moe") };
+    // One after the other: their files have one name.
+    let older = [("deepseek2-lite", 4), ("deepseek3", 2)].into_iter();
+    let older = older.map(|(name, heads)| older_latent(name, heads));
+    let entries = Entry::chosen().into_iter().filter(|entry| !ENTRIES.contains(&&*entry.name));
+    for plain in entries.chain([apart]).chain(older) {
+        let name = plain.name.clone();
+        let base = View::new(Arc::new(Gguf::open(&plain.file).unwrap())).unwrap();
+        let mut changes = pairs(&base, (0, 1), Some(0.5));
+        let adapters = loop {
+            let adapters = vec![adapter("all", &base, &changes, Some(0.5))];
+            let Err(error) = Model::load_adapted(&base, &adapters, LoadOptions::default()) else {
+                break adapters;
+            };
+            let ModelError::Adapter { error, .. } = &error else { panic!("{name}: {error}") };
+            let AdapterError::Unused { tensor } = &**error else { panic!("{name}: {error}") };
+            unused.push(format!("{name} {tensor}"));
+            changes.retain(|pair| pair.of != *tensor);
+        };
+        let file = dir.path().join(format!("{name}.gguf"));
+        folded(&base, &changes.iter().collect::<Vec<_>>(), &file);
+        let want = feed(&Entry { file: file.clone(), ..Entry::load(&name) }, "portable", "whole");
+        let (changed, _) = distance(&plain, &feed(&plain, "portable", "whole"), &want);
+        let got = feed(&Entry { adapters, ..plain }, "portable", "whole");
+        let (worst, _) = distance(&Entry::load(&name), &got, &want);
+        let limit = Entry::load(&name).number("tolerance").unwrap();
+        // What is several times as large is as much less exact.
+        if worst > limit * (1.0 + changed) || changed < 0.1 {
+            failures.push(format!("{name}: {worst:.1e} of {changed:.1e} (limit {limit:.0e})"));
+        }
+        std::fs::remove_file(file).unwrap();
+    }
+    std::fs::remove_file(older_latent("deepseek3", 2).file).unwrap();
+    unused.retain(|unused| !UNUSED.contains(&&**unused));
+    assert!(unused.is_empty(), "{unused:?} cannot change");
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// Logits of llama.cpp, which had a context of its own for each mix, for sequences that share their steps here.
+#[test]
+fn adapters_in_several_mixes_give_what_llama_cpp_gives_with_them() {
+    for name in ["llama", "gemma4-moe", "gpt-oss", "nemotron-h-moe", "rwkv7", "bert-mean"] {
+        let text = std::fs::read_to_string(kit::zoo().join(format!("../adapters/{name}.json"))).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let list = |key: &str| json[key].as_array().unwrap().iter();
+        let numbers =
+            |list: &serde_json::Value| -> Vec<f64> { serde_json::from_value(list.clone()).unwrap() };
+        let base = View::new(Arc::new(Gguf::open(&Entry::load(name).file).unwrap())).unwrap();
+        let changed = || {
+            let names = list("changed").map(|name| base.tensor(name.as_str().unwrap()).unwrap());
+            names.map(|tensor| (tensor, TensorType::F32))
+        };
+        let (one, two) = (pairs_of(changed(), (0, 1), Some(2.0)), pairs_of(changed(), (1, 2), None));
+        let adapters = vec![adapter("one", &base, &one, Some(2.0)), adapter("two", &base, &two, None)];
+        let entry = Entry { adapters, ..Entry::load(name) };
+        let doses = |mix: &serde_json::Value| {
+            Doses::new(&numbers(mix).into_iter().map(|dose| dose as f32).collect::<Vec<_>>())
+        };
+        let mixes: Vec<Doses> = list("mixes").map(doses).collect();
+        let std = entry.number("logits_std").or(entry.number("embeddings_std")).unwrap();
+        let limit = entry.number("tolerance").unwrap();
+        for ((got, want), mix) in together(&entry, "portable", &mixes).iter().zip(list("rows")).zip(&mixes) {
+            for (position, want) in list("positions").zip(want.as_array().unwrap()) {
+                let got = &got[position.as_u64().unwrap() as usize];
+                let errors = got.iter().zip(numbers(want)).map(|(got, want)| (f64::from(*got) - want).abs());
+                let worst = errors.fold(0.0, f64::max) / std;
+                assert!(worst <= limit, "{name}, {mix:?} at {position}: {worst:.1e} (limit {limit:.0e})");
+            }
+        }
+    }
 }
 
 /// Why a file with these keys and tensors is no adapter for an entry's model.

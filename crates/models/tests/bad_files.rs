@@ -290,6 +290,19 @@ fn what_latent_attention_needs_is_named() {
 }
 
 #[test]
+fn what_only_looks_back_is_no_encoder() {
+    for name in ["gemma2", "lfm2", "mamba", "deepseek32", "t5-umt5"] {
+        let architecture = if name == "t5-umt5" { "t5" } else { name };
+        let key = format!("{architecture}.attention.causal");
+        let text = refused(name, with(&key, false), "");
+        assert_eq!(
+            text,
+            format!("key `{key}` is false: this architecture has windows or states, which only look back")
+        );
+    }
+}
+
+#[test]
 fn what_an_indexer_needs_is_named() {
     let keep = |_: &mut Metadata| {};
     for part in ["attn_q_b", "attn_k", "k_norm", "proj"] {
@@ -310,6 +323,22 @@ fn what_an_indexer_needs_is_named() {
     let key = "deepseek32.attention.indexer.key_length";
     let text = refused("deepseek32", with(key, 6u32), "");
     assert!(text.starts_with(&format!("key `{key}` is 6, of which 8 turn: ")), "{text}");
+    // Where no layer has one there need be no keys of it.
+    let keyless = |metadata: &mut Metadata, name: &str| {
+        for part in ["head_count", "key_length", "top_k"] {
+            assert!(metadata.remove(&format!("{name}.attention.indexer.{part}")).is_some());
+        }
+    };
+    let dense = |metadata: &mut Metadata| {
+        keyless(metadata, "deepseek4");
+        metadata.set("deepseek4.attention.compress_ratios", vec![0u32, 128, 0]);
+    };
+    assert_eq!(refused("deepseek4", dense, "output_norm.weight"), "tensor `output_norm.weight` is missing");
+    let dense = |metadata: &mut Metadata| {
+        keyless(metadata, "minimax-m3");
+        metadata.set("minimax-m3.leading_dense_block_count", 3u32);
+    };
+    assert_eq!(refused("minimax-m3", dense, ""), "tensor `blk.1.ffn_up.weight` is missing");
     for part in ["q_proj", "k_proj", "q_norm", "k_norm"] {
         let tensor = format!("blk.1.indexer.{part}.weight");
         assert_eq!(refused("minimax-m3", keep, &tensor), format!("tensor `{tensor}` is missing"));

@@ -5,7 +5,7 @@ mod kit;
 
 use std::sync::Arc;
 
-use kit::{Entry, Matrix, complaint, feed, rewritten};
+use kit::{Entry, Matrix, complaint, feed, older_latent, rewritten, values};
 use puna_gguf::{Gguf, Metadata, View};
 use puna_graph::{CacheLayer, Mask};
 use puna_models::{LoadOptions, Model};
@@ -33,6 +33,26 @@ fn kin_give_the_logits_of_those_whose_graph_they_have() {
     check("deepseek", "bailingmoe", &keep);
 }
 
+/// As embedding models that were made of decoders ask for it; references are llama.cpp's for the file with this key.
+#[test]
+fn a_decoder_whose_file_says_so_sees_the_whole_text() {
+    for name in ["qwen2", "gpt2", "deepseek2-lite"] {
+        let text = std::fs::read_to_string(kit::zoo().join(format!("../causal/{name}.json"))).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let architecture = json["architecture"].as_str().unwrap().to_owned();
+        let key = |metadata: &mut Metadata| metadata.set(&format!("{architecture}.attention.causal"), false);
+        let file = rewritten(&Entry::load(name), &architecture, &key, &[]).file;
+        let entry = Entry { file, ..Entry::new(name, json) };
+        for how in ["whole", "batch"] {
+            assert_eq!(complaint(&entry, &feed(&entry, "portable", how), true), None, "{name}, {how}");
+        }
+        let view = View::new(Arc::new(Gguf::open(&entry.file).unwrap())).unwrap();
+        let model = Model::load(&view, LoadOptions::default()).unwrap();
+        assert!(!model.shape().causal && !model.shape().has_logits && model.cache_layers().is_empty());
+        std::fs::remove_file(&entry.file).unwrap();
+    }
+}
+
 #[test]
 fn the_vector_of_a_text_passes_the_projections_of_its_file() {
     let plain = Entry::load("gemma-embedding");
@@ -55,12 +75,6 @@ fn the_vector_of_a_text_passes_the_projections_of_its_file() {
     assert_eq!(complaint(&plain, &halves, true), None);
 }
 
-/// The values of a tensor of F32.
-fn values(file: &Gguf, name: &str) -> Option<Vec<f32>> {
-    let data = file.data(file.tensor(name)?);
-    Some(data.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect())
-}
-
 #[test]
 fn the_first_files_of_qwen3_next_have_queries_keys_values_and_gates_of_each_head_together() {
     let entry = Entry::load("qwen3next");
@@ -72,11 +86,11 @@ fn the_first_files_of_qwen3_next_have_queries_keys_values_and_gates_of_each_head
     for block in 0..count("block_count") {
         let name = |part: &str| format!("blk.{block}.{part}.weight");
         let (Some(qkv), true) =
-            (self::values(&file, &name("attn_qkv")), file.tensor(&name("ssm_out")).is_some())
+            (kit::values(&file, &name("attn_qkv")), file.tensor(&name("ssm_out")).is_some())
         else {
             continue;
         };
-        let gate = self::values(&file, &name("attn_gate")).unwrap();
+        let gate = kit::values(&file, &name("attn_gate")).unwrap();
         let rows = |all: &[f32], from: usize, count: usize| all[from * n..(from + count) * n].to_vec();
         let of_head = |head: usize| {
             let parts = [
@@ -257,35 +271,10 @@ fn latent_attention_keeps_one_short_vector_for_each_token() {
 #[test]
 fn older_files_of_latent_attention_give_the_same_logits() {
     for (name, heads) in [("deepseek2-lite", 4), ("deepseek3", 2)] {
-        let (rank, still, turned, value): (usize, usize, usize, usize) = (32, 16, 8, 16);
-        let entry = Entry::load(name);
-        let file = Gguf::open(&entry.file).unwrap();
-        let matrices: Vec<Matrix> = (0..2)
-            .map(|i| {
-                let [keys, values] = ["attn_k_b", "attn_v_b"]
-                    .map(|half| self::values(&file, &format!("blk.{i}.{half}.weight")).unwrap());
-                let rows = (0..heads).flat_map(|head| (0..still + value).map(move |row| (head, row)));
-                let both = rows.flat_map(|(head, row)| (0..rank).map(move |r| (head, row, r)));
-                let both = both.map(|(head, row, r)| match usize::checked_sub(row, still) {
-                    None => keys[(head * rank + r) * still + row],
-                    Some(row) => values[(head * value + row) * rank + r],
-                });
-                (format!("blk.{i}.attn_kv_b.weight"), [rank, heads * (still + value)], both.collect())
-            })
-            .collect();
-        let change = |metadata: &mut Metadata| {
-            for key in ["key_length_mla", "value_length_mla"] {
-                assert!(metadata.remove(&format!("deepseek2.attention.{key}")).is_some());
-            }
-            let sizes = [("head_count_kv", heads), ("key_length", still + turned), ("value_length", value)];
-            for (key, size) in sizes {
-                metadata.set(&format!("deepseek2.attention.{key}"), size as u32);
-            }
-        };
-        let old = rewritten(&entry, "deepseek2", &change, &matrices);
+        let old = older_latent(name, heads);
         let rows = feed(&old, "portable", "sevens");
         std::fs::remove_file(&old.file).unwrap();
-        assert_eq!(complaint(&entry, &rows, true), None, "{name}");
+        assert_eq!(complaint(&old, &rows, true), None, "{name}");
     }
 }
 

@@ -257,6 +257,14 @@ impl App {
             run.given.retain(|_, value| !value.is_null());
             return Ok((load, run));
         }
+        if puna_engine::fills_masks(&model.facts.architecture) {
+            refuse_draft(model, asked.as_deref())?;
+            let named = |options: &serde_json::Map<_, _>| options.contains_key("draft_num_predict");
+            if request.is_some_and(named) {
+                note_ignored("options.draft_num_predict".into());
+            }
+            return Ok((load, run));
+        }
         if !embeds && run.speculate.takes_drafts() && run.draft_num_predict != Some(0) {
             load.draft = self.draft(model, asked).await?;
         }
@@ -513,6 +521,21 @@ impl Running {
     }
 }
 
+/// Says that a diffusion model takes no draft model: to who asks for one; one that came with the model or the server is left out.
+fn refuse_draft(model: &Model, asked: Option<&str>) -> Result<(), Failure> {
+    let architecture = &model.facts.architecture;
+    if let Some(name) = asked.filter(|name| !name.is_empty()) {
+        return Err(Failure::bad_request(format!(
+            "draft_model '{name}': a model of architecture {architecture} fills masked places and guesses nothing ahead; \
+             leave the option out"
+        )));
+    }
+    if model.draft.is_some() {
+        tracing::warn!(model = %model.name, "a model of architecture {architecture} takes no draft model; going without its DRAFT");
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -542,5 +565,27 @@ mod tests {
                 assert_eq!(of(&seeing).await, wanted.map(|tokens| tokens.max(VISION_CONTEXT)));
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_diffusion_model_goes_without_a_draft_model_and_refuses_one_that_is_asked_for() {
+        let models = tempfile::tempdir().unwrap();
+        let mut config = Config::with_models(models.path());
+        config.speculate = Wish::Model("cria".into());
+        let app = App::new(config, Arc::new(FakeLauncher(Arc::<Fake>::default()))).unwrap();
+        let writing = app.0.store.resolve(&"cria".parse().unwrap()).unwrap();
+        let mut filling = Model { draft: Some("small.gguf".into()), ..writing.clone() };
+        let draft = async |model: &Model, name: &str| {
+            let given = json!({"draft_model": name, "draft_num_predict": 4}).as_object().unwrap().clone();
+            app.options(model, Some(&given)).await.map(|(load, _)| load.draft.map(|draft| draft.name))
+        };
+        assert!(draft(&filling, "").await.unwrap().is_some_and(|name| name.starts_with("the DRAFT of ")));
+        filling.facts = puna_store::Facts { architecture: "dream".into(), ..(*filling.facts).clone() }.into();
+        assert_eq!(draft(&filling, "").await.unwrap(), None);
+        let error = draft(&filling, "cria").await.unwrap_err().to_string();
+        assert!(
+            error.starts_with("draft_model 'cria': a model of architecture dream fills masked places"),
+            "{error}"
+        );
     }
 }

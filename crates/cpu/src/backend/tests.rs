@@ -147,3 +147,14 @@ fn the_tasks_of_a_token_take_several_key_heads_where_threads_are_few() {
     assert_eq!(blocks(1, PROMPT, 4), vec![(1, true); 26]);
     assert!(blocks(PROMPT, 0, 4).iter().all(|&block| block == (1, false)));
 }
+
+#[test]
+fn what_cut_contexts_put_aside_is_planned_once_for_all_sizes() {
+    let (_root, system) = machine(2, 2, true);
+    let mut model = Model::new(system, Some(4), kernels::best());
+    let planned = model.backend.scratch_bytes();
+    assert!(planned > 4 << 23, "{planned}");
+    let capacity = Capacity { tokens: 2, outputs: 1 };
+    model.backend.compile(Plan::new(graph(), capacity)).unwrap();
+    assert!(model.backend.scratch_bytes() - planned < 1 << 20);
+}

@@ -10,15 +10,12 @@ use puna_graph::{ChoiceSpec, Chosen, Place};
 
 use crate::cache::Kind;
 use crate::kernels::{RUN, ScoreRun, Scratch};
-use crate::memory::Shared;
 use crate::ops::attention::is_stored_rotated;
 use crate::ops::rotate::rotate;
 use crate::step::{Instruction, Local, Step};
 
 /// Positions of a span, where there are several tasks a token. A multiple of [`RUN`].
 const SPAN: usize = 2048;
-/// Scores of a step that are kept at most: beyond them each token is one task, however many threads there are.
-const MOST_SCORES: usize = 1 << 23;
 /// Tokens a thread from which on each is one task.
 const ROWS_A_THREAD: usize = 2;
 
@@ -30,8 +27,6 @@ pub struct Choose {
     pub layer: usize,
     pub spec: ChoiceSpec,
     pub work: Work,
-    /// Scores of tokens with several tasks.
-    pub scores: Shared<f32>,
 }
 
 /// The tasks of a step.
@@ -74,8 +69,9 @@ impl Choose {
             rows.filter(move |&(.., seen)| seen > chosen.room())
         });
         let scores: usize = rows.clone().map(|(.., seen)| chosen.lists * seen).sum();
-        let cut =
-            step.threads > 1 && rows.clone().count() < step.threads * ROWS_A_THREAD && scores <= MOST_SCORES;
+        let cut = step.threads > 1
+            && rows.clone().count() < step.threads * ROWS_A_THREAD
+            && scores <= step.aside.len();
         for (segment, row, seen) in rows {
             let span = if cut { SPAN } else { seen };
             let merge = (span < seen).then_some(work.merges.len());
@@ -148,7 +144,6 @@ unsafe impl Instruction for Choose {
 
     fn prepare(&mut self, step: &Step<'_>) {
         self.work = self.plan(step);
-        self.scores.grow(self.work.scores_len);
     }
 
     fn tasks(&self, _: &Step<'_>) -> usize {
@@ -168,13 +163,13 @@ unsafe impl Instruction for Choose {
         };
         self.score(task, step, (&mut local.scratch, &mut local.gathered[0]), |list, at, sums| {
             // SAFETY: positions of a token belong to one task.
-            let scores = unsafe { self.scores.slice_mut(merge.scores + list * task.seen + at, sums.len()) };
+            let scores = unsafe { step.aside.slice_mut(merge.scores + list * task.seen + at, sums.len()) };
             scores.copy_from_slice(sums);
         });
         // Whoever finishes last sees what the others wrote.
         if merge.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             // SAFETY: every span is written, and this is the only task that goes on with them.
-            let scores = unsafe { self.scores.slice_mut(merge.scores, len) };
+            let scores = unsafe { step.aside.slice_mut(merge.scores, len) };
             self.choose(task, step, scores, &mut local.numbers);
         }
     }

@@ -107,7 +107,8 @@ fn multiply(
     step: &Step<'_>,
     scratch: &mut Scratch,
 ) {
-    let data = &step.weight(m.w)[expert * m.n * m.row_bytes..][..m.n * m.row_bytes];
+    let row = expert * m.each + m.first;
+    let data = &step.weight(m.w)[row * m.row_bytes..][..m.n * m.row_bytes];
     let w = WeightRows { ty: m.ty, rows: m.n, k: m.k, data };
     let out = OutMut::new(out, m.n, 1, m.n);
     (m.kernel.stream)(w, Acts::F32 { rows: 1, k: m.k, x }, out, scratch);

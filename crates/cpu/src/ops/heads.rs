@@ -11,6 +11,7 @@ const ROWS_A_TASK: usize = 128;
 
 /// For each head its first columns times the head's matrix, and behind that the rest of the head.
 pub struct LinearOfHeads {
+    /// The heads' matrices, or the one that all of them have: then each takes up no rows.
     pub matrix: ExpertMatrix,
     pub heads: usize,
     pub x: Place,
@@ -70,7 +71,7 @@ unsafe impl Instruction for LinearOfHeads {
         let count = ROWS_A_TASK.min(rows - first);
         // SAFETY: passed on.
         let acts = unsafe { self.gather((head, first, count), step, &mut local.floats) };
-        let data = &step.weight(m.w)[head * m.n * m.row_bytes..][..m.n * m.row_bytes];
+        let data = &step.weight(m.w)[head * m.each * m.row_bytes..][..m.n * m.row_bytes];
         let w = WeightRows { ty: m.ty, rows: m.n, k: m.k, data };
         let start = self.out.start + first * self.out.stride + head * (self.out.cols / self.heads);
         let base = step.arena.address(start, (count - 1) * self.out.stride + m.n);
@@ -83,6 +84,7 @@ unsafe impl Instruction for LinearOfHeads {
     fn work(&self, step: &Step<'_>) -> (u64, u64) {
         let (m, heads) = (&self.matrix, self.heads as u64);
         let macs = (m.n * m.k * step.rows(self.x.rows)) as u64;
-        (heads * (m.n * m.row_bytes) as u64, heads * macs)
+        let matrices = if m.each == 0 { 1 } else { heads };
+        (matrices * (m.n * m.row_bytes) as u64, heads * macs)
     }
 }

@@ -19,4 +19,5 @@ pub mod recall;
 pub mod recurrent;
 pub mod rope;
 pub mod rotate;
+mod routing;
 pub mod streams;

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use puna_graph::{Gating, Groups, MoeSpec, Place, Rows};
+use puna_graph::{MoeSpec, Place, Rows};
 use puna_quant::TensorType;
 
 use crate::kernels::{Acts, LinearKernel, OutMut, Scratch, WeightRows};
 use crate::memory::Shared;
 use crate::ops::elementwise::gate;
 use crate::ops::expert_tiles::Side;
+use crate::ops::routing::Scores;
 use crate::step::{Instruction, Local, Q8Buffer, Step, TileBuffer};
 
 /// Tasks for each thread in a product over all experts: enough that threads finish together, though experts differ in rows.
@@ -238,118 +239,6 @@ unsafe impl Instruction for Route {
     }
 }
 
-/// A token's experts while they are chosen.
-#[derive(Default)]
-struct Scores {
-    /// What weights are made of.
-    weights: Vec<f32>,
-    /// What is compared.
-    choice: Vec<f32>,
-}
-
-impl Scores {
-    /// The best experts of a token into `chosen`, their weights into `weights`.
-    fn choose(
-        &mut self,
-        spec: &MoeSpec,
-        favour: &[f32],
-        logits: &[f32],
-        chosen: &mut [u32],
-        weights: &mut [f32],
-    ) {
-        self.score(spec, logits);
-        let Self { weights: all, choice } = self;
-        choice.clear();
-        choice.extend_from_slice(all);
-        choice.iter_mut().zip(favour).for_each(|(choice, favour)| *choice += favour);
-        if let Some(groups) = spec.groups {
-            limit(choice, groups, if spec.gating == Gating::Softmax { 1 } else { 2 });
-        }
-        for (i, weight) in weights.iter_mut().enumerate() {
-            let before = |e: usize| chosen[..i].contains(&(e as u32));
-            let best = best(choice, before);
-            *weight =
-                if spec.gating == Gating::SparseMixer { among_near(all, best, before) } else { all[best] };
-            chosen[i] = best as u32;
-        }
-        finish(spec, weights);
-    }
-
-    /// The weights of experts whom nobody had to choose.
-    fn take(&mut self, spec: &MoeSpec, logits: &[f32], experts: &[u32], weights: &mut [f32]) {
-        self.score(spec, logits);
-        weights.iter_mut().zip(experts).for_each(|(weight, &e)| *weight = self.weights[e as usize]);
-        finish(spec, weights);
-    }
-
-    /// What weights are made of, from logits.
-    fn score(&mut self, spec: &MoeSpec, logits: &[f32]) {
-        let all = &mut self.weights;
-        all.clear();
-        all.extend_from_slice(logits);
-        match spec.gating {
-            Gating::Softmax => softmax(all),
-            Gating::SoftmaxOfChosen | Gating::SparseMixer => {}
-            Gating::Sigmoid => all.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
-            Gating::SqrtSoftplus => {
-                all.iter_mut().for_each(|x| *x = (x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt());
-            }
-        }
-    }
-}
-
-/// What is done to the weights of all that were chosen.
-fn finish(spec: &MoeSpec, weights: &mut [f32]) {
-    if spec.gating == Gating::SoftmaxOfChosen {
-        softmax(weights);
-    }
-    if spec.normalise {
-        let sum = weights.iter().sum::<f32>().max(6.1e-5);
-        weights.iter_mut().for_each(|w| *w /= sum);
-    }
-    weights.iter_mut().for_each(|w| *w *= spec.scale);
-}
-
-/// The first of the largest that are not `taken`.
-fn best(choice: &[f32], taken: impl Fn(usize) -> bool) -> usize {
-    let free = (0..choice.len()).filter(|&e| !taken(e));
-    free.reduce(|a, b| if choice[b] > choice[a] { b } else { a }).expect("fewer are used than there are")
-}
-
-/// The softmax of the `best` of these logits over those that are not `taken` and near it, see [`Gating::SparseMixer`].
-fn among_near(logits: &[f32], best: usize, taken: impl Fn(usize) -> bool) -> f32 {
-    const NEAR: f32 = 0.02;
-    let most = logits[best];
-    let near = logits.iter().enumerate().filter(|&(e, &x)| !taken(e) && most - x <= NEAR * x.abs().max(most));
-    1.0 / near.map(|(_, x)| (x - most).exp()).sum::<f32>()
-}
-
-/// Leaves only experts of the best groups to choose from; a group is as good as so many of its experts.
-fn limit(choice: &mut [f32], groups: Groups, of_group: usize) {
-    let each = choice.len() / groups.count;
-    let worth = |group: &[f32]| {
-        let first = best(group, |_| false);
-        group[first] + if each.min(of_group) > 1 { group[best(group, |e| e == first)] } else { 0.0 }
-    };
-    let worths: Vec<f32> = choice.chunks_exact(each).map(worth).collect();
-    let mut kept = Vec::with_capacity(groups.used);
-    for _ in 0..groups.used {
-        kept.push(best(&worths, |group| kept.contains(&group)));
-    }
-    for (group, experts) in choice.chunks_exact_mut(each).enumerate() {
-        if !kept.contains(&group) {
-            experts.fill(f32::NEG_INFINITY);
-        }
-    }
-}
-
-fn softmax(x: &mut [f32]) {
-    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    x.iter_mut().for_each(|x| *x = (*x - max).exp());
-    let sum: f32 = x.iter().sum();
-    x.iter_mut().for_each(|x| *x /= sum);
-}
-
 /// Puts inputs in slot order.
 pub struct Gather(pub Arc<Mixture>);
 
@@ -535,100 +424,5 @@ unsafe impl Instruction for Combine {
                 }
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use puna_graph::{ExpertChanges, Glu, WeightId};
-
-    use super::*;
-
-    fn spec(experts: usize, used: usize, gating: Gating) -> MoeSpec {
-        let (gate, up, down) = (WeightId(0), WeightId(1), WeightId(2));
-        let (gate_bias, up_bias, down_bias, favour, factors) = (None, None, None, None, None);
-        let (normalise, scale, groups, by_token, weighs_input) = (false, 1.0, None, None, false);
-        let (glu, hidden, out, sharing, changes) = (Glu::Silu, 1, 1, 1, ExpertChanges::default());
-        MoeSpec {
-            experts,
-            used,
-            gating,
-            normalise,
-            scale,
-            factors,
-            favour,
-            groups,
-            by_token,
-            weighs_input,
-            glu,
-            hidden,
-            out,
-            sharing,
-            gate,
-            up,
-            is_joined: false,
-            down,
-            gate_bias,
-            up_bias,
-            down_bias,
-            changes,
-        }
-    }
-
-    fn chosen(spec: &MoeSpec, favour: &[f32], logits: &[f32]) -> (Vec<u32>, Vec<f32>) {
-        let (mut chosen, mut weights) = (vec![0; spec.used], vec![0.0; spec.used]);
-        Scores::default().choose(spec, favour, logits, &mut chosen, &mut weights);
-        (chosen, weights)
-    }
-
-    #[test]
-    fn a_favour_decides_who_is_chosen_and_not_with_which_weight() {
-        let plain = spec(3, 1, Gating::Sigmoid);
-        assert_eq!(chosen(&plain, &[], &[0.0, 1.0, -1.0]).0, [1]);
-        assert_eq!(chosen(&plain, &[0.5, 0.0, 0.0], &[0.0, 1.0, -1.0]), (vec![0], vec![0.5]));
-    }
-
-    #[test]
-    fn weights_are_scaled_to_one_before_their_factor() {
-        let sum = MoeSpec { normalise: true, scale: 2.5, ..spec(3, 2, Gating::Sigmoid) };
-        let (experts, weights) = chosen(&sum, &[], &[0.0, 0.0, -9.0]);
-        assert_eq!((experts, weights), (vec![0, 1], vec![1.25, 1.25]));
-        let (_, weights) = chosen(&spec(3, 2, Gating::SoftmaxOfChosen), &[], &[3.0, 1.0, 3.0]);
-        assert_eq!(weights, [0.5, 0.5]);
-    }
-
-    #[test]
-    fn experts_that_nobody_chose_have_the_weights_of_their_logits() {
-        let plain = spec(3, 2, Gating::SqrtSoftplus);
-        let (logits, mut weights) = ([5.0, 0.0, 1.0], [0.0; 2]);
-        Scores::default().take(&plain, &logits, &[1, 2], &mut weights);
-        let near = |x: f32, square: f32| (x * x - square).abs() < 1e-6;
-        assert!(near(weights[0], 2f32.ln()) && near(weights[1], 1f32.exp().ln_1p()), "{weights:?}");
-        assert_eq!(chosen(&plain, &[], &logits).0, [0, 2]);
-    }
-
-    #[test]
-    fn a_sparse_mixer_weighs_among_those_that_are_near() {
-        let mixer = spec(4, 2, Gating::SparseMixer);
-        let share = |other: f32| 1.0 / (1.0 + other.exp());
-        // 0.99 is near 1 and is the second; nobody is near it then.
-        assert_eq!(chosen(&mixer, &[], &[0.5, 1.0, 0.99, -2.0]), (vec![1, 2], vec![share(-0.01), 1.0]));
-        assert_eq!(chosen(&mixer, &[], &[0.5, 1.0, 0.9, -2.0]), (vec![1, 2], vec![1.0, 1.0]));
-    }
-
-    #[test]
-    fn a_group_is_as_good_as_its_two_best_and_the_others_are_not_looked_at() {
-        let logits = [4.0, -9.0, 1.0, 1.5, 3.0, -9.0];
-        let free = spec(6, 2, Gating::Sigmoid);
-        assert_eq!(chosen(&free, &[], &logits).0, [0, 4]);
-        let limited = MoeSpec { groups: Some(Groups { count: 3, used: 1 }), ..free };
-        assert_eq!(chosen(&limited, &[], &logits).0, [3, 2]);
-    }
-
-    #[test]
-    fn a_group_of_a_softmax_is_as_good_as_its_best() {
-        let logits = [4.0, -9.0, 3.5, 3.0, 3.0, -9.0];
-        let limited = MoeSpec { groups: Some(Groups { count: 3, used: 1 }), ..spec(6, 2, Gating::Softmax) };
-        assert_eq!(chosen(&limited, &[], &logits).0, [0, 1]);
     }
 }

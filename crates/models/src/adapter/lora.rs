@@ -1,52 +1,58 @@
 //! LoRA adapters: `W + scale · B · A` for some matrices `W`.
 //!
 //! The layout is llama.cpp's: `NAME.lora_a` of shape `[in, rank]` and `NAME.lora_b` of shape `[rank, out]` for a matrix
-//! `NAME` of shape `[in, out]`, both with the experts as third dimension where the matrix has them. For the token table
+//! `NAME` of shape `[in, out]`, both with the experts as third dimension where the matrix has them. For tables of tokens
 //! the two change places: `lora_a` is `[rank, tokens]`, `lora_b` is `[rank, features]`. The scale is
 //! `adapter.lora.alpha / rank`, or one where alpha is zero or missing.
+//!
+//! Where a model's weights are cut out of a tensor, a change of the tensor becomes one of each of them.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use puna_gguf::{SharedBytes, TensorView, View};
+use puna_gguf::{TensorView, View};
 use puna_graph::{LowRank, Weight, WeightId};
-use puna_quant::TensorType;
 
 use super::check_values;
 use super::error::AdapterError;
-use crate::weights::Mapped;
+use super::thin::{Floats, Thin};
+use crate::weights::{Cut, Weights};
 
-/// The table whose pair has its halves exchanged.
+/// How the names of tables end whose pairs have their halves exchanged.
 const TOKEN_TABLE: &str = "token_embd.weight";
 
-/// Tables whose rows are taken by number.
-const TABLES: [&str; 3] = [TOKEN_TABLE, "position_embd.weight", "token_types.weight"];
+/// Other tables whose rows are taken by number.
+const TABLES: [&str; 2] = ["position_embd.weight", "token_types.weight"];
 
-/// Which tensors change, and how. `adapter` is the adapter's number.
-pub(super) fn changes(
-    view: &View,
+/// Which tensors change, which weights change with them, and how. `adapter` is the adapter's number.
+pub(super) fn changes<'a>(
+    view: &'a View,
     adapter: usize,
     model: &View,
-    tensors: &mut Vec<Weight>,
-) -> Result<Vec<(WeightId, LowRank)>, AdapterError> {
+    weights: &mut Weights<'_>,
+) -> Result<Vec<(&'a str, WeightId, LowRank)>, AdapterError> {
     let alpha = checked_alpha(view, model)?;
     let (pairs, mut changes) = (pairs(view)?, Vec::new());
     if pairs.is_empty() {
         return Err(AdapterError::NoPair);
     }
     for (of, [a, b]) in pairs {
-        let Some(at) = tensors.iter().position(|t| *t.name == *of) else {
-            let (tensor, is_known) = (of.to_owned(), model.tensor(of).is_some());
-            let error = match is_known {
-                true => AdapterError::Unused { tensor },
-                false => AdapterError::NoTensor { tensor },
-            };
-            return Err(error);
-        };
-        let pair = Pair { of, a, b, is_token_table: of == TOKEN_TABLE };
-        let rank = pair.check(&tensors[at].shape)?;
+        let unknown = || AdapterError::NoTensor { tensor: of.to_owned() };
+        let shape = model.tensor(of).ok_or_else(unknown)?.shape.iter().map(|&n| n as usize);
+        let pair = Pair { of, a, b, is_token_table: of.ends_with(TOKEN_TABLE) };
+        let rank = pair.check(&shape.collect::<Vec<_>>())?;
         let scale = if alpha == 0.0 { 1.0 } else { alpha / rank as f32 };
-        changes.push((WeightId(at as u32), LowRank { scale, adapter, ..pair.add_to(tensors, rank)? }));
+        let tensors = &mut weights.tensors;
+        let mut change = |at, low_rank| changes.push((of, at, LowRank { scale, adapter, ..low_rank }));
+        let cuts: Vec<&Cut> = weights.cuts.iter().filter(|cut| cut.of == of).collect();
+        match tensors.iter().position(|t| *t.name == *of) {
+            _ if !cuts.is_empty() => {
+                for cut in cuts {
+                    change(cut.weight, pair.add_cut_to(tensors, rank, cut)?);
+                }
+            }
+            Some(at) => change(WeightId(at as u32), pair.add_to(tensors, rank)?),
+            None => return Err(AdapterError::Unused { tensor: of.to_owned() }),
+        }
     }
     Ok(changes)
 }
@@ -137,44 +143,27 @@ impl Pair<'_> {
 
     /// Adds the matrices of the change to a model's. Scale and adapter are left to the caller.
     fn add_to(&self, tensors: &mut Vec<Weight>, rank: usize) -> Result<LowRank, AdapterError> {
-        let mut add = |half: &TensorView<'_>, is_transposed: bool| -> Result<WeightId, AdapterError> {
-            let (ty, shape, data) = numbers(half, is_transposed)?;
-            tensors.push(Weight { name: half.name.to_owned(), ty, shape, data: Arc::new(Mapped(data)) });
-            Ok(WeightId(tensors.len() as u32 - 1))
-        };
+        let (a, b) = (&self.a, &self.b);
         let (down, up, back) = match self.is_token_table {
             // The head may be the same tensor, and needs the product the other way round.
-            true => (add(&self.b, true)?, add(&self.a, false)?, Some(add(&self.b, false)?)),
+            true => (Floats::of(b)?.turned().into(), Thin::of(a)?, Some(Thin::of(b)?)),
             false if TABLES.contains(&self.of) => {
-                (add(&self.a, false)?, add(&self.b, false)?, Some(add(&self.a, true)?))
+                (Thin::of(a)?, Thin::of(b)?, Some(Floats::of(a)?.turned().into()))
             }
-            false => (add(&self.a, false)?, add(&self.b, false)?, None),
+            false => (Thin::of(a)?, Thin::of(b)?, None),
         };
-        Ok(LowRank { down, up, back, rank, scale: 1.0, adapter: 0 })
+        let mut add = |thin: Thin| thin.add_to(tensors, self.of);
+        Ok(LowRank { down: add(down), up: add(up), back: back.map(add), rank, scale: 1.0, adapter: 0 })
     }
-}
 
-/// A half as it is multiplied with: floats where they are, all else as f32. So changes are as exact as the file.
-fn numbers(
-    half: &TensorView<'_>,
-    is_transposed: bool,
-) -> Result<(TensorType, Vec<usize>, SharedBytes), AdapterError> {
-    let shape: Vec<usize> = half.shape.iter().map(|&n| n as usize).collect();
-    let is_float = matches!(half.ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
-    if is_float && !is_transposed {
-        return Ok((half.ty, shape, half.shared()));
+    /// The same for what is cut out of the tensor.
+    fn add_cut_to(&self, tensors: &mut Vec<Weight>, rank: usize, cut: &Cut) -> Result<LowRank, AdapterError> {
+        let rows = Floats::of(&self.b)?.cut(cut);
+        let (down, up) = match cut.is_turned {
+            false => (Thin::of(&self.a)?, rows.padded(cut.rest)),
+            true => (rows.turned().into(), Floats::of(&self.a)?.turned().padded(cut.rest)),
+        };
+        let mut add = |thin: Thin| thin.add_to(tensors, self.of);
+        Ok(LowRank { down: add(down), up: add(up.into()), back: None, rank, scale: 1.0, adapter: 0 })
     }
-    let bad = || AdapterError::Type { tensor: half.name.to_owned(), ty: half.ty };
-    let mut floats = vec![0.0f32; shape.iter().product()];
-    puna_quant::dequantize(half.ty, &half.bytes(), &mut floats).map_err(|_| bad())?;
-    let bytes = |floats: &mut dyn Iterator<Item = f32>| -> SharedBytes {
-        SharedBytes::aligned(&floats.flat_map(f32::to_ne_bytes).collect::<Vec<u8>>())
-    };
-    if !is_transposed {
-        return Ok((TensorType::F32, shape, bytes(&mut floats.into_iter())));
-    }
-    let (cols, rows) = (shape[0], floats.len() / shape[0]);
-    let mut turned = (0..cols).flat_map(|col| (0..rows).map(move |row| (row, col)));
-    let data = bytes(&mut turned.by_ref().map(|(row, col)| floats[row * cols + col]));
-    Ok((TensorType::F32, vec![rows, cols], data))
 }

@@ -4,17 +4,19 @@
 mod error;
 mod lora;
 mod steering;
+mod thin;
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
 use puna_gguf::{Gguf, TensorView, View};
-use puna_graph::{Changes, Graph, Op, Weight, WeightId};
+use puna_graph::{Changes, Graph, Op, WeightId};
 
 pub use error::AdapterError;
 
 use crate::error::ModelError;
+use crate::weights::Weights;
 
 /// An adapter's file, and what errors call it.
 #[derive(Clone)]
@@ -72,13 +74,13 @@ struct Part {
 }
 
 impl Attached {
-    /// Finds what `adapters` change of a model with these `tensors` and so many layers of so many features, and adds their own
+    /// Finds what `adapters` change of a model with these `weights` and so many layers of so many features, and adds their own
     /// tensors to those.
     pub fn new(
         adapters: &[Adapter],
         model: &View,
         size: (usize, usize),
-        tensors: &mut Vec<Weight>,
+        weights: &mut Weights<'_>,
     ) -> Result<Self, ModelError> {
         let (mut changes, mut parts) = (Changes::default(), Vec::new());
         for (number, adapter) in adapters.iter().enumerate() {
@@ -90,15 +92,15 @@ impl Attached {
                 weight,
             };
             if steering::is_control_vector(&view) {
-                let directions = steering::directions(&view, number, size, tensors);
+                let directions = steering::directions(&view, number, size, &mut weights.tensors);
                 for (layer, direction) in directions.map_err(of_adapter)? {
-                    parts.push(part(&tensors[direction.vector.index()].name, direction.vector));
+                    parts.push(part(&weights.tensors[direction.vector.index()].name, direction.vector));
                     changes.directions.entry(layer).or_default().push(direction);
                 }
                 continue;
             }
-            for (at, change) in lora::changes(&view, number, model, tensors).map_err(of_adapter)? {
-                parts.push(part(&tensors[at.index()].name, change.up));
+            for (of, at, change) in lora::changes(&view, number, model, weights).map_err(of_adapter)? {
+                parts.push(part(of, change.up));
                 changes.products.entry(at).or_default().push(change);
             }
         }
@@ -110,7 +112,9 @@ impl Attached {
         let mut used: BTreeSet<WeightId> = BTreeSet::new();
         for node in graphs.iter().flat_map(Graph::nodes) {
             match &node.op {
-                Op::Linear { w, .. } | Op::Embed { table: w, .. } => drop(used.insert(*w)),
+                Op::Linear { w, .. } | Op::LinearOfHeads { w, .. } | Op::Embed { table: w, .. } => {
+                    used.insert(*w);
+                }
                 Op::Steer { direction, .. } => drop(used.insert(direction.vector)),
                 Op::Moe { spec, .. } => {
                     let all = [&spec.changes.gate, &spec.changes.up, &spec.changes.down];

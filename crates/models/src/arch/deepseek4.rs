@@ -27,8 +27,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let hp = Hparams::read(keys)?;
     let eps = keys.rms_eps()?;
     let norm = NormKind::Rms(eps);
-    let form = Form::read(keys, &hp, norm)?;
     let blocks = blocks(keys, hp.n_layer)?;
+    let form = Form::read(keys, &hp, norm, &blocks)?;
     let experts = Mixtures::read(keys, &hp)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let attention = Attention::load(b, &form, blocks[b.i])?;
@@ -65,11 +65,12 @@ struct Form {
     ropes: [RopeKeys; 2],
     /// Groups of heads, and features that each becomes.
     groups: (usize, usize),
-    indexer: IndexerForm,
+    /// Where there are layers of short blocks.
+    indexer: Option<IndexerForm>,
 }
 
 impl Form {
-    fn read(keys: &Keys<'_>, hp: &Hparams, norm: NormKind) -> Result<Self, ModelError> {
+    fn read(keys: &Keys<'_>, hp: &Hparams, norm: NormKind, blocks: &[usize]) -> Result<Self, ModelError> {
         let wrong = |key: &str, value: usize, reason| {
             Err(ModelError::KeyValue { key: keys.name(key), value: value.to_string(), reason })
         };
@@ -90,7 +91,7 @@ impl Form {
             window: Mask::Window(keys.count("attention.sliding_window")? as u32),
             ropes: [rope.unscaled(), pooled],
             groups: (groups, keys.count("attention.output_lora_rank")?),
-            indexer: IndexerForm::read(keys, rope.dims)?,
+            indexer: blocks.contains(&SHORT).then(|| IndexerForm::read(keys, rope.dims)).transpose()?,
         })
     }
 
@@ -163,7 +164,8 @@ impl Attention {
             blocks: match block {
                 0 => None,
                 block => {
-                    let indexer = if block == SHORT { Some(Indexer::load(b, form)?) } else { None };
+                    let indexer = form.indexer.filter(|_| block == SHORT);
+                    let indexer = indexer.map(|indexer| Indexer::load(b, form, indexer)).transpose()?;
                     Some((Pooling::load(b, "attn_compressor", form, (block, dim))?, indexer))
                 }
             },
@@ -211,8 +213,8 @@ impl Pooling {
 }
 
 impl Indexer {
-    fn load(b: &mut Block<'_, '_>, form: &Form) -> Result<Self, ModelError> {
-        let IndexerForm { heads, dim, count, .. } = form.indexer;
+    fn load(b: &mut Block<'_, '_>, form: &Form, indexer: IndexerForm) -> Result<Self, ModelError> {
+        let IndexerForm { heads, dim, count, .. } = indexer;
         let chosen = Chosen { lists: 1, count, block: 1 };
         Ok(Self {
             query: b.linear("indexer.attn_q_b", form.query_rank, heads * dim)?,

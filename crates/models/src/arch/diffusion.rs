@@ -12,6 +12,11 @@ use crate::weights::Weights;
 const MASK: &str = "tokenizer.ggml.mask_token_id";
 const SHIFT: &str = "diffusion.shift_logits";
 
+/// Whether models of an architecture make texts of masks.
+pub fn fills_masks(architecture: &str) -> bool {
+    ["dream", "llada", "llada-moe", "rnd1"].contains(&architecture)
+}
+
 /// Places that LLaDA's authors fill together.
 const BLOCK: usize = 32;
 

@@ -33,14 +33,6 @@ fn load_with(
     dense: usize,
 ) -> Result<Loaded, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
-    if keys.opt_bool("attention.causal")? == Some(false) {
-        let (key, value) = (keys.name("attention.causal"), "false".into());
-        return Err(ModelError::KeyValue {
-            key,
-            value,
-            reason: "convolutions look back, so this is no encoder",
-        });
-    }
     let (norm, taps) = (NormKind::Rms(keys.rms_eps()?), taps(keys, "shortconv.l_cache")?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
     let windows = Windows::read_optional(keys, vec![true; hp.n_layer])?;

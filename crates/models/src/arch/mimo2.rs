@@ -39,8 +39,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
                 sinks: b.opt_tensor("attn_sinks.weight", &[plain.heads])?,
                 ..plain
             },
-            // Scaled values are a scaled way back.
-            wo: Linear { scale: layer.wo.scale * value_scale, ..layer.wo },
+            // Of scaled values heads read as much.
+            read_scale: value_scale,
             ..layer
         })
     })?;

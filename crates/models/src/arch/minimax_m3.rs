@@ -25,13 +25,13 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let shape = ExpertShape { glu: UNIT, ..ExpertShape::read_all(keys, hidden, Gating::Sigmoid)? };
     let shared = keys.shared_width(hidden)?;
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
-    let sparse = hp.kv_heads.get(dense..).unwrap_or_default();
-    let indexer = IndexerForm::read_blocks(keys, rope_keys.dims, sparse)?;
+    let sparse = hp.kv_heads.get(dense..).filter(|sparse| !sparse.is_empty());
+    let indexer = sparse.map(|sparse| IndexerForm::read_blocks(keys, rope_keys.dims, sparse)).transpose()?;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let (ffn, sight) = match b.i < dense {
-            true => (b.gated(UNIT)?, Sight::All),
-            false => {
-                (b.experts_beside(shape, shared)?, Sight::Own(Indexer::load_blocks(b, indexer, rope)?.into()))
+        let (ffn, sight) = match indexer.filter(|_| b.i >= dense) {
+            None => (b.gated(UNIT)?, Sight::All),
+            Some(form) => {
+                (b.experts_beside(shape, shared)?, Sight::Own(Indexer::load_blocks(b, form, rope)?.into()))
             }
         };
         let qk_norm = QkNorm::Before(b.head_norms()?);

@@ -98,6 +98,8 @@ mod t5;
 mod t5encoder;
 mod talkie;
 
+pub use diffusion::fills_masks;
+
 use crate::error::ModelError;
 use crate::hparams::Keys;
 use crate::model::{LoadOptions, Loaded};

@@ -151,6 +151,43 @@ pub fn rewritten(entry: &Entry, name: &str, change: &dyn Fn(&mut Metadata), matr
     Entry { file, ..Entry::load(&entry.name) }
 }
 
+/// The entry's file as it would have been before the vector of latent attention was cached: with keys and values of heads in one tensor,
+/// and the sizes of heads under the keys that now have those of the cache.
+pub fn older_latent(name: &str, heads: usize) -> Entry {
+    let (rank, still, turned, value): (usize, usize, usize, usize) = (32, 16, 8, 16);
+    let entry = Entry::load(name);
+    let file = Gguf::open(&entry.file).unwrap();
+    let matrices: Vec<Matrix> = (0..2)
+        .map(|i| {
+            let [keys, values] = ["attn_k_b", "attn_v_b"]
+                .map(|half| values(&file, &format!("blk.{i}.{half}.weight")).unwrap());
+            let rows = (0..heads).flat_map(|head| (0..still + value).map(move |row| (head, row)));
+            let both = rows.flat_map(|(head, row)| (0..rank).map(move |r| (head, row, r)));
+            let both = both.map(|(head, row, r)| match usize::checked_sub(row, still) {
+                None => keys[(head * rank + r) * still + row],
+                Some(row) => values[(head * value + row) * rank + r],
+            });
+            (format!("blk.{i}.attn_kv_b.weight"), [rank, heads * (still + value)], both.collect())
+        })
+        .collect();
+    let change = |metadata: &mut Metadata| {
+        for key in ["key_length_mla", "value_length_mla"] {
+            assert!(metadata.remove(&format!("deepseek2.attention.{key}")).is_some());
+        }
+        let sizes = [("head_count_kv", heads), ("key_length", still + turned), ("value_length", value)];
+        for (key, size) in sizes {
+            metadata.set(&format!("deepseek2.attention.{key}"), size as u32);
+        }
+    };
+    rewritten(&entry, "deepseek2", &change, &matrices)
+}
+
+/// The values of a tensor of F32.
+pub fn values(file: &Gguf, name: &str) -> Option<Vec<f32>> {
+    let data = file.data(file.tensor(name)?);
+    Some(data.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect())
+}
+
 /// Whether other values take a tensor's place; keys and values of heads are stored in one tensor or in two.
 fn is_replaced(name: &str, matrices: &[Matrix]) -> bool {
     let both = ["attn_k_b", "attn_v_b"].map(|half| name.replace(half, "attn_kv_b"));

@@ -58,6 +58,8 @@ pub(super) struct Answer {
     enough: bool,
     /// Tokens of thoughts, with the tags around them.
     thought: u64,
+    /// There was a piece of the answer.
+    told: bool,
     progress: Instant,
 }
 
@@ -84,6 +86,7 @@ impl Answer {
             repeats: 0,
             enough: false,
             thought: 0,
+            told: false,
             progress: Instant::now(),
         }
     }
@@ -452,7 +455,8 @@ impl Sink for Answer {
     fn send(&mut self, event: EngineEvent) -> bool {
         match event {
             EngineEvent::Prefill { done, total } => {
-                if self.progress.elapsed() < PROGRESS || !self.ready() {
+                // A diffusion model reads the prompt in every step.
+                if self.told || self.progress.elapsed() < PROGRESS || !self.ready() {
                     return !self.handle.state.is_cancelled();
                 }
                 self.progress = Instant::now();
@@ -462,7 +466,10 @@ impl Sink for Answer {
                 let tokens = tokens.iter().map(|token| self.prompt_logprob(token)).collect();
                 self.handle.send(Event::Prompt(tokens))
             }
-            EngineEvent::Piece(piece) => self.piece(piece),
+            EngineEvent::Piece(piece) => {
+                self.told = true;
+                self.piece(piece)
+            }
             EngineEvent::Done(summary) => {
                 self.flush(&summary.finish);
                 let done = self.done(summary);

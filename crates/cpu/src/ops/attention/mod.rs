@@ -16,7 +16,6 @@ use puna_graph::{AttentionSpec, Mask, Place, Segment, Shifts};
 
 use crate::cache::{Cache, Kind};
 use crate::kernels::{AttendRun, Fall, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
-use crate::memory::Shared;
 use crate::ops::rotate::{is_rotated, rotate};
 use crate::step::{Instruction, Local, Step};
 
@@ -107,7 +106,6 @@ pub struct Attend {
     /// What is added to scores, a query head: from the farthest key before the query to the farthest behind it; or nothing.
     pub shifts: Vec<f32>,
     pub work: Work,
-    pub partials: Shared<f32>,
 }
 
 impl Attend {
@@ -127,8 +125,8 @@ unsafe impl Instruction for Attend {
         let cache = step.cache.filter(|_| self.spec.mask.is_cached());
         cache.iter().for_each(|cache| cache.check_mask(self.layer, self.spec.mask));
         let page_tokens = cache.map_or(0, Cache::page_tokens);
-        self.work = Work::plan(&self.spec, &step.input.segments, step.threads, page_tokens);
-        self.partials.grow(self.work.partial_len);
+        let bounds = (step.threads, step.aside.len());
+        self.work = Work::plan(&self.spec, &step.input.segments, bounds, page_tokens);
     }
 
     fn tasks(&self, _: &Step<'_>) -> usize {
@@ -211,7 +209,7 @@ impl Attend {
             match block.partial {
                 Some((offset, _)) => {
                     // SAFETY: each span has its own part.
-                    unsafe { self.partials.slice_mut(offset, running.len()) }.copy_from_slice(running);
+                    unsafe { step.aside.slice_mut(offset, running.len()) }.copy_from_slice(running);
                 }
                 None => self.combine_heads(total, running, rows),
             }
@@ -409,7 +407,7 @@ impl Attend {
         let rows = m.block.queries();
         let len = m.block.kv_heads * m.block.state_len(&self.spec);
         // SAFETY: every span is written, and this is the only task that goes on with them.
-        let partials = unsafe { self.partials.slice_mut(m.partial, m.spans * len) };
+        let partials = unsafe { step.aside.slice_mut(m.partial, m.spans * len) };
         let (total, others) = partials.split_at_mut(len);
         others.chunks_exact_mut(len).for_each(|span| self.combine_heads(total, span, rows));
         self.finish(m.block, total, step);

@@ -20,9 +20,6 @@ const WORTH_ROWS: usize = 8;
 /// of few rows take several key heads.
 const TASKS_A_THREAD: usize = 8;
 
-/// Floats of partial results of a step at most: beyond them contexts are not cut, however many threads there are.
-const MOST_PARTIALS: usize = 1 << 23;
-
 /// A block of tokens of one sequence and the positions that a task looks at.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Block {
@@ -77,11 +74,12 @@ impl Block {
 }
 
 impl Work {
-    /// `page_tokens` are the cache's, where keys and values are kept.
+    /// `page_tokens` are the cache's, where keys and values are kept. Contexts whose partial results take more than `room` floats are
+    /// not cut.
     pub(super) fn plan(
         spec: &AttentionSpec,
         segments: &[Segment],
-        threads: usize,
+        (threads, room): (usize, usize),
         page_tokens: usize,
     ) -> Self {
         let group = spec.heads / spec.kv_heads;
@@ -105,8 +103,7 @@ impl Work {
             };
             segments.iter().map(spans_of).sum::<usize>() * spec.part_cols()
         };
-        let cut =
-            threads > 1 && blocks * spec.kv_heads < threads * TASKS_A_THREAD && partials() <= MOST_PARTIALS;
+        let cut = threads > 1 && blocks * spec.kv_heads < threads * TASKS_A_THREAD && partials() <= room;
         for (segment, s) in segments.iter().enumerate() {
             for (row, rows) in blocks_of(s) {
                 let is_chosen = row >= rows_that_see_all(spec, s);
@@ -158,7 +155,7 @@ impl Work {
     /// For tests of what runs them: the key heads of each block, and whether it is one of several spans.
     #[cfg(test)]
     pub fn heads_of_blocks(spec: &AttentionSpec, segments: &[Segment], threads: usize) -> Vec<(usize, bool)> {
-        let work = Self::plan(spec, segments, threads, RUN);
+        let work = Self::plan(spec, segments, (threads, usize::MAX), RUN);
         work.blocks.iter().map(|block| (block.kv_heads, block.partial.is_some())).collect()
     }
 }
