@@ -1,6 +1,7 @@
 //! Filters: those on single values and texts here, those on lists in [`super::filters_seq`].
 
 use super::args::{CallArgs, text};
+use super::chars;
 use super::eval::cut;
 use super::format::percent;
 use super::interp::Interp;
@@ -139,7 +140,7 @@ impl Interp {
             "string" | "safe" => return Ok(Value::Str(s)),
             "upper" => s.to_uppercase(),
             "lower" => s.to_lowercase(),
-            "capitalize" => methods::capitalize(&s),
+            "capitalize" => chars::capitalize(&s),
             "title" => title(&s),
             "e" | "escape" | "forceescape" => escape(&s),
             "pprint" => {
@@ -235,21 +236,10 @@ pub(super) fn length(value: &Value) -> Res {
 fn to_int(value: &Value, base: i128) -> Option<Value> {
     let truncate = |f: f64| (f.is_finite() && f.abs() < 1e38).then(|| Value::Int(f.trunc() as i128));
     match value {
-        Value::Str(s) => {
-            let s = s.trim().replace('_', "");
-            let base = u32::try_from(base).ok().filter(|b| (2..=36).contains(b)).unwrap_or(10);
-            let lower = s.to_ascii_lowercase();
-            let digits = match base {
-                16 => lower.strip_prefix("0x").unwrap_or(&lower),
-                8 => lower.strip_prefix("0o").unwrap_or(&lower),
-                2 => lower.strip_prefix("0b").unwrap_or(&lower),
-                _ => &lower,
-            };
-            match i128::from_str_radix(digits, base) {
-                Ok(n) => Some(Value::Int(n)),
-                Err(_) => python_float(&s).and_then(truncate),
-            }
-        }
+        Value::Str(s) => match python_int(s, base) {
+            Some(n) => Some(Value::Int(n)),
+            None => python_float(s).and_then(truncate),
+        },
         other => match other.number()? {
             Number::Int(n) => Some(Value::Int(n)),
             Number::Float(f) => truncate(f),
@@ -257,10 +247,44 @@ fn to_int(value: &Value, base: i128) -> Option<Value> {
     }
 }
 
+/// `int(s, base)`.
+fn python_int(s: &str, base: i128) -> Option<i128> {
+    let s = ascii_digits(chars::trim(s));
+    let (sign, magnitude) = match s.strip_prefix(['+', '-']) {
+        Some(rest) => s.split_at(s.len() - rest.len()),
+        None => ("", &*s),
+    };
+    let lower = magnitude.to_ascii_lowercase();
+    let marked = [("0x", 16), ("0o", 8), ("0b", 2)].into_iter().find_map(|(mark, radix)| {
+        let digits = lower.strip_prefix(mark).filter(|_| base == 0 || base == radix)?;
+        Some((digits.strip_prefix('_').unwrap_or(digits), radix))
+    });
+    let (digits, radix) = marked.unwrap_or((&lower, if base == 0 { 10 } else { base }));
+    let radix = u32::try_from(radix).ok().filter(|radix| (2..=36).contains(radix))?;
+    let zero_led = base == 0 && marked.is_none() && digits.len() > 1 && digits.starts_with('0');
+    if digits.starts_with(['+', '-']) || (zero_led && digits.contains(|c| c != '0' && c != '_')) {
+        return None;
+    }
+    i128::from_str_radix(&format!("{sign}{}", without_underscores(digits)?), radix).ok()
+}
+
 fn python_float(s: &str) -> Option<f64> {
-    let s = s.trim();
-    // Rust reads all that Python does, and Python reads digits with underscores.
-    s.replace('_', "").parse().ok()
+    // Rust reads all that Python does but other scripts' digits and underscores.
+    without_underscores(&ascii_digits(chars::trim(s)))?.parse().ok()
+}
+
+fn ascii_digits(s: &str) -> String {
+    let digit = |c| chars::decimal(c).and_then(|value| char::from_digit(value, 10)).unwrap_or(c);
+    s.chars().map(digit).collect()
+}
+
+/// Underscores may stand between two digits.
+fn without_underscores(s: &str) -> Option<String> {
+    let bytes = s.as_bytes();
+    let is_digit = |at: Option<usize>| at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_alphanumeric);
+    let good = (0..bytes.len()).filter(|at| bytes[*at] == b'_');
+    let good = good.into_iter().all(|at| is_digit(at.checked_sub(1)) && is_digit(Some(at + 1)));
+    good.then(|| s.replace('_', ""))
 }
 
 fn round(value: &Value, args: &CallArgs) -> Res {
@@ -357,15 +381,12 @@ fn file_size(value: &Value, args: &CallArgs) -> Res {
 
 /// Jinja's title: words also start after `-`, brackets and `<`.
 fn title(s: &str) -> String {
+    let splits = |c: char| chars::is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
     let mut out = String::with_capacity(s.len());
-    let mut start = true;
-    for c in s.chars() {
-        if start {
-            out.extend(c.to_uppercase());
-        } else {
-            out.extend(c.to_lowercase());
-        }
-        start = c.is_whitespace() || matches!(c, '-' | '(' | '{' | '[' | '<');
+    for word in s.split_inclusive(splits) {
+        let mut letters = word.chars();
+        out.extend(letters.next().into_iter().flat_map(char::to_uppercase));
+        out.push_str(&letters.as_str().to_lowercase());
     }
     out
 }
@@ -395,7 +416,8 @@ fn strip_tags(s: &str) -> String {
         rest = &rest[at + len + end.len()..];
     }
     text.push_str(rest);
-    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = text.split(chars::is_space).filter(|word| !word.is_empty());
+    let text = words.collect::<Vec<_>>().join(" ");
     text.replace("&lt;", "<")
         .replace("&gt;", ">")
         .replace("&#39;", "'")

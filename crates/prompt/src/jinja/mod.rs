@@ -7,6 +7,7 @@
 
 mod args;
 mod ast;
+mod chars;
 mod checks;
 mod eval;
 mod filters;
