@@ -41,6 +41,7 @@ pub(super) const NAMES: &[&str] = &[
     "max",
     "min",
     "pprint",
+    "random",
     "reject",
     "rejectattr",
     "replace",
@@ -62,6 +63,8 @@ pub(super) const NAMES: &[&str] = &[
     "upper",
     "urlencode",
     "wordcount",
+    "wordwrap",
+    "xmlattr",
 ];
 
 impl Interp {
@@ -120,9 +123,18 @@ impl Interp {
                 Ok(Value::str(text))
             }
             "filesizeformat" => file_size(value, args),
+            "xmlattr" => xml_attributes(value, args),
+            "random" => {
+                args.none(name)?;
+                let mut items = value.iterate()?;
+                // One rendering has one time, and with it one choice.
+                let at = usize::try_from(self.now.subsec_nanosecond()).unwrap_or(0) % items.len().max(1);
+                let missing = || Value::Undefined("No random item, sequence was empty.".into());
+                Ok(if items.is_empty() { missing() } else { items.swap_remove(at) })
+            }
             "capitalize" | "center" | "e" | "escape" | "forceescape" | "format" | "indent" | "lower"
             | "pprint" | "replace" | "safe" | "string" | "striptags" | "title" | "trim" | "truncate"
-            | "upper" | "urlencode" | "wordcount" => self.text_filter(name, value, args),
+            | "upper" | "urlencode" | "wordcount" | "wordwrap" => self.text_filter(name, value, args),
             _ => self.seq_filter(name, value, args),
         }
     }
@@ -190,6 +202,7 @@ impl Interp {
                 return methods::justify(&s, "center", width, " ", &mut self.budget);
             }
             "indent" => self.indent(&s, args)?,
+            "wordwrap" => self.word_wrap(&s, args)?,
             _ => truncate(&s, args)?,
         };
         self.budget.text(text.len())?;
@@ -404,6 +417,29 @@ fn escape(s: &str) -> String {
         }
     }
     out
+}
+
+/// `name="value"` for each that has a value.
+fn xml_attributes(value: &Value, args: &CallArgs) -> Res {
+    let [space] = args.bind("xmlattr", ["autospace"])?;
+    let Value::Dict(dict) = value else {
+        return Err(format!("'{}' object has no attribute 'items'", value.type_name()).into());
+    };
+    let mut out = String::new();
+    for (key, value) in dict.map.values() {
+        if matches!(value, Value::None | Value::Undefined(_)) {
+            continue;
+        }
+        let key = to_str(key)?;
+        if key.contains(|c| chars::is_space(c) || matches!(c, '/' | '>' | '=')) {
+            return Err(
+                format!("Invalid character in attribute name: {}", super::text::repr_str(&key)).into()
+            );
+        }
+        push(&mut out, if out.is_empty() && !space.as_ref().is_none_or(Value::truth) { "" } else { " " })?;
+        push(&mut out, &format!("{}=\"{}\"", escape(&key), escape(&to_str(value)?)))?;
+    }
+    Ok(Value::str(out))
 }
 
 fn strip_tags(s: &str) -> String {

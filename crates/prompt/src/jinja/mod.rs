@@ -22,6 +22,7 @@ mod parse;
 mod parse_expr;
 mod text;
 mod value;
+mod wrap;
 
 use std::sync::Arc;
 

@@ -286,6 +286,12 @@ b
 {{ '{:{:{}}}'.format(1, 2, 3) }}
 {{ 1.0 / 0 }}
 {{ 1.0 % 0 }}
+{{ 'the quick brown fox jumps over the lazy dog'|wordwrap(10) }}|{{ 'the lazydogsarelongwords dog'|wordwrap(10, true, '|') }}|{{ 'the lazydogsarelongwords dog'|wordwrap(10, false) }}|{{ ''|wordwrap(5) }}|{{ 'a\n\n  b   c  '|wordwrap(3) }}
+{{ 'hello-world foo-barbaz\n\nsecond para here'|wordwrap(8) }}|{{ 'hello-world foo-barbaz'|wordwrap(8, break_on_hyphens=false) }}|{{ 'x--y a-b-c well--known e-mail-address -option ---'|wordwrap(6) }}|{{ 'self-contained-thing'|wordwrap(6, wrapstring='/') }}
+{{ 'a'|wordwrap(0) }}
+{{ {'class': 'a b', 'id': none, 'x': 1, 'y<': '"&'}|xmlattr }}|{{ {'a': '<'}|xmlattr(false) }}|{{ {'a': 1, 'b': 2}|xmlattr(autospace=false) }}|{{ {}|xmlattr }}
+{{ {'a b': 1}|xmlattr }}
+{{ [5, 5]|random }}{{ []|random }}{{ 'wordwrap' is filter }}{{ 'xmlattr' is filter }}{{ 'random' is filter }}
 '''
 
 ENTRIES = []

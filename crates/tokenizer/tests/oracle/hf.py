@@ -160,10 +160,10 @@ LONG_BLANKS = "".join(r"|\s{%d}(?!\S)" % n for n in (512, 256, 128, 64, 32, 16, 
 
 
 def cased(case, digits, han="", slash="/"):
-    upper, lower = ([r"[\p{L%s}\p{Lt}\p{Lm}\p{Lo}\p{M}%s]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}%s]"][i] % (("u", han), (han,))[i] for i in (0, 1))
+    upper, lower = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{han}]", rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{han}]"
     lead = r"[^\r\n\p{L}\p{N}]?"
     words = f"{lead}{upper}*{lower}+{case}|{lead}{upper}+{lower}*{case}|{digits}"
-    return words + r"| ?[^\s\p{L}\p{N}]+[\r\n%s]*|\s*[\r\n]+|\s+(?!\S)|\s+" % slash
+    return words + rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n{slash}]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 PUBLISHED = {
