@@ -22,7 +22,16 @@ const KNOWN: [(&str, &str); 8] = [
     ("<|channel>thought", "<channel|>"),
 ];
 
+/// Tags that templates put together or do not write: what shows them, and the tags.
+const SHOWN_OTHERWISE: [(&str, &str, &str); 3] = [
+    ("</think{}>'.format(", "<think:opensource>", "</think:opensource>"),
+    ("close_tag('think')", "<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    ("[BEGIN FINAL RESPONSE]", "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+];
+
 pub(crate) fn tags_in_jinja(source: &str) -> Option<ThinkTags> {
-    let (open, close) = KNOWN.into_iter().find(|(_, close)| source.contains(close))?;
+    let written = KNOWN.into_iter().find(|(_, close)| source.contains(close));
+    let shown = || SHOWN_OTHERWISE.into_iter().find(|(mark, ..)| source.contains(mark));
+    let (open, close) = written.or_else(|| shown().map(|(_, open, close)| (open, close)))?;
     Some(ThinkTags { open: open.into(), close: close.into() })
 }

@@ -173,7 +173,17 @@ impl Interp {
                     return Ok(value);
                 }
             }
-            Value::Macro(m) if name == "name" => return Ok(Value::Str(Arc::clone(&m.def.name))),
+            Value::Macro(m) => match name {
+                "name" => return Ok(Value::Str(Arc::clone(&m.def.name))),
+                "arguments" => {
+                    let names = m.def.params.iter().map(|(name, _)| Value::Str(Arc::clone(name)));
+                    return Value::tuple(names.collect());
+                }
+                "catch_varargs" => return Ok(Value::Bool(m.def.takes.varargs)),
+                "catch_kwargs" => return Ok(Value::Bool(m.def.takes.kwargs)),
+                "caller" => return Ok(Value::Bool(m.def.takes.caller)),
+                _ => {}
+            },
             Value::Cycler(c) if name == "current" => {
                 return Ok(c.items.get(c.at.get()).cloned().unwrap_or(Value::None));
             }

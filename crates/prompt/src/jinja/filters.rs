@@ -1,6 +1,7 @@
 //! Filters: those on single values and texts here, those on lists in [`super::filters_seq`].
 
 use super::args::{CallArgs, text};
+use super::chars;
 use super::eval::cut;
 use super::format::percent;
 use super::interp::Interp;
@@ -40,6 +41,7 @@ pub(super) const NAMES: &[&str] = &[
     "max",
     "min",
     "pprint",
+    "random",
     "reject",
     "rejectattr",
     "replace",
@@ -61,6 +63,8 @@ pub(super) const NAMES: &[&str] = &[
     "upper",
     "urlencode",
     "wordcount",
+    "wordwrap",
+    "xmlattr",
 ];
 
 impl Interp {
@@ -119,9 +123,18 @@ impl Interp {
                 Ok(Value::str(text))
             }
             "filesizeformat" => file_size(value, args),
+            "xmlattr" => xml_attributes(value, args),
+            "random" => {
+                args.none(name)?;
+                let mut items = value.iterate()?;
+                // One rendering has one time, and with it one choice.
+                let at = usize::try_from(self.now.subsec_nanosecond()).unwrap_or(0) % items.len().max(1);
+                let missing = || Value::Undefined("No random item, sequence was empty.".into());
+                Ok(if items.is_empty() { missing() } else { items.swap_remove(at) })
+            }
             "capitalize" | "center" | "e" | "escape" | "forceescape" | "format" | "indent" | "lower"
             | "pprint" | "replace" | "safe" | "string" | "striptags" | "title" | "trim" | "truncate"
-            | "upper" | "urlencode" | "wordcount" => self.text_filter(name, value, args),
+            | "upper" | "urlencode" | "wordcount" | "wordwrap" => self.text_filter(name, value, args),
             _ => self.seq_filter(name, value, args),
         }
     }
@@ -139,7 +152,7 @@ impl Interp {
             "string" | "safe" => return Ok(Value::Str(s)),
             "upper" => s.to_uppercase(),
             "lower" => s.to_lowercase(),
-            "capitalize" => methods::capitalize(&s),
+            "capitalize" => chars::capitalize(&s),
             "title" => title(&s),
             "e" | "escape" | "forceescape" => escape(&s),
             "pprint" => {
@@ -189,6 +202,7 @@ impl Interp {
                 return methods::justify(&s, "center", width, " ", &mut self.budget);
             }
             "indent" => self.indent(&s, args)?,
+            "wordwrap" => self.word_wrap(&s, args)?,
             _ => truncate(&s, args)?,
         };
         self.budget.text(text.len())?;
@@ -235,21 +249,10 @@ pub(super) fn length(value: &Value) -> Res {
 fn to_int(value: &Value, base: i128) -> Option<Value> {
     let truncate = |f: f64| (f.is_finite() && f.abs() < 1e38).then(|| Value::Int(f.trunc() as i128));
     match value {
-        Value::Str(s) => {
-            let s = s.trim().replace('_', "");
-            let base = u32::try_from(base).ok().filter(|b| (2..=36).contains(b)).unwrap_or(10);
-            let lower = s.to_ascii_lowercase();
-            let digits = match base {
-                16 => lower.strip_prefix("0x").unwrap_or(&lower),
-                8 => lower.strip_prefix("0o").unwrap_or(&lower),
-                2 => lower.strip_prefix("0b").unwrap_or(&lower),
-                _ => &lower,
-            };
-            match i128::from_str_radix(digits, base) {
-                Ok(n) => Some(Value::Int(n)),
-                Err(_) => python_float(&s).and_then(truncate),
-            }
-        }
+        Value::Str(s) => match python_int(s, base) {
+            Some(n) => Some(Value::Int(n)),
+            None => python_float(s).and_then(truncate),
+        },
         other => match other.number()? {
             Number::Int(n) => Some(Value::Int(n)),
             Number::Float(f) => truncate(f),
@@ -257,10 +260,44 @@ fn to_int(value: &Value, base: i128) -> Option<Value> {
     }
 }
 
+/// `int(s, base)`.
+fn python_int(s: &str, base: i128) -> Option<i128> {
+    let s = ascii_digits(chars::trim(s));
+    let (sign, magnitude) = match s.strip_prefix(['+', '-']) {
+        Some(rest) => s.split_at(s.len() - rest.len()),
+        None => ("", &*s),
+    };
+    let lower = magnitude.to_ascii_lowercase();
+    let marked = [("0x", 16), ("0o", 8), ("0b", 2)].into_iter().find_map(|(mark, radix)| {
+        let digits = lower.strip_prefix(mark).filter(|_| base == 0 || base == radix)?;
+        Some((digits.strip_prefix('_').unwrap_or(digits), radix))
+    });
+    let (digits, radix) = marked.unwrap_or((&lower, if base == 0 { 10 } else { base }));
+    let radix = u32::try_from(radix).ok().filter(|radix| (2..=36).contains(radix))?;
+    let zero_led = base == 0 && marked.is_none() && digits.len() > 1 && digits.starts_with('0');
+    if digits.starts_with(['+', '-']) || (zero_led && digits.contains(|c| c != '0' && c != '_')) {
+        return None;
+    }
+    i128::from_str_radix(&format!("{sign}{}", without_underscores(digits)?), radix).ok()
+}
+
 fn python_float(s: &str) -> Option<f64> {
-    let s = s.trim();
-    // Rust reads all that Python does, and Python reads digits with underscores.
-    s.replace('_', "").parse().ok()
+    // Rust reads all that Python does but other scripts' digits and underscores.
+    without_underscores(&ascii_digits(chars::trim(s)))?.parse().ok()
+}
+
+fn ascii_digits(s: &str) -> String {
+    let digit = |c| chars::decimal(c).and_then(|value| char::from_digit(value, 10)).unwrap_or(c);
+    s.chars().map(digit).collect()
+}
+
+/// Underscores may stand between two digits.
+fn without_underscores(s: &str) -> Option<String> {
+    let bytes = s.as_bytes();
+    let is_digit = |at: Option<usize>| at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_alphanumeric);
+    let good = (0..bytes.len()).filter(|at| bytes[*at] == b'_');
+    let good = good.into_iter().all(|at| is_digit(at.checked_sub(1)) && is_digit(Some(at + 1)));
+    good.then(|| s.replace('_', ""))
 }
 
 fn round(value: &Value, args: &CallArgs) -> Res {
@@ -357,15 +394,12 @@ fn file_size(value: &Value, args: &CallArgs) -> Res {
 
 /// Jinja's title: words also start after `-`, brackets and `<`.
 fn title(s: &str) -> String {
+    let splits = |c: char| chars::is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
     let mut out = String::with_capacity(s.len());
-    let mut start = true;
-    for c in s.chars() {
-        if start {
-            out.extend(c.to_uppercase());
-        } else {
-            out.extend(c.to_lowercase());
-        }
-        start = c.is_whitespace() || matches!(c, '-' | '(' | '{' | '[' | '<');
+    for word in s.split_inclusive(splits) {
+        let mut letters = word.chars();
+        out.extend(letters.next().into_iter().flat_map(char::to_uppercase));
+        out.push_str(&letters.as_str().to_lowercase());
     }
     out
 }
@@ -385,6 +419,29 @@ fn escape(s: &str) -> String {
     out
 }
 
+/// `name="value"` for each that has a value.
+fn xml_attributes(value: &Value, args: &CallArgs) -> Res {
+    let [space] = args.bind("xmlattr", ["autospace"])?;
+    let Value::Dict(dict) = value else {
+        return Err(format!("'{}' object has no attribute 'items'", value.type_name()).into());
+    };
+    let mut out = String::new();
+    for (key, value) in dict.map.values() {
+        if matches!(value, Value::None | Value::Undefined(_)) {
+            continue;
+        }
+        let key = to_str(key)?;
+        if key.contains(|c| chars::is_space(c) || matches!(c, '/' | '>' | '=')) {
+            return Err(
+                format!("Invalid character in attribute name: {}", super::text::repr_str(&key)).into()
+            );
+        }
+        push(&mut out, if out.is_empty() && !space.as_ref().is_none_or(Value::truth) { "" } else { " " })?;
+        push(&mut out, &format!("{}=\"{}\"", escape(&key), escape(&to_str(value)?)))?;
+    }
+    Ok(Value::str(out))
+}
+
 fn strip_tags(s: &str) -> String {
     let mut text = String::with_capacity(s.len());
     let mut rest = s;
@@ -395,7 +452,8 @@ fn strip_tags(s: &str) -> String {
         rest = &rest[at + len + end.len()..];
     }
     text.push_str(rest);
-    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = text.split(chars::is_space).filter(|word| !word.is_empty());
+    let text = words.collect::<Vec<_>>().join(" ");
     text.replace("&lt;", "<")
         .replace("&gt;", ">")
         .replace("&#39;", "'")

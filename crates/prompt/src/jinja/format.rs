@@ -3,7 +3,7 @@
 use super::args::CallArgs;
 use super::interp::Interp;
 use super::text::{float, push, repr_to, to_str};
-use super::value::{Number, Res, SeqKind, Value};
+use super::value::{Fail, Number, Res, SeqKind, Value};
 use crate::limits::{Bound, Budget};
 
 /// Widest field; nothing honest is wider.
@@ -17,7 +17,8 @@ struct Spec {
     /// `+` or a blank.
     sign: Option<char>,
     alternate: bool,
-    comma: bool,
+    /// What groups of digits are separated by.
+    comma: Option<char>,
     width: usize,
     precision: Option<usize>,
     kind: Option<char>,
@@ -127,7 +128,7 @@ fn percent_field(verb: char, spec: &Spec, value: &Value, budget: &mut Budget) ->
         'r' | 'a' => {
             let mut out = String::new();
             repr_to(&mut out, value)?;
-            out
+            if verb == 'a' { ascii(&out) } else { out }
         }
         'c' => match value {
             Value::Int(n) => u32::try_from(*n)
@@ -170,58 +171,111 @@ fn percent_field(verb: char, spec: &Spec, value: &Value, budget: &mut Budget) ->
     Ok(pad(&Spec { fill: None, ..spec.clone() }, "", &text))
 }
 
-/// `format.format(args)`: `{}`, `{0}`, `{name}`, attributes and items, `!r`, and format specifications.
+/// `ascii` of a value whose `repr` is `text`.
+fn ascii(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match u32::from(c) {
+            0..=0x7f => out.push(c),
+            code @ 0x80..=0xff => out.push_str(&format!("\\x{code:02x}")),
+            code @ 0x100..=0xffff => out.push_str(&format!("\\u{code:04x}")),
+            code => out.push_str(&format!("\\U{code:08x}")),
+        }
+    }
+    out
+}
+
+/// `format.format(args)`: `{}`, `{0}`, `{name}`, attributes and items, `!r`, and format specifications, which may have
+/// fields of their own.
 pub(super) fn braces(format: &str, args: &CallArgs, interp: &mut Interp) -> Res<String> {
-    interp.budget.read(format.len())?;
-    let CallArgs { pos, named } = args;
-    let mut out = String::new();
-    let mut rest = format;
-    let mut next = 0;
-    while let Some(at) = rest.find(['{', '}']) {
-        push(&mut out, &rest[..at])?;
-        let mark = rest.as_bytes()[at];
-        rest = &rest[at + 1..];
-        if rest.as_bytes().first() == Some(&mark) {
-            push(&mut out, if mark == b'{' { "{" } else { "}" })?;
-            rest = &rest[1..];
-            continue;
+    Fields { pos: &args.pos, named: &args.named, next: 0, interp }.fill(format, 2)
+}
+
+struct Fields<'a> {
+    pos: &'a [Value],
+    named: &'a [(std::sync::Arc<str>, Value)],
+    /// The argument of the next field without a name.
+    next: usize,
+    interp: &'a mut Interp,
+}
+
+impl Fields<'_> {
+    /// Fills the fields in, with fields in them so deep.
+    fn fill(&mut self, format: &str, depth: usize) -> Res<String> {
+        self.interp.budget.read(format.len())?;
+        let mut out = String::new();
+        let mut rest = format;
+        while let Some(at) = rest.find(['{', '}']) {
+            push(&mut out, &rest[..at])?;
+            let mark = rest.as_bytes()[at];
+            rest = &rest[at + 1..];
+            if rest.as_bytes().first() == Some(&mark) {
+                push(&mut out, if mark == b'{' { "{" } else { "}" })?;
+                rest = &rest[1..];
+                continue;
+            }
+            if mark == b'}' {
+                return Err("Single '}' encountered in format string".into());
+            }
+            let end = field_end(rest).ok_or("expected '}' before end of string")?;
+            let text = self.field(&rest[..end], depth)?;
+            push(&mut out, &text)?;
+            rest = &rest[end + 1..];
         }
-        if mark == b'}' {
-            return Err("Single '}' encountered in format string".into());
-        }
-        let (field, after) = rest.split_once('}').ok_or("expected '}' before end of string")?;
-        rest = after;
+        push(&mut out, rest)?;
+        Ok(out)
+    }
+
+    fn field(&mut self, field: &str, depth: usize) -> Res<String> {
+        let depth = depth.checked_sub(1).ok_or("Max string recursion exceeded")?;
         let (expr, spec) = field.split_once(':').unwrap_or((field, ""));
         let (expr, conversion) = expr.split_once('!').unwrap_or((expr, ""));
-        interp.budget.steps(1 + named.len() as u64 / 4)?;
-        let root_len = expr.find(['.', '[']).unwrap_or(expr.len());
-        let (root, path) = expr.split_at(root_len);
-        let value = if root.is_empty() {
-            next += 1;
-            pos.get(next - 1).cloned()
-        } else if let Ok(index) = root.parse::<usize>() {
-            pos.get(index).cloned()
-        } else {
-            let found = named.iter().find(|(name, _)| **name == *root).map(|(_, v)| v.clone());
-            Some(found.ok_or_else(|| format!("'{root}'"))?)
-        };
-        let mut value = value.ok_or("tuple index out of range")?;
-        value = follow(value, path, interp)?;
-        let budget = &mut interp.budget;
-        let text = match conversion {
-            "" => format_spec(&value, spec, budget)?,
+        self.interp.budget.steps(1 + self.named.len() as u64 / 4)?;
+        let value = self.value(expr)?;
+        let spec = if spec.contains('{') { self.fill(spec, depth)? } else { spec.to_owned() };
+        let budget = &mut self.interp.budget;
+        match conversion {
+            "" => format_spec(&value, &spec, budget),
             "r" | "a" => {
                 let mut repr = String::new();
                 repr_to(&mut repr, &value)?;
-                format_spec(&Value::str(repr), spec, budget)?
+                format_spec(&Value::str(if conversion == "a" { ascii(&repr) } else { repr }), &spec, budget)
             }
-            "s" => format_spec(&Value::str(to_str(&value)?), spec, budget)?,
-            other => return Err(format!("Unknown conversion specifier '{other}'").into()),
-        };
-        push(&mut out, &text)?;
+            "s" => format_spec(&Value::str(to_str(&value)?), &spec, budget),
+            other => Err(format!("Unknown conversion specifier '{other}'").into()),
+        }
     }
-    push(&mut out, rest)?;
-    Ok(out)
+
+    /// What stands before the colon of a field.
+    fn value(&mut self, expr: &str) -> Res {
+        let root_len = expr.find(['.', '[']).unwrap_or(expr.len());
+        let (root, path) = expr.split_at(root_len);
+        let value = if root.is_empty() {
+            self.next += 1;
+            self.pos.get(self.next - 1).cloned()
+        } else if let Ok(index) = root.parse::<usize>() {
+            self.pos.get(index).cloned()
+        } else {
+            let found = self.named.iter().find(|(name, _)| **name == *root).map(|(_, v)| v.clone());
+            Some(found.ok_or_else(|| format!("'{root}'"))?)
+        };
+        let missing = "tuple index out of range";
+        follow(value.ok_or(missing)?, path, self.interp)
+    }
+}
+
+/// Where a field's closing brace stands; those in its specification come in pairs.
+fn field_end(text: &str) -> Option<usize> {
+    let mut open = 0usize;
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            b'{' => open += 1,
+            b'}' if open == 0 => return Some(at),
+            b'}' => open -= 1,
+            _ => {}
+        }
+    }
+    None
 }
 
 /// `.name` and `[key]` after a field's first part.
@@ -257,26 +311,30 @@ fn format_spec(value: &Value, spec: &str, budget: &mut Budget) -> Res<String> {
     }
     let spec = parse_spec(spec)?;
     match (value, value.number()) {
-        (Value::Bool(_), _) if spec.kind.is_none() => Ok(pad(&spec, "", &to_str(value)?)),
         (_, Some(Number::Int(n))) => match spec.kind.unwrap_or('d') {
             'd' | 'n' => Ok(integer(&spec, n, 'd')),
             kind @ ('x' | 'X' | 'o' | 'b') => Ok(integer(&spec, n, kind)),
             'c' => {
                 Ok(pad(&spec, "", &u32::try_from(n).ok().and_then(char::from_u32).unwrap_or('?').to_string()))
             }
-            kind => Ok(real(&spec, n as f64, kind)),
+            kind if is_real(kind) => Ok(real(&spec, n as f64, kind)),
+            kind => Err(unknown_code(kind, value)),
         },
         (_, Some(Number::Float(f))) => match (spec.kind, spec.precision) {
             (None, None) => Ok(signed(&spec, f.is_sign_negative(), &float(f.abs()))),
-            (kind, _) => Ok(real(&spec, f, kind.unwrap_or('g'))),
+            (kind, _) => match kind.unwrap_or('g') {
+                'n' => Ok(real(&spec, f, 'g')),
+                kind if is_real(kind) => Ok(real(&spec, f, kind)),
+                kind => Err(unknown_code(kind, value)),
+            },
         },
+        _ if !matches!(value, Value::Str(_)) => {
+            let name = value.type_name();
+            Err(format!("unsupported format string passed to {name}.__format__").into())
+        }
         _ => {
             if let Some(kind) = spec.kind.filter(|k| *k != 's') {
-                return Err(format!(
-                    "Unknown format code '{kind}' for object of type '{}'",
-                    value.type_name()
-                )
-                .into());
+                return Err(unknown_code(kind, value));
             }
             let text: String = match spec.precision {
                 Some(precision) => written(value, budget)?.chars().take(precision).collect(),
@@ -285,6 +343,15 @@ fn format_spec(value: &Value, spec: &str, budget: &mut Budget) -> Res<String> {
             Ok(pad(&Spec { align: spec.align.or(Some('<')), ..spec }, "", &text))
         }
     }
+}
+
+fn is_real(kind: char) -> bool {
+    matches!(kind, 'e' | 'E' | 'f' | 'F' | 'g' | 'G' | '%')
+}
+
+fn unknown_code(kind: char, value: &Value) -> Fail {
+    let name = if matches!(value, Value::Bool(_)) { "int" } else { value.type_name() };
+    format!("Unknown format code '{kind}' for object of type '{name}'").into()
 }
 
 fn parse_spec(text: &str) -> Res<Spec> {
@@ -313,13 +380,8 @@ fn parse_spec(text: &str) -> Res<Spec> {
     }
     let (width, after) = number(&rest)?;
     spec.width = width.unwrap_or(0);
-    let after = match after.strip_prefix([',', '_']) {
-        Some(after_comma) => {
-            spec.comma = true;
-            after_comma
-        }
-        None => after,
-    };
+    spec.comma = after.chars().next().filter(|c| matches!(c, ',' | '_'));
+    let after = after.strip_prefix([',', '_']).unwrap_or(after);
     let after = match after.strip_prefix('.') {
         Some(digits) => {
             let (precision, after) = number(digits)?;
@@ -346,7 +408,8 @@ fn integer(spec: &Spec, n: i128, kind: char) -> String {
         'b' => ("0b", format!("{magnitude:b}")),
         _ => ("", magnitude.to_string()),
     };
-    let digits = if spec.comma { with_commas(&digits) } else { digits };
+    let group = if matches!(kind, 'x' | 'X' | 'o' | 'b') { 4 } else { 3 };
+    let digits = spec.comma.map_or_else(|| digits.clone(), |comma| grouped(&digits, comma, group));
     let digits = match spec.precision {
         Some(precision) => format!("{digits:0>precision$}"),
         None => digits,
@@ -355,11 +418,11 @@ fn integer(spec: &Spec, n: i128, kind: char) -> String {
     signed(spec, n < 0, &format!("{prefix}{digits}"))
 }
 
-fn with_commas(digits: &str) -> String {
+fn grouped(digits: &str, comma: char, group: usize) -> String {
     let mut out = String::new();
     for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
+        if i > 0 && (digits.len() - i).is_multiple_of(group) {
+            out.push(comma);
         }
         out.push(c);
     }
@@ -377,8 +440,8 @@ fn real(spec: &Spec, f: f64, kind: char) -> String {
         _ => format!("{magnitude:.precision$}"),
     };
     let text = match (spec.comma, text.split_once('.')) {
-        (true, Some((whole, fraction))) => format!("{}.{fraction}", with_commas(whole)),
-        (true, None) => with_commas(&text),
+        (Some(comma), Some((whole, fraction))) => format!("{}.{fraction}", grouped(whole, comma, 3)),
+        (Some(comma), None) => grouped(&text, comma, 3),
         _ => text,
     };
     let text = if kind.is_ascii_uppercase() { text.to_uppercase() } else { text };

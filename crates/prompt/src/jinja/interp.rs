@@ -166,9 +166,7 @@ impl Interp {
             items = kept;
         }
         if items.is_empty() {
-            let outer = self.push_scope(self.scope);
-            self.exec(&stmt.otherwise)?;
-            self.pop_scope(outer);
+            self.otherwise(stmt)?;
             self.budget.leave();
             return Ok(());
         }
@@ -177,6 +175,7 @@ impl Interp {
             (Arc::clone(stmt), self.scope)
         });
         let state = Rc::new(Loop::new(items, level, recursive)?);
+        let mut completed = false;
         for at in 0..state.items.len() {
             self.budget.steps(1)?;
             state.at.set(at);
@@ -185,11 +184,24 @@ impl Interp {
             self.assign(&stmt.target, state.items[at].clone())?;
             let flow = self.exec(&stmt.body)?;
             self.pop_scope(outer);
+            completed |= flow == Flow::Next;
             if flow == Flow::Break {
                 break;
             }
         }
+        if !completed {
+            self.otherwise(stmt)?;
+        }
         self.budget.leave();
+        Ok(())
+    }
+
+    /// `{% else %}` of a loop: as in Jinja it runs where no turn came to its end, because there was none or because each was
+    /// broken off.
+    fn otherwise(&mut self, stmt: &For) -> Res<()> {
+        let outer = self.push_scope(self.scope);
+        self.exec(&stmt.otherwise)?;
+        self.pop_scope(outer);
         Ok(())
     }
 
@@ -250,21 +262,23 @@ impl Interp {
             let most = def.params.len();
             return Err(format!("macro '{}' takes not more than {most} argument(s)", def.name).into());
         }
-        if let Some(at) = named.iter().position(|(n, _)| &**n == "caller") {
-            let caller = named.remove(at).1;
-            if !def.takes.caller {
-                let message = format!(
-                    "macro '{}' was invoked with two values for the special caller argument",
-                    def.name
-                );
-                let unused = format!("macro '{}' takes no keyword argument 'caller'", def.name);
-                return Err(
-                    if def.params.iter().any(|(n, _)| &**n == "caller") { message } else { unused }.into()
-                );
+        let caller = named.iter().position(|(n, _)| &**n == "caller");
+        match caller {
+            Some(at) if def.takes.caller => {
+                let caller = named.remove(at).1;
+                self.set(&"caller".into(), caller);
             }
-            self.set(&"caller".into(), caller);
-        } else if def.takes.caller {
-            self.set(&"caller".into(), Value::Undefined("No caller defined".into()));
+            Some(_) if !def.takes.kwargs => {
+                return Err(format!(
+                    "macro '{}' was invoked with two values for the special caller argument. This is most likely a bug.",
+                    def.name
+                )
+                .into());
+            }
+            None if def.takes.caller => {
+                self.set(&"caller".into(), Value::Undefined("No caller defined".into()));
+            }
+            _ => {}
         }
         if let Some((name, _)) = named.first().filter(|_| !def.takes.kwargs) {
             return Err(format!("macro '{}' takes no keyword argument '{name}'", def.name).into());

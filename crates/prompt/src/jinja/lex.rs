@@ -3,6 +3,7 @@
 //! White space: the line break after `%}` and `#}` goes; blanks between a line start and `{%` or `{#` go; a `-` inside a
 //! tag takes all white space on its side; a `+` keeps what would have gone. One line break at the end of the source goes.
 
+use super::chars::{is_space, trim_end, trim_start};
 use super::text::repr_str;
 use crate::PromptError;
 
@@ -102,14 +103,14 @@ impl<'s> Lexer<'s> {
     fn text_before(&self, at: usize, kind: u8, sign: Option<char>) -> &'s str {
         let text = &self.src[self.pos..at];
         if sign == Some('-') {
-            return text.trim_end();
+            return trim_end(text);
         }
         if sign == Some('+') || kind == b'{' {
             return text;
         }
         let line = text.rfind('\n').map_or(0, |n| n + 1);
         let starts_line = line > 0 || self.line_start;
-        if starts_line && text[line..].chars().all(char::is_whitespace) { &text[..line] } else { text }
+        if starts_line && text[line..].chars().all(is_space) { &text[..line] } else { text }
     }
 
     fn comment(&mut self, start: usize) -> Result<(), PromptError> {
@@ -124,8 +125,8 @@ impl<'s> Lexer<'s> {
 
     /// `{% raw %} … {% endraw %}`, after `{%` and its sign; false if this is another tag.
     fn raw(&mut self) -> Result<bool, PromptError> {
-        let Some(rest) = self.src[self.pos..].trim_start().strip_prefix("raw") else { return Ok(false) };
-        let rest = rest.trim_start();
+        let Some(rest) = trim_start(&self.src[self.pos..]).strip_prefix("raw") else { return Ok(false) };
+        let rest = trim_start(rest);
         let (rest, minus) = match rest.strip_prefix("-%}") {
             Some(rest) => (rest, true),
             None => match rest.strip_prefix("%}") {
@@ -133,15 +134,15 @@ impl<'s> Lexer<'s> {
                 None => return Ok(false),
             },
         };
-        let rest = if minus { rest.trim_start() } else { rest };
+        let rest = if minus { trim_start(rest) } else { rest };
         let start = self.src.len() - rest.len();
         let mut from = start;
         while let Some(len) = self.src[from..].find("{%") {
             let at = from + len;
             let after = &self.src[at + 2..];
             let sign = after.chars().next().filter(|c| matches!(c, '-' | '+'));
-            let name = after[usize::from(sign.is_some())..].trim_start();
-            if let Some(end) = name.strip_prefix("endraw").map(str::trim_start) {
+            let name = trim_start(&after[usize::from(sign.is_some())..]);
+            if let Some(end) = name.strip_prefix("endraw").map(trim_start) {
                 let (end, close) = match end.as_bytes().first() {
                     Some(c @ (b'-' | b'+')) => (&end[1..], *c),
                     _ => (end, b' '),
@@ -164,7 +165,7 @@ impl<'s> Lexer<'s> {
     fn close(&mut self, end: usize, sign: u8, is_block: bool) {
         let rest = &self.src[end..];
         let taken = match sign {
-            b'-' => rest.len() - rest.trim_start().len(),
+            b'-' => rest.len() - trim_start(rest).len(),
             b'+' => 0,
             _ => usize::from(is_block && rest.starts_with('\n')),
         };
@@ -177,7 +178,7 @@ impl<'s> Lexer<'s> {
         let mut open: Vec<&'static str> = Vec::new();
         let is_block = end == "%}";
         loop {
-            let rest = self.src[self.pos..].trim_start();
+            let rest = trim_start(&self.src[self.pos..]);
             self.pos = self.src.len() - rest.len();
             if open.is_empty() {
                 let (sign, mark) = match rest.as_bytes().first() {

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::args::{CallArgs, text};
+use super::chars::{self, is_space};
 use super::ops::{equal, take_items};
 use super::text::push;
 use super::value::{Fail, Res, SeqKind, Value};
@@ -274,8 +275,9 @@ fn plain_str_method(s: &str, name: &str) -> Option<Res> {
     };
     Some(Ok(match name {
         "upper" => Value::str(s.to_uppercase()),
-        "lower" | "casefold" => Value::str(s.to_lowercase()),
-        "capitalize" => Value::str(capitalize(s)),
+        "lower" => Value::str(s.to_lowercase()),
+        "casefold" => Value::str(chars::fold(s)),
+        "capitalize" => Value::str(chars::capitalize(s)),
         "title" => Value::str(title(s)),
         "swapcase" => Value::str(
             s.chars()
@@ -286,48 +288,43 @@ fn plain_str_method(s: &str, name: &str) -> Option<Res> {
                 })
                 .collect::<String>(),
         ),
-        "isalnum" => all(char::is_alphanumeric),
-        "isalpha" => all(char::is_alphabetic),
+        "isalnum" => all(|c| chars::is_alpha(c) || chars::is_numeric(c)),
+        "isalpha" => all(chars::is_alpha),
         "isascii" => Value::Bool(s.is_ascii()),
-        "isdecimal" | "isdigit" | "isnumeric" => all(char::is_numeric),
+        "isdecimal" => all(|c| chars::decimal(c).is_some()),
+        "isdigit" => all(chars::is_digit),
+        "isnumeric" => all(chars::is_numeric),
         "isidentifier" => Value::Bool(
             s.starts_with(|c: char| c == '_' || c.is_alphabetic())
                 && s.chars().all(|c| c == '_' || c.is_alphanumeric()),
         ),
-        "isspace" => all(char::is_whitespace),
+        "isspace" => all(is_space),
         "isprintable" => Value::Bool(!s.chars().any(char::is_control)),
         "islower" => cased(char::is_lowercase, char::is_uppercase),
         "isupper" => cased(char::is_uppercase, char::is_lowercase),
-        "istitle" => Value::Bool(s.chars().any(char::is_alphabetic) && title(s) == s),
+        "istitle" => Value::Bool(s.chars().any(chars::is_cased) && title(s) == s),
         _ => return None,
     }))
 }
 
-pub(super) fn capitalize(s: &str) -> String {
-    let mut chars = s.chars();
-    let first = chars.next().map(|c| c.to_uppercase().to_string()).unwrap_or_default();
-    first + &chars.as_str().to_lowercase()
-}
-
-/// Python's `str.title`: a letter after anything but a letter is a capital.
+/// Python's `str.title`: a letter after anything without a case begins a word.
 pub(super) fn title(s: &str) -> String {
     let mut out = String::with_capacity(s.len());
-    let mut in_word = false;
-    for c in s.chars() {
-        if in_word {
-            out.extend(c.to_lowercase());
-        } else {
-            out.extend(c.to_uppercase());
-        }
-        in_word = c.is_alphabetic();
+    let mut rest = s;
+    while let Some(at) = rest.find(chars::is_cased) {
+        out.push_str(&rest[..at]);
+        let word = &rest[at..];
+        let end = word.find(|c| !chars::is_cased(c)).unwrap_or(word.len());
+        out.push_str(&chars::capitalize(&word[..end]));
+        rest = &word[end..];
     }
-    out
+    out + rest
 }
 
 pub(super) fn strip<'s>(s: &'s str, name: &str, set: Option<&str>) -> &'s str {
     // Searched for each character that goes.
     let set = set.map(|set| set.chars().collect::<HashSet<char>>());
-    let inside = |c: char| set.as_ref().map_or(c.is_whitespace(), |set| set.contains(&c));
+    let inside = |c: char| set.as_ref().map_or(is_space(c), |set| set.contains(&c));
     match name {
         "lstrip" => s.trim_start_matches(inside),
         "rstrip" => s.trim_end_matches(inside),
@@ -373,9 +370,9 @@ fn split(s: &str, name: &str, args: &CallArgs, budget: &mut Budget) -> Res {
 /// Splits at runs of white space; what is left after `limit` splits keeps its blanks, but for those at the cut.
 fn split_blanks(s: &str, limit: usize, from_right: bool) -> Vec<&str> {
     let mut parts = Vec::new();
-    let mut rest = if from_right { s.trim_end() } else { s.trim_start() };
+    let mut rest = if from_right { chars::trim_end(s) } else { chars::trim_start(s) };
     while !rest.is_empty() {
-        let cut = if from_right { rest.rfind(char::is_whitespace) } else { rest.find(char::is_whitespace) };
+        let cut = if from_right { rest.rfind(is_space) } else { rest.find(is_space) };
         let Some(at) = cut.filter(|_| parts.len() < limit) else {
             parts.push(rest);
             break;
@@ -383,10 +380,10 @@ fn split_blanks(s: &str, limit: usize, from_right: bool) -> Vec<&str> {
         if from_right {
             let blank = rest[at..].chars().next().map_or(1, char::len_utf8);
             parts.push(&rest[at + blank..]);
-            rest = rest[..at].trim_end();
+            rest = chars::trim_end(&rest[..at]);
         } else {
             parts.push(&rest[..at]);
-            rest = rest[at..].trim_start();
+            rest = chars::trim_start(&rest[at..]);
         }
     }
     if from_right {

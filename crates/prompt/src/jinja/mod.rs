@@ -7,6 +7,7 @@
 
 mod args;
 mod ast;
+mod chars;
 mod checks;
 mod eval;
 mod filters;
@@ -21,6 +22,7 @@ mod parse;
 mod parse_expr;
 mod text;
 mod value;
+mod wrap;
 
 use std::sync::Arc;
 

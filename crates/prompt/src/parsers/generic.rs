@@ -18,9 +18,10 @@ pub(super) fn for_template(
     if let Some(family) = shapes::family(template, input) {
         return family;
     }
-    // Command models put their answers between tags, too.
-    if input.tools.is_empty() && !template.source().contains("<|START_RESPONSE|>") {
-        return Box::new(Generic::new(tags, input.prompt, None));
+    let is_jinja = matches!(template, Template::Jinja(_));
+    // Some models put their answers between tags, too.
+    if input.tools.is_empty() && !shapes::has_answer_tags(template) {
+        return Box::new(Generic { lone_close: is_jinja, ..Generic::new(tags, input.prompt, None) });
     }
     let tools = Tools::new(input.tools);
     let tag = match template {
@@ -31,7 +32,7 @@ pub(super) fn for_template(
         },
     };
     let scan = Some(Scan::new(tag, tools)).filter(|scan| !(input.formed && scan.is_bracket()));
-    Box::new(Generic::new(tags, input.prompt, scan))
+    Box::new(Generic { lone_close: is_jinja, ..Generic::new(tags, input.prompt, scan) })
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub(super) struct Generic {
     state: State,
     /// White space is dropped until something else comes.
     trim: bool,
+    /// A closing tag that comes first ends a thought that was none.
+    lone_close: bool,
     scan: Option<Scan>,
 }
 
@@ -60,7 +63,7 @@ impl Generic {
             Some(tags) if prompt.trim().ends_with(&tags.open) => (State::Thinking, true),
             Some(_) => (State::Start, false),
         };
-        Self { tags, state, trim, scan }
+        Self { tags, state, trim, lone_close: false, scan }
     }
 
     fn start(&mut self, text: &mut Pending, end: bool, tags: &ThinkTags) -> bool {
@@ -75,7 +78,14 @@ impl Generic {
             (self.state, self.trim) = (State::Thinking, true);
             return true;
         }
-        if tags.open.starts_with(rest) && !end {
+        let lone = self.lone_close.then_some(tags.close.as_str());
+        if let Some(close) = lone.filter(|close| rest.starts_with(*close)) {
+            let length = text.seen() + close.len();
+            text.take(length);
+            (self.state, self.trim) = (State::Answer, true);
+            return true;
+        }
+        if !end && std::iter::once(tags.open.as_str()).chain(lone).any(|tag| tag.starts_with(rest)) {
             return false;
         }
         text.set_seen(0);

@@ -213,6 +213,15 @@ impl Brackets {
         Self { depth: 1, ..Self::default() }
     }
 
+    /// Whether some JSON breaks off in a string.
+    pub(super) fn end_in_string(mut text: &str) -> bool {
+        let mut brackets = Self::default();
+        while let Some(end) = brackets.end(text) {
+            text = &text[end..];
+        }
+        brackets.in_string
+    }
+
     /// Goes on with `text`; the number of bytes up to and with the bracket that closes the first one.
     pub(super) fn end(&mut self, text: &str) -> Option<usize> {
         for (at, byte) in text.bytes().enumerate() {

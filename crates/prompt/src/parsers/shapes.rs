@@ -29,12 +29,15 @@ const SHAPES: &[(&str, Shape)] = &[
     ("harmony", Shape::Family("harmony")),
     ("glimmer", Shape::Family("glimmer")),
     ("function in tool_call", Shape::Calls(|| tag("tool_call", Body::Xml(Xml::FUNCTION)))),
-    ("pairs in tool_call", Shape::Calls(|| tag("tool_call", Body::Pairs(Pairs::default())))),
+    (
+        "pairs in tool_call",
+        Shape::Calls(|| tag("tool_call", Body::Pairs(Pairs { bare: true, ..Pairs::default() }))),
+    ),
     ("json in tool_call", Shape::Calls(|| tag("tool_call", Body::Json))),
     ("json in tool_calls", Shape::Calls(|| tag("tool_calls", Body::Json))),
     ("json in TOOLCALL", Shape::Calls(|| tag("TOOLCALL", Body::Json))),
-    ("function in seed:tool_call", Shape::Calls(|| tag("seed:tool_call", Body::Xml(Xml::FUNCTION)))),
-    ("invoke in minimax:tool_call", Shape::Calls(|| tag("minimax:tool_call", Body::Xml(Xml::INVOKE)))),
+    ("function in seed:tool_call", Shape::Calls(|| tag("seed:tool_call", bare(Xml::FUNCTION)))),
+    ("invoke in minimax:tool_call", Shape::Calls(|| tag("minimax:tool_call", bare(Xml::INVOKE)))),
     ("elements", Shape::Calls(elements)),
     ("dsml function_calls", Shape::Calls(|| dsml("function_calls"))),
     ("dsml tool_calls", Shape::Calls(|| dsml("tool_calls"))),
@@ -64,6 +67,10 @@ fn tag(name: &str, body: Body) -> Calls {
     Calls::between(format!("<{name}>"), format!("</{name}>"), body)
 }
 
+fn bare(xml: Xml) -> Body {
+    Body::Xml(Xml { bare: true, ..xml })
+}
+
 fn elements() -> Calls {
     const MARK: &str = "]<]minimax[>[";
     let tags = (format!("{MARK}<tool_call>"), format!("{MARK}</tool_call>"));
@@ -77,7 +84,7 @@ fn dsml(name: &str) -> Calls {
         end: "</｜DSML｜parameter>".into(),
         ..Xml::FUNCTION
     };
-    Calls::between(format!("<｜DSML｜{name}>"), format!("</｜DSML｜{name}>"), Body::Xml(xml))
+    Calls::between(format!("<｜DSML｜{name}>"), format!("</｜DSML｜{name}>"), bare(xml))
 }
 
 fn lfm2() -> Calls {
@@ -95,8 +102,8 @@ fn functionary() -> Calls {
 }
 
 fn minicpm() -> Calls {
-    let xml = Xml { argument: "<param".into(), end: "</param>".into(), ..Xml::FUNCTION };
-    Calls { whole: true, ..Calls::between("<function", "</function>", Body::Xml(xml)) }
+    let xml = Xml { argument: "<param".into(), end: "</param>".into(), python: true, ..Xml::FUNCTION };
+    Calls { whole: true, ..Calls::between("<function", "</function>", bare(xml)) }
 }
 
 fn kimi() -> Calls {
@@ -129,6 +136,7 @@ fn hunyuan() -> Calls {
         value: both("arg_value"),
         separator: Some(tag("tool_sep")),
         strict: false,
+        bare: true,
     };
     let (open, close) = both("tool_call");
     Calls { section: Some(both("tool_calls")), ..Calls::between(open, close, Body::Pairs(pairs)) }
@@ -140,8 +148,9 @@ fn kimi_k3() -> Calls {
         argument: "<|open|>argument".into(),
         head_end: "<|sep|>".into(),
         end: "<|close|>argument<|sep|>".into(),
+        ..Xml::FUNCTION
     };
-    Calls::between("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", Body::Xml(xml))
+    Calls::between("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", bare(xml))
 }
 
 /// What probing a template showed.
@@ -219,10 +228,17 @@ fn make(name: &str, tags: Option<&ThinkTags>, input: &ParserInput<'_>) -> Option
             };
             let think = tags.map(|tags| Thought {
                 call_ends: true,
+                lone_close: true,
                 ..Thought::tags(tags.open.clone(), tags.close.clone(), start(tags))
             });
-            let dropped = if name == "action" { &ANSWER_TAGS[..] } else { &[] };
-            let rules = Rules { think, calls: Some(calls()), dropped, keep_tail: true, ..Rules::PLAIN };
+            let dropped = match name {
+                "action" => &ANSWER_TAGS[..],
+                "function call" => &["<|message_sep|>"],
+                "kimi-k3" => &ANSWER_TAGS_OF_KIMI_K3,
+                _ => &[],
+            };
+            let calls = Some(Calls { in_values: true, ..calls() });
+            let rules = Rules { think, calls, dropped, keep_tail: true, ..Rules::PLAIN };
             Some(Box::new(Tagged::new(rules, Tools::new(input.tools))))
         }
     }
@@ -230,6 +246,16 @@ fn make(name: &str, tags: Option<&ThinkTags>, input: &ParserInput<'_>) -> Option
 
 /// Around the answers of Command models.
 const ANSWER_TAGS: [&str; 4] = ["<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"];
+
+/// Around the answers of Kimi K3, and behind them.
+const ANSWER_TAGS_OF_KIMI_K3: [&str; 4] =
+    ["<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>"];
+
+/// Whether a template's answers stand between tags, whether there are tools or not.
+pub(super) fn has_answer_tags(template: &Template) -> bool {
+    let has = |mark: &str| template.source().contains(mark);
+    has("<|START_RESPONSE|>") || (has("<|open|>") && has("'response'"))
+}
 
 /// In the result of the call.
 pub(super) const RESULT: &str = "third";

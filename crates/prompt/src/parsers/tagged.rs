@@ -3,7 +3,7 @@
 use super::body::{Body, Text};
 use super::call::{CallError, Out};
 use super::early::Form;
-use super::pending::{Brackets, Found, Pending};
+use super::pending::{Brackets, Found, Pending, first_tag};
 use super::tools::Tools;
 use super::{Grammar, Stage, Style, closing, is_free_of};
 
@@ -40,13 +40,15 @@ pub(super) struct Thought {
     pub(super) anywhere: bool,
     /// Thoughts are left out.
     pub(super) discard: bool,
+    /// A closing tag that comes first ends a thought that was none.
+    pub(super) lone_close: bool,
 }
 
 impl Thought {
     /// `<think>…</think>`.
     pub(super) fn tags(open: impl Into<Text>, close: impl Into<Text>, start: Start) -> Self {
         let (open, close) = (open.into(), close.into());
-        Self { open, close, start, call_ends: false, anywhere: false, discard: false }
+        Self { open, close, start, call_ends: false, anywhere: false, discard: false, lone_close: false }
     }
 
     fn say(&self, text: &str, out: &mut Out) {
@@ -89,6 +91,8 @@ pub(super) struct Calls {
     pub(super) whole: bool,
     /// A call that cannot be read may go on behind its closing tag, as that may stand in a string.
     pub(super) patient: bool,
+    /// A closing tag in a value is part of the value.
+    pub(super) in_values: bool,
 }
 
 impl Calls {
@@ -104,6 +108,7 @@ impl Calls {
             declared: false,
             whole: false,
             patient: false,
+            in_values: false,
         }
     }
 
@@ -129,7 +134,18 @@ pub(super) enum Unclosed {
     IfComplete,
 }
 
-/// How often a patient family tries to read a call.
+/// What a closing tag is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Closing {
+    /// It ends the call.
+    Ends,
+    /// It is part of a value, as far as can be told.
+    Inside,
+    /// Part of no value, nor was the first one, which ended the call.
+    First,
+}
+
+/// How many closing tags of a call are looked at.
 const ATTEMPTS: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,8 +172,10 @@ pub(super) struct Tagged {
     brackets: Brackets,
     /// The separator before the JSON of the current call has come.
     in_json: bool,
-    /// Failed attempts to read the current call.
+    /// Closing tags of the current call that did not end it.
     attempts: usize,
+    /// Where the first of them stands.
+    first_close: Option<usize>,
 }
 
 impl Tagged {
@@ -176,12 +194,14 @@ impl Tagged {
             brackets: Brackets::default(),
             in_json: false,
             attempts: 0,
+            first_close: None,
         }
     }
 
     fn go(&mut self, state: State, trim: bool) -> bool {
         (self.state, self.trim) = (state, trim);
-        (self.brackets, self.in_json, self.attempts) = (Brackets::default(), false, 0);
+        (self.brackets, self.in_json) = (Brackets::default(), false);
+        (self.attempts, self.first_close) = (0, None);
         true
     }
 
@@ -210,7 +230,13 @@ impl Tagged {
             text.take(length);
             return self.go(State::Thought, true);
         }
-        if !end && think.open.starts_with(rest) {
+        let lone = think.lone_close.then_some(think.close.as_ref());
+        if let Some(close) = lone.filter(|close| rest.starts_with(*close)) {
+            let length = text.seen() + close.len();
+            text.take(length);
+            return self.go(State::Answer, true);
+        }
+        if !end && std::iter::once(think.open.as_ref()).chain(lone).any(|tag| tag.starts_with(rest)) {
             return false;
         }
         text.set_seen(0);
@@ -326,7 +352,26 @@ impl Tagged {
                 (length, 0)
             }
         };
-        let Some(length) = length else { return self.wait(text, end, out) };
+        let mut length = match length {
+            Some(length) => length,
+            // No value was open after all.
+            None if end => match self.first_close {
+                Some(first) => first,
+                None => return self.wait(text, end, out),
+            },
+            None => return self.wait(text, end, out),
+        };
+        let closing = if let End::Tag(tag) = &calls.end { tag.len() } else { closing };
+        match self.closing(calls, &text.rest()[..length]) {
+            Closing::Inside if self.attempts < ATTEMPTS && self.first_close != Some(length) => {
+                self.first_close.get_or_insert(length);
+                self.attempts += 1;
+                text.set_seen(length + closing);
+                return true;
+            }
+            Closing::Ends => {}
+            Closing::Inside | Closing::First => length = self.first_close.unwrap_or(length),
+        }
         let inside = &text.rest()[..length];
         let read = self.read(calls, inside);
         if read.is_err() && calls.patient && self.attempts < ATTEMPTS {
@@ -343,6 +388,27 @@ impl Tagged {
         });
         text.take(length + closing);
         self.go(if in_section { State::Section } else { State::Answer }, trim)
+    }
+
+    /// What the closing tag behind `inside` is. In JSON one within a string is told by what reads at last; between tags
+    /// the next tag must be the one that ends the value.
+    fn closing(&self, calls: &Calls, inside: &str) -> Closing {
+        let Some(first) = self.first_close.filter(|_| calls.in_values) else {
+            return match calls.in_values && calls.body.ends_in_value(inside) {
+                true => Closing::Inside,
+                false => Closing::Ends,
+            };
+        };
+        let Some((end, others)) = calls.body.value_tags() else {
+            return if self.read(calls, inside).is_ok() { Closing::Ends } else { Closing::Inside };
+        };
+        let tags: Vec<&str> = [end, &calls.open].into_iter().chain(others).collect();
+        match first_tag(inside, first, &tags) {
+            Found::Tag { tag: 0, .. } if calls.body.ends_in_value(inside) => Closing::Inside,
+            Found::Tag { tag: 0, .. } => Closing::Ends,
+            Found::Tag { .. } => Closing::First,
+            Found::Perhaps(_) | Found::None => Closing::Inside,
+        }
     }
 
     /// Tells of a call as far as it has come.

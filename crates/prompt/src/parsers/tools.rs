@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
 
+use super::body::python_literal;
+
 /// Tools by name. Copies share them: a parser is copied to see what the next piece would be.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Tools(Arc<[Tool]>);
@@ -52,6 +54,23 @@ impl Tools {
     /// The value that a text stands for, by the types that the tool declares for the argument: with none it is a string.
     pub(super) fn value(&self, tool: &str, argument: &str, text: &str) -> Json {
         typed(text, &self.types(tool, argument))
+    }
+
+    /// The list or object that a text stands for as Python writes such, where the tool declares one.
+    pub(super) fn python_value(&self, tool: &str, argument: &str, text: &str) -> Option<Json> {
+        let types = self.types(tool, argument);
+        let is_declared = |value: &Json| types.contains(&type_of(value));
+        let begins = matches!(text.trim_start().as_bytes().first(), Some(b'[' | b'{'));
+        python_literal(text).filter(|value| begins && is_declared(value))
+    }
+
+    /// What nothing stands for where a list or an object is declared.
+    pub(super) fn empty_value(&self, tool: &str, argument: &str) -> Option<Json> {
+        match self.types(tool, argument)[..] {
+            ["object"] => Some(Json::Object(Map::new())),
+            ["array"] => Some(Json::Array(Vec::new())),
+            _ => None,
+        }
     }
 
     /// Is the argument declared as a string and as nothing else?

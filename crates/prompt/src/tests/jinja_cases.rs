@@ -104,6 +104,49 @@ fn the_published_templates_render_as_jinja2_does() {
     assert!(wrong.is_empty(), "{} of {count} rows fail:\n{}", wrong.len(), wrong.join("\n"));
 }
 
+/// `jinja-random.jsonl`: hashes of what templates make of random conversations.
+#[test]
+fn the_published_templates_render_random_conversations_as_jinja2_does() {
+    let Some(folder) = template_folder() else {
+        eprintln!("SKIPPED: no folder `templates` with llama.cpp's models/templates in $PUNA_TEST_MODELS");
+        return;
+    };
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cases/jinja-random.jsonl");
+    let text = std::fs::read_to_string(path).expect("the case file is part of the repository");
+    let rows: Vec<Json> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let (conversations, files): (Vec<&Json>, Vec<&Json>) = rows.iter().partition(|row| row["file"].is_null());
+    let now = jiff::civil::datetime(2026, 8, 15, 12, 0, 0, 0);
+    let (mut same, mut wrong) = (0, Vec::new());
+    for row in files {
+        let name = row["file"].as_str().expect("a file");
+        // Meant to be different, see above.
+        if name == PLAIN_TEXT_IS_RIGHT[0] {
+            continue;
+        }
+        let source = std::fs::read_to_string(folder.join(name)).expect("the template file is there");
+        let hashes = row["hashes"].as_array().expect("hashes");
+        for (at, (conversation, want)) in conversations.iter().zip(hashes).enumerate() {
+            let variables = conversation["variables"].as_object().expect("variables");
+            let rendered = JinjaTemplate::parse(&source)
+                .and_then(|t| t.render(variables.iter().map(|(k, v)| (k.as_str(), v)), now));
+            let got = rendered.as_ref().map_or("!".to_owned(), |text| fnv(text));
+            match want.as_str() == Some(&*got) {
+                true => same += 1,
+                false => wrong.push(format!("{name} × conversation {at}: {rendered:?}")),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(same > 2000, "{same}");
+}
+
+fn fnv(text: &str) -> String {
+    let hash = text.bytes().fold(0xCBF2_9CE4_8422_2325, |state: u64, byte| {
+        (state ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3)
+    });
+    format!("{hash:016x}")
+}
+
 /// `templates` beside the test models: the folder `models/templates` of llama.cpp, as the cases name it.
 fn template_folder() -> Option<PathBuf> {
     let models = std::env::var_os("PUNA_TEST_MODELS").map(PathBuf::from);

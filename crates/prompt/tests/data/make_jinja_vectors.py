@@ -270,6 +270,28 @@ b
 {% macro m() %}{% endmacro %}{{ m }}
 {{ msgs[1:]|length }} {{ msgs[-1].content }} {{ msgs[0]['role'] }} {{ (msgs|last).role }} {{ msgs[1:][0]['role'] }} {{ msgs[99].x }}
 {{ l[msgs|length - 3] }} {{ msgs[msgs|length - 1].content }} {{ d[('a')] }} {{ [d, d][1].a }} {{ [1,2,3]|length > 2 }} {{ {'a': l}.a|sum }}
+{{ '\x1ca\x1f b'.split() }}{{ '\x1c a \x1d'.strip()|length }}{{ '\x1e'.isspace() }}{{ '\x1f a'|trim }}{{ '\u200b'.isspace() }}
+{{ '²'.isdigit() }}{{ '²'.isdecimal() }}{{ '½'.isdigit() }}{{ '½'.isnumeric() }}{{ '٣'.isdecimal() }}{{ '一'.isnumeric() }}{{ 'Ⅷ'.isalpha() }}{{ '一1'.isalnum() }}
+{{ '٣'|int }}{{ '1__0'|int }}{{ '_1'|int }}{{ '1_000'|int }}{{ '0x1F'|int(0, 0) }}{{ '017'|int(5, 0) }}{{ '12'|int(0, 1) }}{{ '-0x1f'|int(0, 16) }}{{ '٣.٥'|float }}{{ '1_0.5'|float }}{{ '1__0'|float }}
+{{ 'ǆx'.capitalize() }}{{ 'ﬁx'|capitalize }}{{ 'ﬁx'|title }}{{ 'ﬁx'.title() }}{{ 'ΑΣ ΑΣ'.title() }}{{ 'ΑΣ'|capitalize }}{{ 'ΑΣ-ΑΣ'|title }}{{ 'გა'.title() }}{{ 'a中b'.title() }}{{ 'ŉa'.title() }}{{ 'ᾀ ᾲ'.title() }}{{ 'ß'.casefold() }}{{ 'Ꭰ ı ς'.casefold() }}
+{{ 'é\x7f😀'|tojson(ensure_ascii=true) }}{{ '%a %a' % ('é', '日😀') }}{{ '{!a}'.format('é') }}
+{% for a in [1] %}{% break %}{% else %}e{% endfor %}|{% for a in [1, 2] %}{% continue %}{% else %}e{% endfor %}|{% for a in [1, 2] %}{% if a == 1 %}{% continue %}{% endif %}{{ a }}{% else %}e{% endfor %}
+{% macro m(a, b=a) %}{{ kwargs }}{% endmacro %}{{ m.arguments }}{{ m.catch_kwargs }}{{ m.catch_varargs }}{{ m.caller }}
+{% macro m(a) %}{{ a }}{% endmacro %}{% call m(1) %}x{% endcall %}
+{{ '{:>{w}}|{:{}}'.format('a', 'b', 3, w=5) }}{{ '{:_}'.format(1234567) }}{{ '{:_x}'.format(123456789) }}{{ '{:5}|'.format(true) }}{{ '{:{}.{}f}'.format(3.14159, 8, 2) }}
+{{ '{:d}'.format(1.5) }}
+{{ '{:s}'.format(1) }}
+{{ '{:5}'.format(none) }}
+{{ '{:5}'.format([1]) }}
+{{ '{:{:{}}}'.format(1, 2, 3) }}
+{{ 1.0 / 0 }}
+{{ 1.0 % 0 }}
+{{ 'the quick brown fox jumps over the lazy dog'|wordwrap(10) }}|{{ 'the lazydogsarelongwords dog'|wordwrap(10, true, '|') }}|{{ 'the lazydogsarelongwords dog'|wordwrap(10, false) }}|{{ ''|wordwrap(5) }}|{{ 'a\n\n  b   c  '|wordwrap(3) }}
+{{ 'hello-world foo-barbaz\n\nsecond para here'|wordwrap(8) }}|{{ 'hello-world foo-barbaz'|wordwrap(8, break_on_hyphens=false) }}|{{ 'x--y a-b-c well--known e-mail-address -option ---'|wordwrap(6) }}|{{ 'self-contained-thing'|wordwrap(6, wrapstring='/') }}
+{{ 'a'|wordwrap(0) }}
+{{ {'class': 'a b', 'id': none, 'x': 1, 'y<': '"&'}|xmlattr }}|{{ {'a': '<'}|xmlattr(false) }}|{{ {'a': 1, 'b': 2}|xmlattr(autospace=false) }}|{{ {}|xmlattr }}
+{{ {'a b': 1}|xmlattr }}
+{{ [5, 5]|random }}{{ []|random }}{{ 'wordwrap' is filter }}{{ 'xmlattr' is filter }}{{ 'random' is filter }}
 '''
 
 ENTRIES = []
@@ -282,6 +304,7 @@ ENTRIES += [
     "{% for x in l %}\n  {{ x }}\n{% endfor %}\nend", "{% for x in l -%}\n  {{ x }}\n{%- endfor %}\nend", "{%- for x in l %}\n  {{- x }}\n{%- endfor -%}\nend", "{{ n }}\n{{ n }}\n", "a {%+ if true %} b {%+ endif %}\n c",
     "  {%+ if true %}\nb{% endif %}", "x{% if true +%}\nb{% endif %}", "a\r\nb\r\n{% if true %}\r\nc{% endif %}", "{% raw %}\n  {% a %}\n{% endraw %}\nx", "{{ n -}}\n\n  x", "{{ 'a\nb' }}", "{{ n\n+ n }}", "{%\nif true\n%}x{% endif %}", "\t{% if true %}x{% endif %}\t\n", "{% macro m() %}\n  a\n{% endmacro %}\n{{ m() }}|",
     "{{ x }}\n\n{{ nope.y }}", "a\n{% if 1 %}\nb\n{{ 1/0 }}{% endif %}", "{% if x %}\n{% elif n %}\n a\n{% else %}\n b\n{% endif %}\n", "{% generation %}\na\n{% endgeneration %}\nb", "    {{ n }}\n    {% if n %}y{% endif %}\n", "{{ '\\\nx' }}",
+    "a\x1c {%- if 1 %}b{% endif %}", "\x1c{% if 1 %}b{% endif %}", "{%\x1cif 1 %}b{% endif %}",
 ]
 
 

@@ -9,7 +9,7 @@
 use super::Cuts;
 use super::runs::LETTER_OR_MARK;
 use super::words::{Spaces, contraction, punctuation};
-use crate::unicode::{ANY, Class, L, LL, LM, LO, LT, LU, M, N, Scan, WS, is_han};
+use crate::unicode::{ANY, Class, L, LL, LM, LO, LT, LU, M, N, Scan, WS, is_han, is_han_script};
 
 const NOT_WORD: Class = ANY & !(WS | L | N);
 
@@ -21,6 +21,8 @@ struct Cased {
     lower: Is,
     contractions: bool,
     digits: usize,
+    /// Han characters are in neither set.
+    han_apart: bool,
 }
 
 // llama.cpp tells the case of ASCII letters alone: all others are in both sets.
@@ -29,6 +31,7 @@ const GPT4O: Cased = Cased {
     lower: |class, b| class & L != 0 && !b.is_ascii_uppercase(),
     contractions: true,
     digits: 3,
+    han_apart: false,
 };
 
 pub(super) fn gpt4o(s: Scan<'_>, cuts: &mut Cuts<'_>) {
@@ -124,7 +127,7 @@ impl Cased {
         loop {
             let (class, len) = s.at(pos);
             let byte = s.byte(pos);
-            if !(self.upper)(class, byte) {
+            if !(self.upper)(class, byte) || self.is_apart(s, pos, class) {
                 break;
             }
             pos += len;
@@ -141,7 +144,7 @@ impl Cased {
         let mut pos = start;
         loop {
             let (class, len) = s.at(pos);
-            if !(self.upper)(class, s.byte(pos)) {
+            if !(self.upper)(class, s.byte(pos)) || self.is_apart(s, pos, class) {
                 break;
             }
             pos += len;
@@ -152,11 +155,35 @@ impl Cased {
     fn lower_run(&self, s: Scan<'_>, mut pos: usize) -> usize {
         loop {
             let (class, len) = s.at(pos);
-            if !(self.lower)(class, s.byte(pos)) {
+            if !(self.lower)(class, s.byte(pos)) || self.is_apart(s, pos, class) {
                 return pos;
             }
             pos += len;
         }
+    }
+
+    #[inline]
+    fn is_apart(&self, s: Scan<'_>, pos: usize, class: Class) -> bool {
+        self.han_apart && class & (LM | LO) != 0 && s.char(pos).is_some_and(|(c, _)| is_han_script(c))
+    }
+}
+
+/// Kimi K2 as its publisher wrote it: as [`gpt4o_original`], with Han runs apart and no `/` behind punctuation.
+pub(super) fn kimi_k2_original(s: Scan<'_>, cuts: &mut Cuts<'_>) {
+    let o = Cased { han_apart: true, ..ORIGINAL };
+    let han = |pos: usize| s.char(pos).is_some_and(|(c, _)| is_han_script(c));
+    let mut spaces = Spaces::default();
+    let mut pos = 0;
+    while pos < s.len() {
+        let mut end = pos;
+        while han(end) {
+            end += s.at(end).1;
+        }
+        if end == pos {
+            end = o.word(s, pos).unwrap_or_else(|| rest(s, pos, o.digits, b"\r\n", &mut spaces));
+        }
+        cuts.cut(end);
+        pos = end;
     }
 }
 

@@ -20,6 +20,11 @@ pub(super) fn wide_cjk(s: Scan<'_>, cuts: &mut Cuts<'_>) {
     kinds(s, cuts, |c, class| u8::from(class != WS && matches!(c, 0x800..=0x9FA5 | 0xAC00..=0xD7FF)));
 }
 
+/// The same as its publisher reads it: the range has blanks in it, too.
+pub(super) fn wide_cjk_original(s: Scan<'_>, cuts: &mut Cuts<'_>) {
+    kinds(s, cuts, |c, _| u8::from(matches!(c, 0x800..=0x9FA5 | 0xAC00..=0xD7FF)));
+}
+
 /// `[一-龥぀-ゟ゠-ヿ]+` of DeepSeek V3.
 pub(super) fn cjk_and_kana(s: Scan<'_>, cuts: &mut Cuts<'_>) {
     kinds(s, cuts, |c, _| u8::from(matches!(c, 0x3040..=0x30FF | 0x4E00..=0x9FA5)));
@@ -27,11 +32,16 @@ pub(super) fn cjk_and_kana(s: Scan<'_>, cuts: &mut Cuts<'_>) {
 
 /// `\s?[!-/:-~！-／：-～‘-‟　-。]+` of DeepSeek LLM. Letters were cut out before.
 pub(super) fn llm_punctuation(s: Scan<'_>, cuts: &mut Cuts<'_>) {
-    space_and_run(s, cuts, |c, class| {
-        class != WS
-            && matches!(c, 0x21..=0x2F | 0x3A..=0x7E | 0xFF01..=0xFF0F | 0xFF1A..=0xFF5E | 0x2018..=0x201F
-                | 0x3000..=0x3002)
-    });
+    space_and_run(s, cuts, |c, class| class != WS && is_llm_punctuation(c));
+}
+
+/// The same as its publisher reads it: U+3000 is among the marks.
+pub(super) fn llm_punctuation_original(s: Scan<'_>, cuts: &mut Cuts<'_>) {
+    space_and_run(s, cuts, |c, _| is_llm_punctuation(c));
+}
+
+fn is_llm_punctuation(c: u32) -> bool {
+    matches!(c, 0x21..=0x2F | 0x3A..=0x7E | 0xFF01..=0xFF0F | 0xFF1A..=0xFF5E | 0x2018..=0x201F | 0x3000..=0x3002)
 }
 
 /// `\s?[A-Za-zµÀ-ÖØ-öø-ƺ…]+` of DeepSeek LLM: letters of the alphabets with case.

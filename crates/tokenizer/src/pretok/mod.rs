@@ -3,7 +3,7 @@
 //! A set is a list of stages, each written by hand for one regular expression (quoted above it) and applied to the
 //! pieces that the stage before left: what it matches becomes a piece, and so does every gap. Look-ahead ends with the
 //! piece. All take time linear in the text. The meanings of the expressions are llama.cpp's; where the model's
-//! publisher meant something else (letter case outside ASCII) the original is in `original`.
+//! publisher meant something else (letter case outside ASCII, blanks within ranges) the original is in `original`.
 //!
 //! The tests compare each set with its expressions in a general engine.
 
@@ -138,17 +138,27 @@ pub(crate) fn known() -> Vec<&'static str> {
 
 static LLAMA3: Set = Set::new(1, &[words::llama3]);
 static JAIS2: Set = Set::new(2, &[words::jais2]);
-static DEEPSEEK_LLM: Set = Set::new(
-    3,
-    &[
+static DEEPSEEK_LLM: Set = Set {
+    original: &[
         runs::each_newline,
         deepseek::llm_letters,
-        deepseek::llm_punctuation,
+        deepseek::llm_punctuation_original,
         runs::trailing_space,
-        deepseek::wide_cjk,
+        deepseek::wide_cjk_original,
         runs::numbers,
     ],
-);
+    ..Set::new(
+        3,
+        &[
+            runs::each_newline,
+            deepseek::llm_letters,
+            deepseek::llm_punctuation,
+            runs::trailing_space,
+            deepseek::wide_cjk,
+            runs::numbers,
+        ],
+    )
+};
 static DEEPSEEK3: Set = Set::new(4, &[runs::numbers_by_three, deepseek::cjk_and_kana, deepseek::v3_words]);
 static SPARK: Set =
     Set::new(5, &[runs::numbers_by_three, deepseek::cjk_and_kana, deepseek::spark_words, runs::each_number]);
@@ -156,16 +166,25 @@ static YOUTU: Set = Set {
     original: &[deepseek::youtu_scripts, cased::youtu_original],
     ..Set::new(6, &[deepseek::youtu_scripts, cased::youtu])
 };
-static DEEPSEEK_CODER: Set = Set::new(
-    7,
-    &[
+static DEEPSEEK_CODER: Set = Set {
+    original: &[
         runs::each_newline,
         deepseek::coder_letters,
         deepseek::coder_punctuation,
-        deepseek::wide_cjk,
+        deepseek::wide_cjk_original,
         runs::each_number,
     ],
-);
+    ..Set::new(
+        7,
+        &[
+            runs::each_newline,
+            deepseek::coder_letters,
+            deepseek::coder_punctuation,
+            deepseek::wide_cjk,
+            runs::each_number,
+        ],
+    )
+};
 static FALCON: Set = Set::new(8, &[runs::falcon_punctuation, words::gpt2, runs::three_digits]);
 static STARCODER: Set = Set::new(9, &[runs::each_number, words::gpt2]);
 static GPT2: Set = Set::new(10, &[words::gpt2]);
@@ -192,7 +211,7 @@ static TINY_AYA: Set = Set {
     original: &[runs::numbers_by_three_from_the_right, cased::gpt4o_original],
     ..Set::new(19, &[runs::numbers_by_three_from_the_right, cased::tiny_aya])
 };
-static KIMI: Set = Set::new(20, &[cased::kimi_k2]);
+static KIMI: Set = Set { original: &[cased::kimi_k2_original], ..Set::new(20, &[cased::kimi_k2]) };
 static SUPERBPE: Set = Set::new(21, &[runs::numbers, runs::digits_by_three_from_the_right]);
 static BAILING: Set = Set::new(22, &[words::qwen2]);
 static SEED_CODER: Set = Set::new(23, &[words::seed_coder]);

@@ -3,6 +3,7 @@
 
     pip install tokenizers
     hf.py live KIND FILE CHARACTERS     texts and ids as JSON lines, to standard output
+    hf.py live published NAME CHARACTERS  the same for the pre-tokenizer of this name; a small vocabulary comes first
     hf.py fixture NAME=KIND=FILE...          fixtures/hugging-face.json, to standard output
 
 KIND: `json` (a tokenizer.json), `smollm` and `gemma` (a GGUF file, from whose vocabulary the tokenizer is rebuilt the
@@ -16,7 +17,7 @@ import struct
 import sys
 import unicodedata
 
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 
@@ -145,6 +146,69 @@ def from_json(path):
     return tokenizer
 
 
+# The expressions that publishers' tokenizers split by, one after the other, by the name that files have for them.
+CASE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + TAIL
+QWEN2 = CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + TAIL
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+KANA = r"[一-龥぀-ゟ゠-ヿ]+"
+MARKED = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"""
+WIDE = r"[一-龥ࠀ-一가-\x{d7ff}]+"
+BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+LONG_BLANKS = "".join(r"|\s{%d}(?!\S)" % n for n in (512, 256, 128, 64, 32, 16, 8, 4))
+
+
+def cased(case, digits, han="", slash="/"):
+    upper, lower = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{han}]", rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{han}]"
+    lead = r"[^\r\n\p{L}\p{N}]?"
+    words = f"{lead}{upper}*{lower}+{case}|{lead}{upper}+{lower}*{case}|{digits}"
+    return words + rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n{slash}]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+PUBLISHED = {
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe chatglm-bpe glm4 glm5": [LLAMA3],
+    "minicpm5": [r"\p{N}{1,3}", CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+|" + TAIL],
+    "jais-2": [CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+" + LONG_BLANKS + r"|\s{1,2}(?!\S)|\s{1}"],
+    "deepseek-coder": [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", WIDE, r"\p{N}"],
+    "deepseek-v3 hunyuan-dense hy_v4 joyai-llm": [r"\p{N}{1,3}", KANA, MARKED + r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"],
+    "spark2_5": [r"\p{N}{1,3}", KANA, MARKED + r"|[\r\n]|\s+(?!\S)|\s+", r"\p{N}"],
+    "youtu": [r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+", cased(CASE + "?", r"\p{N}")],
+    "falcon": [r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]"],
+    "starcoder refact codeshell exaone minerva-7b mellum2 command-r smollm": [r"\p{N}", GPT2],
+    "mpt gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert olmo jais exaone4 jina-v1-en jina-v2-code roberta-bpe trillion granite-docling": [GPT2],
+    "qwen2 deepseek-r1-qwen kormo f2llmv2 hunyuan grok-2 solar-open stablelm2 megrez": [QWEN2],
+    "qwen35": [CASE + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"],
+    "poro-chat bloom gpt3-finnish": [BLOOM],
+    "viking": [BLOOM, r"\p{N}"],
+    "tekken": [cased("", r"\p{N}")],
+    "chameleon": [r"<sentinel:[0-9]+>", r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )", r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", GPT2],
+    "gpt-4o llama4 kanana2 talkie minimax-m2 granite-embed-multi-97m": [cased(CASE + "?", r"\p{N}{1,3}")],
+    "bailingmoe bailingmoe2 llada-moe": [r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"],
+    "seed-coder": [CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"],
+    "kimi-k2": [r"[\p{Han}]+|" + cased(CASE + "?", r"\p{N}{1,3}", r"&&[^\p{Han}]", "")],
+    "ufakzeka": [r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + TAIL],
+    "laguna": [r"[^\n]+|[\n]+", QWEN2],
+    "exaone-moe": [CASE + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"],
+}
+
+
+def published(name, training):
+    """A small byte-level vocabulary whose merges reach over all borders, and the publisher's pre-tokenizer."""
+    steps = next(steps for names, steps in PUBLISHED.items() if name in names.split())
+    spelt = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = spelt
+    trainer = trainers.BpeTrainer(vocab_size=16000, initial_alphabet=spelt.alphabet(), show_progress=False)
+    parts = (text[at : at + 16] for text in training for at in range(0, len(text), 16))
+    tokenizer.train_from_iterator(parts, trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    print(json.dumps({"tokens": sorted(model["vocab"], key=model["vocab"].get), "merges": [" ".join(pair) for pair in model["merges"]]}))
+    splits = [pre_tokenizers.Split(Regex(step), "isolated") for step in steps]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, spelt])
+    return tokenizer
+
+
 KINDS = {"json": from_json, "smollm": smollm, "gemma": gemma}
 
 
@@ -153,7 +217,10 @@ def ids_of(tokenizer, text):
 
 
 def live(kind, path, characters):
-    tokenizer = KINDS[kind](path)
+    if kind == "published":
+        tokenizer = published(path, [*random_texts(5, 200000), *source_texts(200000)])
+    else:
+        tokenizer = KINDS[kind](path)
     for texts in (random_texts(int(characters), int(characters)), source_texts(int(characters))):
         for text in map(spellable(tokenizer), texts):
             print(json.dumps({"text": text, "ids": ids_of(tokenizer, text)}))

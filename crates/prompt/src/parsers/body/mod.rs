@@ -14,9 +14,11 @@ pub(super) use gemma::Gemma;
 pub(super) use json::{arguments, object_call};
 pub(super) use name_json::NameJson;
 pub(super) use pairs::{Pairs, read as read_pairs};
+pub(super) use python::literal as python_literal;
 pub(super) use xml::Xml;
 
 use super::call::CallError;
+use super::pending::Brackets;
 use super::tools::Tools;
 use super::written::Style;
 use crate::message::FunctionCall;
@@ -73,6 +75,30 @@ impl Body {
         })
     }
 
+    /// Whether a text that is part of a call ends inside of a value: a tag behind it may belong to that.
+    pub(super) fn ends_in_value(&self, text: &str) -> bool {
+        let last = |tag: &str| text.rfind(tag).map_or(0, |at| at + 1);
+        match self {
+            Self::Json => Brackets::end_in_string(text),
+            Self::NameJson(form) => {
+                form.head(text).is_some_and(|(_, from)| Brackets::end_in_string(&text[from..]))
+            }
+            Self::Xml(form) => last(&form.argument) > last(&form.end),
+            Self::Pairs(tags) => last(&tags.value.0) > last(&tags.value.1),
+            Self::Gemma(form) => text.matches(form.quote.as_ref()).count() % 2 == 1,
+            Self::Elements(_) | Self::Python => false,
+        }
+    }
+
+    /// The tag that ends a value, and those that begin another or another call; `None` where values are quoted.
+    pub(super) fn value_tags(&self) -> Option<(&str, Vec<&str>)> {
+        match self {
+            Self::Xml(form) => Some((&form.end, vec![&form.argument, &form.call])),
+            Self::Pairs(tags) => Some((&tags.value.1, vec![&tags.key.0, &tags.value.0])),
+            _ => None,
+        }
+    }
+
     /// Its tags, which may be special tokens.
     pub(super) fn tags(&self) -> Vec<&str> {
         match self {
@@ -84,6 +110,17 @@ impl Body {
             Self::Gemma(form) => vec![&form.quote],
         }
     }
+}
+
+/// The value between two tags. Some formats put it on lines of its own; others write it as it is, and it has line ends of
+/// its own (`bare`) unless they come on both sides.
+fn value_in(text: &str, bare: bool) -> &str {
+    let within = text.strip_prefix('\n');
+    if bare {
+        return within.and_then(|text| text.strip_suffix('\n')).unwrap_or(text);
+    }
+    let text = within.unwrap_or(text);
+    text.strip_suffix('\n').unwrap_or(text)
 }
 
 /// A call without a number.

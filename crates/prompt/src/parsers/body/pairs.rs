@@ -5,7 +5,7 @@ use serde_json::Map;
 use super::super::call::CallError;
 use super::super::pending::{Found, first_tag};
 use super::super::tools::Tools;
-use super::{Text, call};
+use super::{Text, call, value_in};
 use crate::message::FunctionCall;
 
 /// Opening and closing tags of keys and values.
@@ -17,6 +17,8 @@ pub(in super::super) struct Pairs {
     pub(in super::super) separator: Option<Text>,
     /// Nothing is repaired: pairs that lack a tag are left out.
     pub(in super::super) strict: bool,
+    /// Values stand between their tags as they are, not on lines of their own.
+    pub(in super::super) bare: bool,
 }
 
 impl Default for Pairs {
@@ -26,6 +28,7 @@ impl Default for Pairs {
             value: ("<arg_value>".into(), "</arg_value>".into()),
             separator: None,
             strict: false,
+            bare: false,
         }
     }
 }
@@ -60,9 +63,7 @@ pub(in super::super) fn read(tags: &Pairs, text: &str, tools: &Tools) -> Result<
     }
     let mut arguments = Map::new();
     let mut set = |key: &str, value: &str| {
-        let value = value.strip_prefix('\n').unwrap_or(value);
-        let value = value.strip_suffix('\n').unwrap_or(value);
-        arguments.insert(key.to_owned(), tools.value(name, key, value));
+        arguments.insert(key.to_owned(), tools.value(name, key, value_in(value, tags.bare)));
     };
     while let Some((at, tag)) = found {
         let from = at + all[tag].len();

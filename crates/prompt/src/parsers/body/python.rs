@@ -28,6 +28,13 @@ pub(in super::super) fn read(text: &str) -> Result<Vec<FunctionCall>, CallError>
     if calls.is_empty() { Err(FORM) } else { Ok(calls) }
 }
 
+/// A list or object as Python writes it.
+pub(in super::super) fn literal(text: &str) -> Option<Json> {
+    let mut reader = Reader { rest: text.trim() };
+    let value = reader.value(0)?;
+    reader.rest.is_empty().then_some(value)
+}
+
 fn is_name(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }

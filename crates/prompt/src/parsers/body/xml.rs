@@ -4,7 +4,7 @@ use serde_json::{Map, Value as Json};
 
 use super::super::call::CallError;
 use super::super::tools::Tools;
-use super::{Text, call};
+use super::{Text, call, value_in};
 use crate::message::FunctionCall;
 
 /// `<function=f><parameter=a>x</parameter></function>` or `<invoke name="f"><parameter name="a">x</parameter></invoke>`.
@@ -18,6 +18,10 @@ pub(in super::super) struct Xml {
     pub(in super::super) head_end: Text,
     /// What closes an argument.
     pub(in super::super) end: Text,
+    /// Values stand between their tags as they are, not on lines of their own.
+    pub(in super::super) bare: bool,
+    /// Lists and objects may be written as Python does.
+    pub(in super::super) python: bool,
 }
 
 impl Xml {
@@ -26,6 +30,8 @@ impl Xml {
         argument: Text::Borrowed("<parameter"),
         head_end: Text::Borrowed(">"),
         end: Text::Borrowed("</parameter>"),
+        bare: false,
+        python: false,
     };
 
     /// `<invoke name="f"><parameter name="a">x</parameter></invoke>`.
@@ -40,6 +46,7 @@ impl Xml {
             call: Next::new(&self.call),
             argument: Next::new(&self.argument),
             end: Next::new(&self.end),
+            form: self,
             closing: Next::new("</"),
         };
         while let Some(head) = reader.head(|r| r.call.from(text, r.at)) {
@@ -57,6 +64,7 @@ impl Xml {
 /// Walks through the elements; every byte is looked at a few times, however many elements lack their end.
 struct Reader<'t> {
     text: &'t str,
+    form: &'t Xml,
     at: usize,
     head_end: &'t str,
     call: Next<'t>,
@@ -90,15 +98,18 @@ impl<'t> Reader<'t> {
             });
             self.at = behind;
             let Some(key) = name_in(head) else { continue };
-            let value = &self.text[from..end];
-            let value = value.strip_prefix('\n').unwrap_or(value);
-            let value = value.strip_suffix('\n').unwrap_or(value);
+            let value = value_in(&self.text[from..end], self.form.bare);
             let literal = value.strip_prefix("<![CDATA[").and_then(|value| value.strip_suffix("]]>"));
             let value = literal.unwrap_or(value);
             let value = match attribute(head, "string") {
                 Some("true") => Json::from(value),
                 Some("false") => serde_json::from_str(value.trim()).unwrap_or_else(|_| value.into()),
-                _ => tools.value(name, key, value),
+                _ => match tools.value(name, key, value) {
+                    Json::String(text) if self.form.python => {
+                        tools.python_value(name, key, &text).unwrap_or(Json::String(text))
+                    }
+                    other => other,
+                },
             };
             arguments.insert(key.to_owned(), value);
         }

@@ -20,6 +20,8 @@ const XML: Xml = Xml {
     argument: std::borrow::Cow::Borrowed("<atem:parameter"),
     head_end: std::borrow::Cow::Borrowed(">"),
     end: std::borrow::Cow::Borrowed("</atem:parameter>"),
+    bare: false,
+    python: false,
 };
 
 #[derive(Debug, Clone, PartialEq)]

@@ -4,8 +4,13 @@ use super::*;
 use crate::{JinjaTemplate, Kind};
 
 fn rows() -> Vec<Json> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cases/jinja.jsonl");
-    let text = std::fs::read_to_string(path).expect("the case file is part of the repository");
+    rows_of("jinja.jsonl")
+}
+
+fn rows_of(name: &str) -> Vec<Json> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cases/");
+    let text =
+        std::fs::read_to_string(format!("{folder}{name}")).expect("the case file is part of the repository");
     text.lines().map(|line| serde_json::from_str(line).expect("a row is one JSON object")).collect()
 }
 
@@ -228,4 +233,41 @@ fn a_template_of_an_unknown_form_is_searched_for_json_behind_its_tag() {
     let Template::Jinja(jinja) = &template else { unreachable!() };
     let found = JinjaTemplate::habits(jinja).calls.get().cloned();
     assert_eq!(found, Some(super::super::Found::Tag("%%call%%".into())));
+}
+
+/// `jinja-calls.jsonl`: thoughts, text and calls with difficult values, as templates write them.
+#[test]
+fn answers_with_difficult_values_are_read_back_however_they_are_cut() {
+    let rows = rows_of("jinja-calls.jsonl");
+    let tools = rows[0]["tools"].as_array().expect("the first row holds the tools");
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    for row in &rows[1..] {
+        let (file, text) = (row["file"].as_str().expect("a file"), row["text"].as_str().expect("a text"));
+        let Some(source) = source(file) else { return };
+        let template = Template::parse(Kind::Jinja, &source).expect("it parses");
+        let prompt = row["prompt"].as_str().expect("a prompt");
+        let input = ParserInput { tools, prompt, ..ParserInput::default() };
+        let parse = |chunks: Vec<&str>| {
+            Whole::of(OutputParser::for_template(&template, template.think_tags(), &input), chunks)
+        };
+        let whole = parse(vec![text]);
+        assert_eq!(parse(pieces(text, 1)), whole, "{file}: {text}");
+        for (at, _) in text.char_indices().skip(1) {
+            assert_eq!(parse(vec![&text[..at], &text[at..]]), whole, "{file}: {text} cut at {at}");
+        }
+        let calls: Vec<_> = whole
+            .calls
+            .iter()
+            .map(|(name, given)| serde_json::json!({"name": name, "arguments": given}))
+            .collect();
+        let said = |key: &str| row[key].as_str().expect("a text").trim().to_owned();
+        let got = (whole.thinking.trim(), whole.content.trim(), Json::Array(calls));
+        if got != (&*said("thinking"), &*said("content"), row["calls"].clone()) {
+            wrong.push(format!("{file}: {text}\n   got {got:?}, malformed {:?}", whole.malformed));
+        }
+        count += 1;
+    }
+    assert!(count > 150, "{count}");
+    assert!(wrong.is_empty(), "{} of {count} differ:\n{}", wrong.len(), wrong.join("\n"));
 }
