@@ -9,6 +9,7 @@
 mod adapter;
 mod arch;
 mod blocks;
+mod companion;
 mod decoder;
 mod delta;
 mod error;
@@ -32,5 +33,6 @@ mod windows;
 pub use adapter::{Adapter, AdapterError};
 pub use error::ModelError;
 pub use model::{
-    LoadOptions, Model, Order, Pooling, Shape, Unmasking, Want, check_architecture, known_architectures,
+    LoadOptions, Model, Order, Pooling, Shape, Unmasking, Want, check_architecture, check_companion, is_companion,
+    known_architectures, known_companions,
 };

@@ -90,6 +90,9 @@ pub(super) fn check_model(weights: &Path, adapters: &[PathBuf]) -> Result<Option
             Err(EngineError::Model(unknown @ ModelError::UnknownArchitecture { .. })) => {
                 Ok(Some(format!("warning: {unknown}; it cannot be run here")))
             }
+            Err(EngineError::Model(
+                unknown @ (ModelError::UnknownGuesses { .. } | ModelError::Sound { .. }),
+            )) => Ok(Some(format!("warning: {unknown}"))),
             Err(error) => Err(engine_error(error)),
         }
     };
@@ -138,8 +141,11 @@ fn of_draft(draft: &Draft, error: LoadError) -> LoadError {
 fn draft_error(draft: &Draft, error: EngineError, options: &EngineOptions) -> LoadError {
     let alone = || {
         let one = Config { threads: Some(1), ..Config::default() };
-        let DraftModel { view, backend } = draft_model(draft, &one).ok()?;
-        plan_memory(&view, backend, options).err()
+        let draft = draft_model(draft, &one).ok()?;
+        match draft.is_companion() {
+            true => puna_engine::check_model(&draft.view, &[]).err(),
+            false => plan_memory(&draft.view, draft.backend, options).err(),
+        }
     };
     // A model is loaded whether it generates or not, a draft model only where it does.
     let only_a_drafts = matches!(
@@ -149,6 +155,7 @@ fn draft_error(draft: &Draft, error: EngineError, options: &EngineOptions) -> Lo
             | EngineError::RecurrentDraft { .. }
             | EngineError::EncoderDraft { .. }
             | EngineError::DiffusionDraft { .. }
+            | EngineError::Model(ModelError::Companion { .. } | ModelError::UnknownGuesses { .. })
     );
     let its_own = only_a_drafts || alone().is_some_and(|found| found == error);
     let error = engine_error(error);
