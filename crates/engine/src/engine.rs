@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 
 use puna_gguf::View;
 use puna_graph::{Backend, Description};
+use puna_models::check_architecture;
 use puna_sampler::{Constraint, Grammar, GrammarError};
 use puna_tokenizer::Tokenizer;
 
@@ -19,8 +20,8 @@ use crate::job::{Job, Sink};
 use crate::options::{EngineOptions, MemoryReport, ModelInfo};
 use crate::pages::Pages;
 use crate::sequence::{JobId, Sequence};
-use crate::speculate::lookup::Lookup;
 use crate::speculate::companion::Companion;
+use crate::speculate::lookup::Lookup;
 use crate::speculate::model::{DraftModel, Drafts, check_companion, name_of};
 use crate::speculate::source::Source;
 use crate::speculate::speculator::Speculator;
@@ -85,6 +86,8 @@ impl Engine {
         draft: Option<DraftModel>,
         drafters: Drafters,
     ) -> Result<Self, EngineError> {
+        // First: of what is not run at all, the vocabulary need not be known either.
+        check_architecture(view.metadata())?;
         let tokenizer = Arc::new(Tokenizer::from_metadata(view.metadata())?);
         let (companion, draft) = match draft {
             Some(draft) if draft.is_companion() => (Some(draft.view), None),

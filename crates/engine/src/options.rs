@@ -2,7 +2,9 @@
 
 use puna_gguf::View;
 use puna_graph::{Backend, CacheSpec, KvType, StateSpec};
-use puna_models::{Adapter, LoadOptions, Model, Pooling, Unmasking, check_architecture, check_companion, is_companion};
+use puna_models::{
+    Adapter, LoadOptions, Model, Pooling, Unmasking, check_architecture, check_companion, is_companion,
+};
 use puna_tokenizer::Tokenizer;
 
 use crate::diffusion;

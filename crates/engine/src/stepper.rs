@@ -97,7 +97,7 @@ impl Stepper {
     /// What the model takes with steps as large as they can be. Compiling them takes addresses, but no memory before they
     /// run.
     pub fn memory(&mut self, options: &EngineOptions) -> Result<MemoryReport, EngineError> {
-        let [weights, draft] =
+        let [weights, draft]: [u64; 2] =
             self.model.weights_by_model().map(|all| all.iter().map(|w| w.data.size() as u64).sum());
         let spec = cache_spec(&self.model, options);
         let cache = spec.bytes();

@@ -32,7 +32,9 @@ pub enum ModelError {
         of: &'static str,
     },
     /// A kind of draft model that this version does not guess with.
-    #[error("`{name}` is a draft model of a kind that this version does not guess with; run its model without it")]
+    #[error(
+        "`{name}` is a draft model of a kind that this version does not guess with; run its model without it"
+    )]
     UnknownGuesses {
         /// The draft model's architecture.
         name: &'static str,
@@ -51,7 +53,9 @@ pub enum ModelError {
         difference: String,
     },
     /// A model of sound.
-    #[error("`{name}` is a model of sound, which {does} and neither reads nor writes text: it cannot be run here")]
+    #[error(
+        "`{name}` is a model of sound, which {does} and neither reads nor writes text: it cannot be run here"
+    )]
     Sound {
         /// Its architecture.
         name: &'static str,

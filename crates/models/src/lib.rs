@@ -33,6 +33,6 @@ mod windows;
 pub use adapter::{Adapter, AdapterError};
 pub use error::ModelError;
 pub use model::{
-    LoadOptions, Model, Order, Pooling, Shape, Unmasking, Want, check_architecture, check_companion, is_companion,
-    known_architectures, known_companions,
+    LoadOptions, Model, Order, Pooling, Shape, Unmasking, Want, check_architecture, check_companion,
+    is_companion, known_architectures, known_companions,
 };

@@ -416,6 +416,36 @@ mod tests {
     }
 
     #[test]
+    fn a_draft_of_one_model_is_planned_with_it_and_what_is_wrong_with_it_is_said_of_it() {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
+        let path = data.join("drafts/gemma4-assistant.gguf");
+        let draft = Draft { name: "an-assistant".into(), weights: Some(path.clone()), optional: false };
+        let of = |model: &str, draft: &Draft| LoadSpec {
+            weights: Some(data.join("zoo").join(model)),
+            ..spec(draft.clone())
+        };
+        let [with, without] = [of("gemma4.gguf", &draft), without_draft(&of("gemma4.gguf", &draft))]
+            .map(|spec| LocalLoader.plan(&spec).unwrap());
+        assert!(with.draft > 0 && without.draft == 0 && with.kv == without.kv, "{with:?} {without:?}");
+        assert_eq!(LocalLoader.load(&of("gemma4.gguf", &draft)).unwrap().facts().num_ctx, 64);
+        let other = of("gemma3.gguf", &draft);
+        for error in [LocalLoader.plan(&other).err(), LocalLoader.load(&other).err()].map(Option::unwrap) {
+            let told = error.message.starts_with("an-assistant cannot be a draft model: ");
+            assert!(told && error.message.contains("gemma4-assistant"), "{error:?}");
+        }
+        // A file that is cut lacks a tensor, which is not the model's.
+        let folder = tempfile::tempdir().unwrap();
+        let broken = folder.path().join("broken.gguf");
+        let mut file = puna_gguf::Writer::new();
+        file.set("general.architecture", "gemma4-assistant");
+        std::fs::write(&broken, file.to_vec([]).unwrap()).unwrap();
+        let broken = of("gemma4.gguf", &Draft { weights: Some(broken), ..draft });
+        let error = LocalLoader.plan(&broken).err().unwrap();
+        assert!(error.message.starts_with("an-assistant cannot be a draft model: "), "{error:?}");
+        assert_eq!(check_model(&path, &[]), Ok(None));
+    }
+
+    #[test]
     fn a_model_that_another_program_may_know_is_remarked_on_and_not_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");

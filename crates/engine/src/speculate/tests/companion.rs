@@ -70,9 +70,7 @@ fn knowing(name: &str, count: usize, table: &[f32], norm: &[f32]) -> Option<Vec<
             let one = |i: usize| if i / (2 * WIDTH) == i % (2 * WIDTH) { 1.0 } else { 0.0 };
             Some((0..count).map(one).collect())
         }
-        "token_embd.weight" => {
-            Some(table.chunks_exact(WIDTH).flat_map(|row| &row[..OWN]).copied().collect())
-        }
+        "token_embd.weight" => Some(table.chunks_exact(WIDTH).flat_map(|row| &row[..OWN]).copied().collect()),
         "output_norm.weight" => Some(norm[..OWN].to_vec()),
         _ => without_layers(name, count),
     }
