@@ -202,6 +202,25 @@ fn a_file_that_lacks_something_is_refused_with_its_name() {
 }
 
 #[test]
+fn numbers_that_make_no_sense_are_refused_or_recorded_and_nothing_panics() {
+    let model = view(&zoo().join("gemma4.gguf"));
+    let own = Gguf::open(&drafts().join("gemma4-assistant.gguf")).unwrap();
+    let keys = own.metadata().iter().filter(|(key, _)| key.starts_with("gemma4-assistant."));
+    let keys: Vec<String> = keys.map(|(key, _)| key.to_owned()).collect();
+    let (mut refused, mut recorded) = (0, 0);
+    for key in &keys {
+        for value in [0u32, 1, 3, 7, 1 << 16, u32::MAX] {
+            let draft = changed("gemma4-assistant", &|meta| meta.set(key, value), &|_| false);
+            match Model::load_accompanied(&model, &[], LoadOptions::default(), Some(&draft)) {
+                Err(error) => refused += usize::from(!error.to_string().is_empty()),
+                Ok(model) => recorded += usize::from(model.graph(Want::Guess).is_some()),
+            }
+        }
+    }
+    assert!(refused > 60 && refused + recorded == 6 * keys.len(), "{refused} and {recorded}");
+}
+
+#[test]
 fn what_does_not_run_alone_says_what_it_is() {
     let alone = |architecture: &str| {
         let mut file = Writer::new();
