@@ -74,7 +74,7 @@ fn input(past: usize, rows: usize, pages: usize) -> StepInput {
         positions: positions.map(|p| p as u32).collect(),
         segments: vec![Segment { rows, past, pages: (0..pages as u32).collect(), ..Segment::default() }],
         outputs: vec![rows as u32 - 1],
-        doses: Vec::new(),
+        ..StepInput::default()
     }
 }
 

@@ -60,6 +60,8 @@ pub struct CpuBackend {
     /// Where the last result lies, and its size.
     result: (Option<Place>, usize),
     gathered: Vec<f32>,
+    /// What the last step handed out.
+    handed_out: Vec<Vec<f32>>,
     measuring: bool,
     measured: Vec<OpTime>,
     observations: Option<Arc<Observations>>,
@@ -126,6 +128,7 @@ impl CpuBackend {
             aside: Shared::new(0),
             result: (None, 0),
             gathered: Vec::new(),
+            handed_out: Vec::new(),
             measuring: false,
             measured: Vec::new(),
             observations: None,
@@ -271,7 +274,9 @@ impl Backend for CpuBackend {
             states: self.states.as_ref(),
         };
         program.instructions.iter_mut().for_each(|i| i.prepare(&step));
-        self.result = (Some(program.result), step.rows(program.result.rows));
+        let rows = |place: &Place| step.rows(place.rows);
+        let handed_out: Vec<_> = program.handed_out.iter().map(|place| (*place, rows(place))).collect();
+        self.result = (Some(program.result), rows(&program.result));
         let mut times = Vec::new();
         if self.measuring {
             // One instruction a job: the barrier's cost is counted with it.
@@ -292,11 +297,19 @@ impl Backend for CpuBackend {
         times.into_iter().for_each(|(op, seconds, work)| self.note(op, seconds, work));
         self.programs = programs;
         self.gather_result();
+        self.handed_out.resize_with(handed_out.len(), Vec::new);
+        for (into, (place, rows)) in self.handed_out.iter_mut().zip(handed_out) {
+            gather(self.arena.get_mut(), place, rows, into);
+        }
         self.give_way(start);
     }
 
     fn result(&self) -> &[f32] {
         &self.gathered
+    }
+
+    fn handed_out(&self, at: usize) -> &[f32] {
+        self.handed_out.get(at).map_or(&[], Vec::as_slice)
     }
 
     fn copy_page(&mut self, from: u32, to: u32) {
@@ -327,7 +340,8 @@ impl Backend for CpuBackend {
         let tiles = self.tiles.iter().map(|buffer| buffer.values() * 2).sum::<usize>();
         let own = self.programs.iter().map(|p| p.own_bytes).sum::<usize>();
         let shared = self.constants.bytes() + self.aside.len() * 4;
-        self.arena.len() * 4 + q8 + tiles + own + shared + self.gathered.capacity() * 4
+        let handed = self.handed_out.iter().map(Vec::capacity).sum::<usize>() + self.gathered.capacity();
+        self.arena.len() * 4 + q8 + tiles + own + shared + handed * 4
     }
 
     fn measure(&mut self, on: bool) {
@@ -358,11 +372,15 @@ fn locals(threads: usize) -> Vec<Mutex<Local>> {
 impl CpuBackend {
     fn gather_result(&mut self) {
         let (Some(place), rows) = self.result else { return };
-        let arena = self.arena.get_mut();
-        self.gathered.clear();
-        for row in 0..rows {
-            self.gathered.extend_from_slice(&arena[place.start + row * place.stride..][..place.cols]);
-        }
+        gather(self.arena.get_mut(), place, rows, &mut self.gathered);
+    }
+}
+
+/// The rows of a value.
+fn gather(arena: &[f32], place: Place, rows: usize, into: &mut Vec<f32>) {
+    into.clear();
+    for row in 0..rows {
+        into.extend_from_slice(&arena[place.start + row * place.stride..][..place.cols]);
     }
 }
 
@@ -373,6 +391,7 @@ fn check(input: &StepInput, program: &Program, cache: Option<&Cache>, states: Op
     // A program whose result has a row a token has no value with a row an output.
     let fits = program.result.rows == Rows::Tokens || outputs <= program.capacity.outputs;
     assert!(tokens <= program.capacity.tokens && fits, "the step fits its program");
+    assert_eq!(input.given.len(), tokens * program.given, "the step brings the rows that are read");
     assert!(input.positions.len() == tokens && input.outputs.iter().all(|&row| (row as usize) < tokens));
     let distinct = |mut all: Vec<u32>| {
         all.sort_unstable();
@@ -383,7 +402,7 @@ fn check(input: &StepInput, program: &Program, cache: Option<&Cache>, states: Op
     for segment in &input.segments {
         assert_eq!(segment.first_row, next, "segments follow each other");
         next += segment.rows;
-        let Some(cache) = cache else { continue };
+        let Some(cache) = cache.filter(|_| program.stores) else { continue };
         let (each, [recent, lasting]) = (cache.page_tokens(), cache.keeps());
         let pages = segment.past / each..(segment.past + segment.rows).div_ceil(each);
         if lasting && !segment.pages.is_empty() {

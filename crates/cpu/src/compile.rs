@@ -17,7 +17,7 @@ use crate::ops::attention::{Attend, StoreKv, Work};
 use crate::ops::choose::{self, Choose};
 use crate::ops::dose::{Dose, Steer};
 use crate::ops::elementwise::{Add, Concat, GluRows, Map, Mul, Resize, Unary};
-use crate::ops::embed::{Embed, EmbedListed, GatherOutputs, Table};
+use crate::ops::embed::{Embed, EmbedListed, GatherOutputs, Given, Table};
 use crate::ops::grams::Grams;
 use crate::ops::heads::LinearOfHeads;
 use crate::ops::linear::{LinearGroup, Matrix};
@@ -53,6 +53,12 @@ pub struct Program {
     /// Values that each buffer of tiles must have room for.
     pub tiles: Vec<usize>,
     pub result: Place,
+    /// What is to be had beside it.
+    pub handed_out: Vec<Place>,
+    /// Columns of the rows that a step must bring with it.
+    pub given: usize,
+    /// Whether it writes to the cache.
+    pub stores: bool,
     /// Rows that a step may have.
     pub capacity: Capacity,
     /// Bytes of the program's own buffers.
@@ -98,6 +104,9 @@ pub fn compile(
         q8: c.q8.into_iter().map(|buffer| buffer.values).collect(),
         tiles: c.tiles.into_iter().map(|buffer| buffer.values).collect(),
         result: plan.place(result),
+        handed_out: plan.graph.handed_out().iter().map(|&value| plan.place(value)).collect(),
+        given: nodes.iter().filter(|node| node.op == Op::Given).map(|node| plan.place(node.out).cols).sum(),
+        stores: nodes.iter().any(|node| node.op.stores()),
         capacity: plan.capacity,
         own_bytes: c.own_bytes,
     })
@@ -168,6 +177,7 @@ impl Compiler<'_> {
                 let (table, numbers) = (self.table(table)?, self.place(numbers));
                 self.push(EmbedListed { table, numbers, out });
             }
+            Op::Given => self.push(Given { out }),
             Op::Linear { x, .. } => return self.linears(nodes, x),
             Op::RmsNorm { x, w, eps, group } => {
                 let (w, x) = (self.floats(w)?, self.place(x));
@@ -186,7 +196,7 @@ impl Compiler<'_> {
             }
             Op::Attention { q, k, v, layer, chosen, before, spec } => {
                 let [q, k, v] = [q, k, v].map(|id| self.place(id));
-                if spec.mask.is_cached() && !spec.only_reads {
+                if op.stores() {
                     self.push(StoreKv { k, v, layer, spec });
                 }
                 let sinks = self.floats(spec.sinks)?;

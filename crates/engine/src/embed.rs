@@ -215,8 +215,8 @@ impl Driver {
             tokens: chunk.to_vec(),
             positions: (past..past + chunk.len()).map(|p| p as u32).collect(),
             segments: vec![text.pages.segment(self.windows(), 0, chunk.len(), past)],
-            doses: Vec::new(),
             outputs: vec![chunk.len() as u32 - 1],
+            ..StepInput::default()
         };
         let want = if pooling == Pooling::Rank { Want::Score } else { Want::Hidden };
         let cols = self.stepper.run(want, &input)?.ok_or(EngineError::CannotEmbed)?;

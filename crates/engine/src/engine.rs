@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 
 use puna_gguf::View;
 use puna_graph::{Backend, Description};
+use puna_models::check_architecture;
 use puna_sampler::{Constraint, Grammar, GrammarError};
 use puna_tokenizer::Tokenizer;
 
@@ -19,8 +20,10 @@ use crate::job::{Job, Sink};
 use crate::options::{EngineOptions, MemoryReport, ModelInfo};
 use crate::pages::Pages;
 use crate::sequence::{JobId, Sequence};
+use crate::speculate::companion::Companion;
 use crate::speculate::lookup::Lookup;
-use crate::speculate::model::{DraftModel, Drafts, name_of};
+use crate::speculate::model::{DraftModel, Drafts, check_companion, name_of};
+use crate::speculate::source::Source;
 use crate::speculate::speculator::Speculator;
 use crate::speculate::{Drafter, Speculation};
 use crate::stats::Stats;
@@ -62,10 +65,10 @@ impl Engine {
         Self::start(view, backend, options, None, lookups())
     }
 
-    /// The same with a small model that guesses ahead. Answers are the same; they may come faster.
+    /// The same with a draft model that guesses ahead. Answers are the same; they may come faster.
     ///
     /// # Errors
-    /// As [`Engine::open`], for both models; and [`EngineError::DraftVocabulary`].
+    /// As [`Engine::open`], for both models; and [`EngineError::DraftVocabulary`], or [`ModelError::Companion`](puna_models::ModelError::Companion).
     pub fn open_with_draft(
         view: View,
         backend: Box<dyn Backend>,
@@ -83,21 +86,33 @@ impl Engine {
         draft: Option<DraftModel>,
         drafters: Drafters,
     ) -> Result<Self, EngineError> {
+        // First: of what is not run at all, the vocabulary need not be known either.
+        check_architecture(view.metadata())?;
         let tokenizer = Arc::new(Tokenizer::from_metadata(view.metadata())?);
-        let stepper = Stepper::new(&view, backend, options)?;
+        let (companion, draft) = match draft {
+            Some(draft) if draft.is_companion() => (Some(draft.view), None),
+            draft => (None, draft),
+        };
+        if let Some(draft) = &companion {
+            check_companion(draft, &name_of(&view), &tokenizer)?;
+        }
+        let stepper = Stepper::accompanied(&view, backend, options, companion.as_ref())?;
         // What the model was shortened to holds for both.
         let alike = EngineOptions { num_ctx: Some(stepper.info.n_ctx), ..options.clone() };
-        if draft.is_some() {
+        if draft.is_some() || companion.is_some() {
             diffusion::takes_draft(&stepper.info)?;
         }
         let draft = draft.filter(|_| stepper.info.takes_drafts());
         let drafts =
             draft.map(|draft| Drafts::open(draft, &name_of(&view), &tokenizer, &alike)).transpose()?;
-        let drafted = drafts.as_ref().map_or(0, |drafts| drafts.planned().total());
+        let drafted = drafts.as_ref().map_or(stepper.planned.draft, |drafts| drafts.planned().total());
         let (info, planned) = (stepper.info.clone(), MemoryReport { draft: drafted, ..stepper.planned });
+        let beside = stepper.model.guesses_from().filter(|_| info.takes_drafts());
+        let source = drafts.map(|drafts| Source::Model(Box::new(drafts)));
+        let source = source.or_else(|| beside.map(|width| Source::Companion(Companion::new(width))));
         let device = stepper.backend.describe();
         let exact = if info.recurrent { 1 } else { stepper.backend.exact_rows() };
-        let speculator = Speculator::new(exact, drafts);
+        let speculator = Speculator::new(exact, source);
         let pages = Pages::of(&stepper.model, options);
         let stats = Arc::new(Mutex::new(Stats::default()));
         let (commands, receiver) = channel();

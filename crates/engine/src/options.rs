@@ -2,7 +2,9 @@
 
 use puna_gguf::View;
 use puna_graph::{Backend, CacheSpec, KvType, StateSpec};
-use puna_models::{Adapter, LoadOptions, Model, Pooling, Unmasking, check_architecture};
+use puna_models::{
+    Adapter, LoadOptions, Model, Pooling, Unmasking, check_architecture, check_companion, is_companion,
+};
 use puna_tokenizer::Tokenizer;
 
 use crate::diffusion;
@@ -123,12 +125,15 @@ impl MemoryReport {
     }
 }
 
-/// Checks that a file can be loaded with these adapters: its keys, its vocabulary, the names and shapes of its tensors. No
-/// weight is read, and no memory is taken for any.
+/// Checks that a file can be loaded with these adapters, or beside its model: its keys, its vocabulary, the names and shapes of its
+/// tensors. No weight is read, and no memory is taken for any.
 ///
 /// # Errors
 /// What loading it would say.
 pub fn check_model(view: &View, adapters: &[Adapter]) -> Result<(), EngineError> {
+    if is_companion(view.metadata()) {
+        return Ok(check_companion(view)?);
+    }
     // First: of what is not known at all, the vocabulary need not be known either.
     check_architecture(view.metadata())?;
     Tokenizer::from_metadata(view.metadata())?;
@@ -143,19 +148,23 @@ pub fn plan_memory(
     backend: Box<dyn Backend>,
     options: &EngineOptions,
 ) -> Result<MemoryReport, EngineError> {
-    Stepper::bare(view, backend, options)?.memory(options)
+    Stepper::bare(view, backend, options, None)?.memory(options)
 }
 
-/// The same with a draft model, which has a cache for as many and as long sequences.
+/// The same with a draft model, which has a cache for as many and as long sequences, unless it reads that of its model.
 pub fn plan_memory_with_draft(
     view: &View,
     backend: Box<dyn Backend>,
     options: &EngineOptions,
     draft: DraftModel,
 ) -> Result<MemoryReport, EngineError> {
-    let mut stepper = Stepper::bare(view, backend, options)?;
+    let companion = draft.is_companion().then_some(&draft.view);
+    let mut stepper = Stepper::bare(view, backend, options, companion)?;
     diffusion::takes_draft(&stepper.info)?;
     let alone = stepper.memory(options)?;
+    if companion.is_some() {
+        return Ok(alone);
+    }
     let draft = if stepper.info.takes_drafts() { Drafts::plan(draft, options)?.total() } else { 0 };
     Ok(MemoryReport { draft, ..alone })
 }

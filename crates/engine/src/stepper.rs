@@ -33,7 +33,17 @@ impl Stepper {
     /// Loads a model, hands it to a backend and prepares its largest steps, so that what cannot be computed is known
     /// before the first one.
     pub fn new(view: &View, backend: Box<dyn Backend>, options: &EngineOptions) -> Result<Self, EngineError> {
-        let mut stepper = Self::bare(view, backend, options)?;
+        Self::accompanied(view, backend, options, None)
+    }
+
+    /// The same with a draft model that guesses with parts of it.
+    pub fn accompanied(
+        view: &View,
+        backend: Box<dyn Backend>,
+        options: &EngineOptions,
+        companion: Option<&View>,
+    ) -> Result<Self, EngineError> {
+        let mut stepper = Self::bare(view, backend, options, companion)?;
         let spec = cache_spec(&stepper.model, options);
         if spec.pages > 0 {
             stepper.backend.create_cache(spec)?;
@@ -51,9 +61,10 @@ impl Stepper {
         view: &View,
         mut backend: Box<dyn Backend>,
         options: &EngineOptions,
+        companion: Option<&View>,
     ) -> Result<Self, EngineError> {
         let load = LoadOptions { n_ctx: options.num_ctx };
-        let model = Model::load_adapted(view, &options.adapters, load)?;
+        let model = Model::load_accompanied(view, &options.adapters, load, companion)?;
         backend.adopt(model.weights().to_vec(), model.ropes().to_vec())?;
         let shape = model.shape();
         let info = ModelInfo {
@@ -86,7 +97,8 @@ impl Stepper {
     /// What the model takes with steps as large as they can be. Compiling them takes addresses, but no memory before they
     /// run.
     pub fn memory(&mut self, options: &EngineOptions) -> Result<MemoryReport, EngineError> {
-        let weights = self.model.weights().iter().map(|w| w.data.size() as u64).sum();
+        let [weights, draft]: [u64; 2] =
+            self.model.weights_by_model().map(|all| all.iter().map(|w| w.data.size() as u64).sum());
         let spec = cache_spec(&self.model, options);
         let cache = spec.bytes();
         let states = state_spec(&self.model, options);
@@ -103,13 +115,21 @@ impl Stepper {
             (false, true) => &[(Want::Hidden, options.num_batch, options.num_batch)],
             (false, false) => &[(Want::Hidden, whole, whole)],
         };
-        // The largest result as it is handed out.
+        let mut kinds = kinds.to_vec();
+        let state = self.model.guesses_from();
+        if state.is_some() {
+            // No more sequences are guessed for than a step checks rows.
+            let guesses = self.backend.exact_rows();
+            kinds.push((Want::Guess, guesses, guesses));
+        }
+        // The largest result as it is handed out, with what the draft model reads.
         let mut results = 0;
         let room = self.results;
         let mut with = |size: &dyn Fn(usize) -> usize| -> Result<u64, EngineError> {
-            for &(want, tokens, rows) in kinds {
+            for &(want, tokens, rows) in &kinds {
                 let program = self.program(want, Capacity::class(size(tokens), room))?;
-                results = results.max(4 * rows as u64 * program.map_or(0, |(_, cols)| cols) as u64);
+                let cols = program.map_or(0, |(_, cols)| cols) + state.unwrap_or(0);
+                results = results.max(4 * rows as u64 * cols as u64);
             }
             Ok(self.backend.scratch_bytes() as u64)
         };
@@ -121,7 +141,7 @@ impl Stepper {
         let tokens = kinds.iter().map(|(_, tokens, _)| tokens.next_power_of_two());
         let sizes = u64::from(tokens.max().unwrap_or(1).ilog2());
         let smaller = 2 * half.saturating_sub(largest) + sizes * one.saturating_sub(half);
-        Ok(MemoryReport { weights, cache, states, scratch: largest + smaller + results, draft: 0 })
+        Ok(MemoryReport { weights, cache, states, scratch: largest + smaller + results, draft })
     }
 
     /// Rows of a step that sequences may draw from.

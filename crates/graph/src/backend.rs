@@ -164,6 +164,8 @@ pub struct StepInput {
     pub doses: Vec<Doses>,
     /// Rows whose results are wanted, ascending.
     pub outputs: Vec<u32>,
+    /// A row of numbers for each token, where the graph reads such ([`crate::Graph::given`]).
+    pub given: Vec<f32>,
 }
 
 /// A program that a backend made of a plan.
@@ -290,6 +292,11 @@ pub trait Backend: Send {
 
     /// The result of the last step: one row a wanted token (or a token, if the graph's result has those rows).
     fn result(&self) -> &[f32];
+
+    /// What the last step's graph hands out beside its result ([`crate::Graph::hand_out`]), by its place in that list.
+    fn handed_out(&self, _at: usize) -> &[f32] {
+        &[]
+    }
 
     /// Rows of a step up to which each row's result has the very bits that it has in a step of its own, however they are
     /// spread over sequences. Steps that check guesses have no more rows: so speculation never changes an answer. 1, which

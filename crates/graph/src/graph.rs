@@ -54,6 +54,7 @@ pub struct Graph {
     storages: Vec<Storage>,
     layer: Option<usize>,
     result: Option<ValueId>,
+    handed_out: Vec<ValueId>,
     changes: Arc<Changes>,
     sees_all: bool,
 }
@@ -138,6 +139,22 @@ impl Graph {
         self.result = Some(value);
     }
 
+    /// Values that are to be had after the step beside the result.
+    pub fn handed_out(&self) -> &[ValueId] {
+        &self.handed_out
+    }
+
+    /// Has a value to be had after the step, behind those that were named before.
+    pub fn hand_out(&mut self, value: ValueId) {
+        self.handed_out.push(value);
+    }
+
+    /// Whether a storage holds something that is to be had after the step, where `owner` says whose memory each one uses.
+    pub(crate) fn is_kept(&self, storage: usize, owner: &[usize]) -> bool {
+        let mut kept = self.result.iter().chain(&self.handed_out);
+        kept.any(|&value| owner[self.value(value).storage] == owner[storage])
+    }
+
     /// Nodes from here on belong to this layer (or to none).
     pub fn set_layer(&mut self, layer: Option<usize>) {
         self.layer = layer;
@@ -190,6 +207,11 @@ impl Graph {
     ) -> ValueId {
         let of = self.value(numbers);
         self.push(name, Op::EmbedListed { table, numbers }, of.rows, of.cols * cols)
+    }
+
+    /// The step's own rows, so many columns wide.
+    pub fn given(&mut self, name: &'static str, cols: usize) -> ValueId {
+        self.push(name, Op::Given, Rows::Tokens, cols)
     }
 
     /// `scale · x · wᵀ + bias`.

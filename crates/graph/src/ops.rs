@@ -201,6 +201,8 @@ pub enum Op {
         /// Numbers of rows.
         numbers: ValueId,
     },
+    /// The rows that the step brings with it, see [`crate::StepInput::given`].
+    Given,
     /// `scale · x · wᵀ + bias`, for `w` of shape `[in, out]`.
     Linear {
         /// `[in, out]`.
@@ -464,6 +466,7 @@ impl Op {
     pub fn name(&self) -> &'static str {
         match self {
             Op::Embed { .. } | Op::EmbedListed { .. } => "embed",
+            Op::Given => "given",
             Op::Linear { .. } | Op::LinearOfHeads { .. } => "linear",
             Op::RmsNorm { .. } => "rms_norm",
             Op::LayerNorm { .. } => "layer_norm",
@@ -494,10 +497,19 @@ impl Op {
         }
     }
 
+    /// Whether it puts keys or values into the cache.
+    pub fn stores(&self) -> bool {
+        match self {
+            Op::Attention { spec, .. } => spec.mask.is_cached() && !spec.only_reads,
+            Op::Choose { .. } | Op::Keep { .. } => true,
+            _ => false,
+        }
+    }
+
     /// The values that the operation reads.
     pub fn inputs(&self) -> impl Iterator<Item = ValueId> {
         let list: [Option<ValueId>; 5] = match *self {
-            Op::Embed { .. } | Op::Recur(_) | Op::Recall { .. } => [None; 5],
+            Op::Embed { .. } | Op::Given | Op::Recur(_) | Op::Recall { .. } => [None; 5],
             Op::EmbedListed { numbers: x, .. }
             | Op::Linear { x, .. }
             | Op::LinearOfHeads { x, .. }

@@ -107,15 +107,15 @@ fn share_in_place(graph: &Graph) -> Vec<usize> {
             .iter()
             .any(|n| n.op.inputs().any(|v| owner[graph.value(v).storage] == owner[from.storage]));
         let read_twice = node.op.inputs().filter(|v| graph.value(*v).storage == from.storage).count() > 1;
-        let is_result = graph.result().is_some_and(|r| owner[graph.value(r).storage] == owner[from.storage]);
-        if whole && from.rows == to.rows && !read_later && !read_twice && !is_result {
+        let is_kept = graph.is_kept(from.storage, &owner);
+        if whole && from.rows == to.rows && !read_later && !read_twice && !is_kept {
             owner[to.storage] = owner[from.storage];
         }
     }
     owner
 }
 
-/// For each owning storage the index of the last node that reads or writes it; the result is never free.
+/// For each owning storage the index of the last node that reads or writes it; what is to be had after the step is never free.
 fn last_uses(graph: &Graph, owner: &[usize]) -> Vec<usize> {
     let mut last = vec![0; owner.len()];
     for (at, node) in graph.nodes().iter().enumerate() {
@@ -123,8 +123,8 @@ fn last_uses(graph: &Graph, owner: &[usize]) -> Vec<usize> {
             last[owner[graph.value(value).storage]] = at;
         }
     }
-    if let Some(result) = graph.result() {
-        last[owner[graph.value(result).storage]] = usize::MAX;
+    for value in graph.result().into_iter().chain(graph.handed_out().iter().copied()) {
+        last[owner[graph.value(value).storage]] = usize::MAX;
     }
     last
 }
@@ -225,6 +225,24 @@ mod tests {
     #[test]
     fn values_that_live_together_do_not_overlap() {
         assert_no_live_value_is_overwritten(&Plan::new(feed_forward(3), Capacity { tokens: 3, outputs: 1 }));
+    }
+
+    #[test]
+    fn what_is_handed_out_is_there_after_the_last_node() {
+        let mut g = feed_forward(3);
+        // The first layer's stream, whose memory the second would else overwrite.
+        let first = g.nodes().iter().find(|node| node.name == "out").unwrap().out;
+        g.hand_out(first);
+        let plan = Plan::new(g, Capacity { tokens: 3, outputs: 1 });
+        assert_no_live_value_is_overwritten(&plan);
+        let span = |id| {
+            let place = plan.place(id);
+            place.start..place.start + (3 - 1) * place.stride + place.cols
+        };
+        let kept = span(first);
+        let after = plan.graph.nodes().iter().skip_while(|node| node.out != first).skip(1);
+        let spans: Vec<_> = after.map(|node| span(node.out)).collect();
+        assert!(!spans.is_empty() && spans.iter().all(|s| s.end <= kept.start || kept.end <= s.start));
     }
 
     #[test]

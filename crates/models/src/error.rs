@@ -20,6 +20,48 @@ pub enum ModelError {
         /// What would work.
         known: Vec<&'static str>,
     },
+    /// A draft model that was loaded without its model.
+    #[error(
+        "`{name}` is a draft model, which guesses ahead for {of} with that model's own states and cannot answer alone: run the model \
+         with `puna run MODEL --speculate DRAFT`, or name the file in the model's Modelfile: DRAFT ./FILE.gguf"
+    )]
+    NeedsItsModel {
+        /// The draft model's architecture.
+        name: &'static str,
+        /// What it guesses for.
+        of: &'static str,
+    },
+    /// A kind of draft model that this version does not guess with.
+    #[error(
+        "`{name}` is a draft model of a kind that this version does not guess with; run its model without it"
+    )]
+    UnknownGuesses {
+        /// The draft model's architecture.
+        name: &'static str,
+    },
+    /// A draft model that was made for another model.
+    #[error(
+        "`{draft}` was made for another model than this `{model}`: {difference}; take the draft model that was published beside \
+         the model"
+    )]
+    Companion {
+        /// The draft model's architecture.
+        draft: &'static str,
+        /// The model's.
+        model: &'static str,
+        /// What does not fit.
+        difference: String,
+    },
+    /// A model of sound.
+    #[error(
+        "`{name}` is a model of sound, which {does} and neither reads nor writes text: it cannot be run here"
+    )]
+    Sound {
+        /// Its architecture.
+        name: &'static str,
+        /// What it does.
+        does: &'static str,
+    },
     /// A tensor that the architecture needs.
     #[error("tensor `{name}` is missing")]
     MissingTensor {

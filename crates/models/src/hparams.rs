@@ -281,22 +281,35 @@ impl Hparams {
 
     /// Reads the common keys; every layer attends.
     pub fn read(keys: &Keys<'_>) -> Result<Self, ModelError> {
-        let hp = Self::read_hybrid(keys)?;
-        for (&h, &kv) in hp.heads.iter().zip(&hp.kv_heads) {
+        Self::read_hybrid(keys)?.checked(keys)
+    }
+
+    /// The same, if every layer attends.
+    fn checked(self, keys: &Keys<'_>) -> Result<Self, ModelError> {
+        for (&h, &kv) in self.heads.iter().zip(&self.kv_heads) {
             if h == 0 || kv == 0 || h % kv != 0 {
                 let reason = "query heads must be a positive multiple of the key heads";
                 let value = format!("{h} beside {kv} key heads");
                 return Err(ModelError::KeyValue { key: keys.name("attention.head_count"), value, reason });
             }
         }
-        Ok(hp)
+        Ok(self)
     }
 
     /// Reads the common keys where layers without heads of keys, or of both, do something else.
     pub fn read_hybrid(keys: &Keys<'_>) -> Result<Self, ModelError> {
+        Self::read_blocks(keys, keys.opt_count("nextn_predict_layers")?.unwrap_or(0))
+    }
+
+    /// Reads the common keys of a draft model, whose blocks may all be called blocks of prediction.
+    pub fn read_draft(keys: &Keys<'_>) -> Result<Self, ModelError> {
+        Self::read_blocks(keys, 0)?.checked(keys)
+    }
+
+    /// Reads the common keys where the last `extra` blocks take no part in a step.
+    fn read_blocks(keys: &Keys<'_>, extra: usize) -> Result<Self, ModelError> {
         let n_embd = keys.count("embedding_length")?;
         let blocks = keys.count("block_count")?;
-        let extra = keys.opt_count("nextn_predict_layers")?.unwrap_or(0);
         let n_layer =
             blocks.checked_sub(extra).filter(|&n| n > 0 && n <= MAX_LAYERS as usize).ok_or_else(|| {
                 let reason = "must be between 1 and 512 after the prediction blocks are taken off";

@@ -9,6 +9,7 @@
 mod adapter;
 mod arch;
 mod blocks;
+mod companion;
 mod decoder;
 mod delta;
 mod error;
@@ -34,5 +35,6 @@ pub use adapter::{Adapter, AdapterError};
 pub use arch::fills_masks;
 pub use error::ModelError;
 pub use model::{
-    LoadOptions, Model, Order, Pooling, Shape, Unmasking, Want, check_architecture, known_architectures,
+    LoadOptions, Model, Order, Pooling, Shape, Unmasking, Want, check_architecture, check_companion,
+    is_companion, known_architectures, known_companions,
 };

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use puna_gguf::{Metadata, View};
-use puna_graph::{CacheLayer, Graph, Op, Rope, ValueId, Weight};
+use puna_graph::{CacheLayer, Graph, Op, Rope, Rows, ValueId, Weight, WeightId};
 
 use crate::adapter::{Adapter, Attached};
 use crate::arch;
+use crate::companion::{Companion, Guesser, Host, TABLE, Trunk};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::weights::Weights;
@@ -23,6 +24,8 @@ pub enum Want {
     Hidden,
     /// What an encoder makes of prompts, for all rows: it reads each as a whole, and the cache keeps what the decoder needs of them.
     Encode,
+    /// Guesses of the draft model that was loaded with the model, a row for each sequence.
+    Guess,
     /// The classifier head of a reranker, for the wanted rows: each sequence's first token, or its last in a causal
     /// model.
     Score,
@@ -165,6 +168,17 @@ pub struct Model {
     adapted: Attached,
     /// Whether tokens see those behind them where the architecture's would not.
     sees_all: bool,
+    companion: Option<Accompanying>,
+}
+
+/// A draft model that guesses with parts of its model, loaded behind it.
+struct Accompanying {
+    guesser: Box<dyn Guesser>,
+    trunk: Trunk,
+    /// Features of the hidden states that it reads.
+    width: usize,
+    /// The first of its weights.
+    first: usize,
 }
 
 impl Model {
@@ -178,6 +192,19 @@ impl Model {
     /// # Errors
     /// As [`Model::load`]; [`ModelError::Adapter`] for one that does not fit.
     pub fn load_adapted(view: &View, adapters: &[Adapter], options: LoadOptions) -> Result<Self, ModelError> {
+        Self::load_accompanied(view, adapters, options, None)
+    }
+
+    /// The same with a draft model that guesses with parts of it ([`is_companion`]): its weights are behind the model's.
+    ///
+    /// # Errors
+    /// As [`Model::load_adapted`], for both files; [`ModelError::Companion`] for one of another model.
+    pub fn load_accompanied(
+        view: &View,
+        adapters: &[Adapter],
+        options: LoadOptions,
+        companion: Option<&View>,
+    ) -> Result<Self, ModelError> {
         let entry = entry(view.metadata())?;
         let keys = Keys::new(view.metadata())?;
         let mut weights = Weights::new(view);
@@ -195,9 +222,13 @@ impl Model {
             states: weights.states,
             adapted,
             sees_all: false,
+            companion: None,
         };
         if model.shape.causal && keys.opt_bool(CAUSAL)? == Some(false) {
             model.see_all(&keys)?;
+        }
+        if let Some(view) = companion {
+            model.accompany(view)?;
         }
         if !adapters.is_empty() {
             let wanted = [Want::Logits, Want::Hidden, Want::Encode, Want::Score];
@@ -226,6 +257,37 @@ impl Model {
         self.cache = Vec::new();
         self.shape = Shape { causal: false, has_logits: false, ..self.shape.clone() };
         Ok(())
+    }
+
+    /// Loads a draft model behind it.
+    fn accompany(&mut self, view: &View) -> Result<(), ModelError> {
+        let (draft, load) = companion_entry(view.metadata())?;
+        let table = self.weights.iter().position(|weight| weight.name == TABLE);
+        let (first, weights) = (self.weights.len(), std::mem::take(&mut self.weights));
+        let mut weights = Weights::behind(view, weights, std::mem::take(&mut self.ropes));
+        let Companion { guesser, needs } = load(&Keys::new(view.metadata())?, &mut weights)?;
+        (self.weights, self.ropes) = (weights.tensors, weights.ropes);
+        let host = Host {
+            architecture: self.architecture,
+            width: self.shape.n_embd,
+            n_vocab: self.shape.n_vocab,
+            cache: &self.cache,
+            table: table.map(|at| WeightId(at as u32)),
+        };
+        let (trunk, width) = (needs.find(draft, &host)?, needs.width);
+        self.companion = Some(Accompanying { guesser, trunk, width, first });
+        Ok(())
+    }
+
+    /// Features of the hidden states that the draft model reads which was loaded with the model, if one was.
+    pub fn guesses_from(&self) -> Option<usize> {
+        self.companion.as_ref().map(|companion| companion.width)
+    }
+
+    /// The model's own tensors, and those of the draft model that was loaded with it.
+    pub fn weights_by_model(&self) -> [&[Weight]; 2] {
+        let first = self.companion.as_ref().map_or(self.weights.len(), |companion| companion.first);
+        self.weights.split_at(first).into()
     }
 
     /// The architecture's name.
@@ -273,10 +335,21 @@ impl Model {
             Want::Hidden => self.arch.hidden(&mut g, false),
             Want::Logits if self.shape.has_logits => {
                 let hidden = self.arch.hidden(&mut g, true);
+                if self.companion.is_some() {
+                    let is_gathered = g.value(hidden).rows == Rows::Outputs;
+                    let wanted = if is_gathered { hidden } else { g.gather_outputs(hidden) };
+                    g.hand_out(wanted);
+                }
                 self.arch.logits(&mut g, hidden)
             }
             Want::Logits => return None,
             Want::Encode => self.arch.encode(&mut g)?,
+            Want::Guess => {
+                // What the draft model reads of the model is as the model's file has it.
+                g = Graph::new();
+                let companion = self.companion.as_ref()?;
+                companion.guesser.guess(&mut g, &companion.trunk)
+            }
             Want::Score => {
                 let hidden = self.arch.hidden(&mut g, true);
                 self.arch.score(&mut g, hidden)?
@@ -295,6 +368,11 @@ pub fn known_architectures() -> Vec<&'static str> {
     arch::ARCHITECTURES.iter().map(|a| a.name).collect()
 }
 
+/// Names of draft models that guess with parts of their model.
+pub fn known_companions() -> Vec<&'static str> {
+    arch::COMPANIONS.iter().filter(|entry| entry.load.is_some()).map(|entry| entry.name).collect()
+}
+
 /// Checks that a file is of an architecture that this version knows.
 ///
 /// # Errors
@@ -306,7 +384,45 @@ pub fn check_architecture(meta: &Metadata) -> Result<(), ModelError> {
 fn entry(meta: &Metadata) -> Result<&'static arch::Entry, ModelError> {
     let name = meta.architecture()?;
     let entry = arch::ARCHITECTURES.iter().find(|entry| entry.name == name);
-    entry.ok_or_else(|| ModelError::UnknownArchitecture { name: name.into(), known: known_architectures() })
+    entry.ok_or_else(|| not_alone(name))
+}
+
+/// Why nothing that is called so runs by itself.
+fn not_alone(name: &str) -> ModelError {
+    if let Some(&arch::CompanionEntry { name, of, load }) = companion_named(name) {
+        return match load {
+            Some(_) => ModelError::NeedsItsModel { name, of },
+            None => ModelError::UnknownGuesses { name },
+        };
+    }
+    match arch::SOUND.iter().find(|(known, _)| *known == name) {
+        Some(&(name, does)) => ModelError::Sound { name, does },
+        None => ModelError::UnknownArchitecture { name: name.into(), known: known_architectures() },
+    }
+}
+
+fn companion_named(name: &str) -> Option<&'static arch::CompanionEntry> {
+    arch::COMPANIONS.iter().find(|entry| entry.name == name)
+}
+
+/// Whether a file is a draft model that guesses with parts of its model, and does not run alone.
+pub fn is_companion(meta: &Metadata) -> bool {
+    meta.architecture().is_ok_and(|name| companion_named(name).is_some())
+}
+
+/// Checks the keys and tensors of a file that [`is_companion`]: whether it fits a model is found when that is loaded with it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_companion(view: &View) -> Result<(), ModelError> {
+    let (_, load) = companion_entry(view.metadata())?;
+    load(&Keys::new(view.metadata())?, &mut Weights::new(view)).map(drop)
+}
+
+fn companion_entry(meta: &Metadata) -> Result<(&'static str, arch::LoadCompanion), ModelError> {
+    let name = meta.architecture()?;
+    let known = companion_named(name).and_then(|entry| Some((entry.name, entry.load?)));
+    known.ok_or_else(|| not_alone(name))
 }
 
 fn pooling(keys: &Keys<'_>) -> Result<Pooling, ModelError> {

@@ -38,6 +38,8 @@ pub(crate) struct Cut {
 /// Collects the tensors and rotary tables that an architecture uses.
 pub struct Weights<'a> {
     view: &'a View,
+    /// The file's first one: those before it are another file's, whose names are its own.
+    first: usize,
     pub(crate) tensors: Vec<Weight>,
     /// Of what several of them are made.
     pub(crate) cuts: Vec<Cut>,
@@ -52,7 +54,12 @@ const STATE_VALUES: usize = 1 << 28;
 impl<'a> Weights<'a> {
     /// Weights of a file.
     pub fn new(view: &'a View) -> Self {
-        Self { view, tensors: Vec::new(), cuts: Vec::new(), ropes: Vec::new(), states: Vec::new() }
+        Self::behind(view, Vec::new(), Vec::new())
+    }
+
+    /// The same behind the tensors and rotary tables of another file, for graphs that use both.
+    pub(crate) fn behind(view: &'a View, tensors: Vec<Weight>, ropes: Vec<Rope>) -> Self {
+        Self { view, first: tensors.len(), tensors, cuts: Vec::new(), ropes, states: Vec::new() }
     }
 
     /// Whether the file has a tensor.
@@ -68,8 +75,8 @@ impl<'a> Weights<'a> {
     /// A tensor of this shape (fastest dimension first) that may be absent.
     pub fn opt(&mut self, name: &str, shape: &[usize]) -> Result<Option<WeightId>, ModelError> {
         let Some(tensor) = self.checked(name, shape)? else { return Ok(None) };
-        if let Some(at) = self.tensors.iter().position(|t| t.name == name) {
-            return Ok(Some(WeightId(at as u32)));
+        if let Some(at) = self.tensors[self.first..].iter().position(|t| t.name == name) {
+            return Ok(Some(WeightId((self.first + at) as u32)));
         }
         let data = Arc::new(Mapped(tensor.shared()));
         Ok(Some(self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data })))

@@ -20,7 +20,8 @@ fn folders_become_files_of_every_architecture_that_the_engine_knows() {
 
 #[test]
 fn the_manual_names_every_architecture_and_no_other() {
-    let known: BTreeSet<&str> = puna_models::known_architectures().into_iter().collect();
+    let mut known: BTreeSet<&str> = puna_models::known_architectures().into_iter().collect();
+    known.extend(puna_models::known_companions());
     let text = include_str!("../../../docs/models.md");
     let cells = text.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
     let named: BTreeSet<&str> =

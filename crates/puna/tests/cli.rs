@@ -316,6 +316,32 @@ fn a_draft_model_that_is_unknown_is_told_with_what_else_may_be_said() {
 }
 
 #[test]
+fn a_draft_model_of_one_model_runs_beside_it_and_says_so_alone() {
+    let puna = Puna::new();
+    let [model, draft, other] = ["zoo/gemma4.gguf", "drafts/gemma4-assistant.gguf", "zoo/gemma3.gguf"]
+        .map(|name| data(name).to_str().unwrap().to_owned());
+    let says = |how: &str| {
+        let fixed = ["--parameter", "temperature=0", "--parameter", "num_predict=30"];
+        let done =
+            puna.run(&[&["run", &model, "--verbose", "--speculate", how], &fixed[..], &["the"]].concat());
+        let [answer, said] =
+            [&done.stdout, &done.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+        assert!(done.status.success(), "{said}");
+        (answer, said)
+    };
+    let (plain, _) = says("off");
+    assert_eq!(says(&draft).0, plain);
+    let (status, error) = puna.fails(&["run", &draft, "x"]);
+    let told = ["`gemma4-assistant` is a draft model", "--speculate", "DRAFT"];
+    assert!(status == 1 && told.iter().all(|part| error.contains(part)), "{error}");
+    let (status, error) = puna.fails(&["run", &other, "--speculate", &draft, "x"]);
+    assert!(status == 1 && error.contains("cannot be a draft model"), "{error}");
+    let shown = puna.json(&["inspect", &draft, "--json"]);
+    assert_eq!(shown["architecture"], "gemma4-assistant");
+    assert!(shown["memory"]["unknown"].as_str().unwrap().contains("is a draft model"), "{shown}");
+}
+
+#[test]
 fn a_file_is_quantized_and_still_answers() {
     let puna = Puna::new();
     let out = puna.home.path().join("cria-q4.gguf");

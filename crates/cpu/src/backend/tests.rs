@@ -101,7 +101,7 @@ impl Model {
             positions: positions.map(|p| p as u32).collect(),
             segments: vec![Segment { rows, past: self.past, pages: (0..16).collect(), ..Segment::default() }],
             outputs: vec![rows as u32 - 1],
-            doses: Vec::new(),
+            ..StepInput::default()
         };
         self.past += rows;
         self.backend.run(self.programs[usize::from(rows == 1)], &input);

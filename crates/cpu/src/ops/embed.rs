@@ -97,6 +97,31 @@ fn listed(list: &[u8], token: u32) -> u32 {
     entry.map_or(token, u32::from_le_bytes)
 }
 
+/// Copies the step's own rows.
+pub struct Given {
+    pub out: Place,
+}
+
+// SAFETY: a task writes rows of the result that are its own.
+unsafe impl Instruction for Given {
+    fn name(&self) -> &'static str {
+        "given"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        row_tasks(&self.out, step)
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        let cols = self.out.cols;
+        for row in task_rows(task, &self.out, step) {
+            // SAFETY: each row belongs to one task.
+            let out = unsafe { step.arena.row_mut(&self.out, row) };
+            out.copy_from_slice(&step.input.given[row * cols..][..cols]);
+        }
+    }
+}
+
 /// Copies the rows whose results are wanted.
 pub struct GatherOutputs {
     pub x: Place,

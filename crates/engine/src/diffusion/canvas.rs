@@ -115,6 +115,7 @@ impl Canvas {
             segments: vec![Segment { first_row: 0, rows, past: 0, encoded: 0, pages, recent, state: 0 }],
             doses: vec![self.job.doses.clone()],
             outputs: masked.into_iter().map(row).collect(),
+            ..StepInput::default()
         })
     }
 

@@ -421,7 +421,8 @@ impl Driver {
             return Ok(Vec::new());
         }
         let limits = Limits { n_ctx: self.stepper.info.n_ctx, rows: self.num_batch, target: STEP_TARGET };
-        self.speculator.guess(&mut company, &self.tokenizer, limits)
+        let model = (&mut self.stepper, &self.pages);
+        self.speculator.guess(&mut company, &self.tokenizer, limits, model)
     }
 
     /// Shortens guesses to what there are pages for: nobody is sent away for a guess.
@@ -522,6 +523,9 @@ impl Driver {
                 if let Some(guess) = part.guess.as_ref().filter(|_| !s.is_postponed()) {
                     self.speculator.checked(s, guess.kind, guess.tokens.len(), came_true);
                 }
+                // The row that the newest token was drawn from, or will be.
+                let row = part.outputs.start + came_true;
+                self.speculator.computed(s, self.stepper.backend.handed_out(0), row);
                 generated += came_true + usize::from(!s.is_postponed());
                 all_true += came_true;
             }

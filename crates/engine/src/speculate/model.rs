@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use puna_graph::{Backend, StepInput};
-use puna_models::Want;
+use puna_models::{Want, is_companion};
 use puna_tokenizer::Tokenizer;
 
 use puna_gguf::View;
@@ -23,19 +23,26 @@ use crate::speculate::Speculation;
 use crate::stepper::Stepper;
 
 /// Guesses end before a token that the model itself gives less than this probability.
-const CONFIDENT: f32 = 0.4;
+pub(super) const CONFIDENT: f32 = 0.4;
 /// Rows of a step that only reads what was missed, where other sequences wait.
 const SHORT_CHUNK: usize = 64;
 /// Steps of up to this many rows a sequence are taken for ones that guess.
 const GUESSING_ROWS: usize = 4;
-const TIMES: usize = 9;
+pub(super) const TIMES: usize = 9;
 
-/// A small model that is to guess for another.
+/// A draft model: a small model that is to guess for another, or one that guesses with parts of its model.
 pub struct DraftModel {
     /// Its file.
     pub view: View,
-    /// Where it runs: a backend of its own.
+    /// Where it runs: a backend of its own. One that guesses with parts of its model leaves it and runs where that does.
     pub backend: Box<dyn Backend>,
+}
+
+impl DraftModel {
+    /// Whether it guesses with parts of its model, and does not run alone.
+    pub fn is_companion(&self) -> bool {
+        is_companion(self.view.metadata())
+    }
 }
 
 /// The draft model at work.
@@ -70,6 +77,8 @@ pub struct Question<'a> {
     pub most: usize,
     /// Guess however little the model is sure.
     pub always: bool,
+    /// The model's pages of it.
+    pub held: &'a Held,
 }
 
 /// A question on its way through the rounds.
@@ -123,7 +132,7 @@ impl Drafts {
     /// What loading a draft model with the options of its model takes.
     pub fn plan(draft: DraftModel, options: &EngineOptions) -> Result<MemoryReport, EngineError> {
         let options = options_of(options);
-        let mut stepper = Stepper::bare(&draft.view, draft.backend, &options)?;
+        let mut stepper = Stepper::bare(&draft.view, draft.backend, &options, None)?;
         writes_in_order(&stepper)?;
         can_take_back(&stepper)?;
         stepper.memory(&options)
@@ -283,7 +292,7 @@ impl Follower {
 }
 
 /// The token with the largest logit, and its probability.
-fn likeliest(logits: &[f32]) -> (u32, f32) {
+pub(super) fn likeliest(logits: &[f32]) -> (u32, f32) {
     let best = (0..logits.len()).reduce(|a, b| if logits[b] > logits[a] { b } else { a }).unwrap_or(0);
     let top = logits.get(best).copied().unwrap_or(0.0);
     // What is 17 below adds less than a part in 2^24.
@@ -313,6 +322,14 @@ fn can_take_back(stepper: &Stepper) -> Result<(), EngineError> {
     match stepper.info.start {
         Some(_) => Err(EngineError::EncoderDraft { architecture }),
         None if stepper.info.recurrent => Err(EngineError::RecurrentDraft { architecture }),
+        None => Ok(()),
+    }
+}
+
+/// Whether a draft model that brings a vocabulary has that of its model.
+pub(crate) fn check_companion(draft: &View, model: &str, tokenizer: &Tokenizer) -> Result<(), EngineError> {
+    match draft.metadata().get("tokenizer.ggml.tokens") {
+        Some(_) => check(draft, model, tokenizer),
         None => Ok(()),
     }
 }

@@ -5,11 +5,14 @@ use std::time::Duration;
 use puna_tokenizer::Tokenizer;
 
 use super::economy::{Bounds, Economy, Offer, all_of};
-use super::model::{Drafts, Question};
+use super::model::Question;
 use super::record::Record;
+use super::source::Source;
 use super::{Guess, Kind, Speculated};
 use crate::error::EngineError;
+use crate::pages::Pages;
 use crate::sequence::{JobId, Sequence};
+use crate::stepper::Stepper;
 
 /// By how much likelier the draft model's guesses must be than those from the text, which cost nothing.
 const BETTER: f64 = 0.15;
@@ -38,7 +41,7 @@ pub struct Ran {
 pub struct Speculator {
     economy: Economy,
     record: Record,
-    drafts: Option<Drafts>,
+    source: Option<Source>,
     /// Rows of a step whose results do not depend on each other's company.
     exact_rows: usize,
     /// Seconds that the draft model took for the guesses of this step.
@@ -54,12 +57,12 @@ enum Plan {
 }
 
 impl Speculator {
-    pub fn new(exact_rows: usize, drafts: Option<Drafts>) -> Self {
+    pub fn new(exact_rows: usize, source: Option<Source>) -> Self {
         let (economy, record, counts) = (Economy::default(), Record::of_loop(), Speculated::default());
-        Self { economy, record, drafts, exact_rows, guessing: 0.0, counts }
+        Self { economy, record, source, exact_rows, guessing: 0.0, counts }
     }
 
-    /// Guesses for a step of these sequences, all of which only lack their newest token.
+    /// Guesses for a step of these sequences, all of which only lack their newest token. `model` runs them, and has their pages.
     ///
     /// # Errors
     /// The draft model cannot be computed.
@@ -68,6 +71,7 @@ impl Speculator {
         company: &mut [&mut Sequence],
         tokenizer: &Tokenizer,
         limits: Limits,
+        model: (&mut Stepper, &Pages),
     ) -> Result<Vec<(JobId, Guess)>, EngineError> {
         self.guessing = 0.0;
         let n = company.len();
@@ -89,7 +93,7 @@ impl Speculator {
             true => all_of(&offers, rows),
             false => self.economy.decide(&offers, bounds),
         };
-        self.ask(company, &mut plans, &taken, tokenizer)?;
+        self.ask(company, &mut plans, &taken, tokenizer, model)?;
         let mut chosen = Vec::new();
         for ((s, plan), taken) in company.iter_mut().zip(plans).zip(taken) {
             match plan {
@@ -111,10 +115,10 @@ impl Speculator {
         let chance = |kind| s.guesser.record.chance(kind, &self.record);
         let known = found.as_ref().map_or(0.0, |guess| chance(guess.kind));
         let asks = s.guesser.speculation.draft && most > 0;
-        match (found, self.drafts.as_ref().filter(|_| asks)) {
-            (found, Some(drafts)) if found.is_none() || chance(Kind::Model) > known + BETTER => {
+        match (found, self.source.as_ref().filter(|_| asks)) {
+            (found, Some(source)) if found.is_none() || chance(Kind::Model) > known + BETTER => {
                 let offer = Offer::new(most, chance(Kind::Model));
-                let (making, before) = (drafts.token_seconds(), drafts.missed_seconds(s.id, &s.tokens));
+                let (making, before) = (source.token_seconds(), source.missed_seconds(s.id, &s.tokens));
                 (Plan::Ask, Offer { making, before, ..offer })
             }
             (Some(guess), _) => {
@@ -132,8 +136,9 @@ impl Speculator {
         plans: &mut [Plan],
         taken: &[usize],
         tokenizer: &Tokenizer,
+        model: (&mut Stepper, &Pages),
     ) -> Result<(), EngineError> {
-        let Some(drafts) = &mut self.drafts else { return Ok(()) };
+        let Some(source) = &mut self.source else { return Ok(()) };
         let asks = |i: &usize| matches!(plans[*i], Plan::Ask) && taken[*i] > 0;
         let who: Vec<usize> = (0..plans.len()).filter(asks).collect();
         if who.is_empty() {
@@ -141,11 +146,12 @@ impl Speculator {
         }
         let question = |&i: &usize| {
             let s = &company[i];
-            Question { id: s.id, tokens: &s.tokens, most: taken[i], always: s.guesser.speculation.always }
+            let always = s.guesser.speculation.always;
+            Question { id: s.id, tokens: &s.tokens, most: taken[i], always, held: &s.held }
         };
         let questions: Vec<_> = who.iter().map(question).collect();
         let known = |token: u32| (token as usize) < tokenizer.vocab_size();
-        let answers = drafts.ask(&questions, |token| tokenizer.is_eog(token) || !known(token))?;
+        let answers = source.ask(&questions, model, |token| tokenizer.is_eog(token) || !known(token))?;
         self.guessing = answers.guessing;
         for (i, tokens) in who.into_iter().zip(answers.guesses) {
             if !tokens.is_empty() {
@@ -162,6 +168,13 @@ impl Speculator {
         s.guesser.checked(kind, guessed, came_true, &mut self.record);
     }
 
+    /// Takes note of where a step's newest state of a sequence is, see [`Source::computed`].
+    pub fn computed(&mut self, s: &Sequence, handed_out: &[f32], row: usize) {
+        if let Some(source) = &mut self.source {
+            source.computed(s, handed_out, row);
+        }
+    }
+
     /// Takes note of a step's time.
     pub fn ran(&mut self, ran: Ran) {
         if ran.rows > ran.sequences {
@@ -174,8 +187,8 @@ impl Speculator {
 
     /// A sequence ends or gives up its pages.
     pub fn leave(&mut self, s: &Sequence) {
-        if let Some(drafts) = &mut self.drafts {
-            drafts.leave(s.id, &s.tokens);
+        if let Some(source) = &mut self.source {
+            source.leave(s.id, &s.tokens);
         }
     }
 }

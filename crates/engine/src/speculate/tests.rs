@@ -1,5 +1,7 @@
 //! Speculation on real steps: answers are those of plain decoding, whatever is guessed.
 
+mod companion;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};

@@ -134,7 +134,7 @@ impl<'a, 'k> Form<'a, 'k> {
 }
 
 /// Keys and values have heads of the same size, in layers of either kind.
-fn same_dims(keys: &Keys<'_>, hp: &Hparams, local_dim: usize) -> Result<(), ModelError> {
+pub(super) fn same_dims(keys: &Keys<'_>, hp: &Hparams, local_dim: usize) -> Result<(), ModelError> {
     let local_values = keys.count_or("attention.value_length_swa", local_dim)?;
     if local_dim > MAX_DIM {
         let (key, value) = (keys.name("attention.key_length_swa"), local_dim.to_string());

@@ -32,6 +32,7 @@ mod gemma2;
 mod gemma3;
 mod gemma3n;
 mod gemma4;
+mod gemma4_assistant;
 mod gemma_embedding;
 mod glm4;
 mod glm4moe;
@@ -100,6 +101,7 @@ mod talkie;
 
 pub use diffusion::fills_masks;
 
+use crate::companion::Companion;
 use crate::error::ModelError;
 use crate::hparams::Keys;
 use crate::model::{LoadOptions, Loaded};
@@ -112,6 +114,31 @@ pub(crate) struct Entry {
     pub name: &'static str,
     pub load: Load,
 }
+
+pub(crate) type LoadCompanion = fn(&Keys<'_>, &mut Weights<'_>) -> Result<Companion, ModelError>;
+
+/// A draft model that guesses with parts of the model that it guesses for, and does not run alone.
+pub(crate) struct CompanionEntry {
+    pub name: &'static str,
+    /// What it guesses for.
+    pub of: &'static str,
+    /// `None` where it is known, but not how it guesses.
+    pub load: Option<LoadCompanion>,
+}
+
+/// Every one of these, by name.
+pub(crate) const COMPANIONS: &[CompanionEntry] = &[
+    CompanionEntry { name: "dflash", of: "one model", load: None },
+    CompanionEntry { name: "eagle3", of: "one model", load: None },
+    CompanionEntry { name: "gemma4-assistant", of: "a Gemma 4", load: Some(gemma4_assistant::load) },
+];
+
+/// Architectures of sound, and what they do.
+pub(crate) const SOUND: &[(&str, &str)] = &[
+    ("pockettts", "makes speech of text"),
+    ("qwen3tts", "makes codes of speech of text"),
+    ("wavtokenizer-dec", "makes sound of codes"),
+];
 
 /// Every architecture, by name.
 pub(crate) const ARCHITECTURES: &[Entry] = &[

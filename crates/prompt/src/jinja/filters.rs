@@ -436,7 +436,8 @@ fn xml_attributes(value: &Value, args: &CallArgs) -> Res {
                 format!("Invalid character in attribute name: {}", super::text::repr_str(&key)).into()
             );
         }
-        push(&mut out, if out.is_empty() && !space.as_ref().is_none_or(Value::truth) { "" } else { " " })?;
+        let is_bare = out.is_empty() && !space.as_ref().is_none_or(Value::truth);
+        push(&mut out, if is_bare { "" } else { " " })?;
         push(&mut out, &format!("{}=\"{}\"", escape(&key), escape(&to_str(value)?)))?;
     }
     Ok(Value::str(out))

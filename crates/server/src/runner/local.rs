@@ -90,6 +90,9 @@ pub(super) fn check_model(weights: &Path, adapters: &[PathBuf]) -> Result<Option
             Err(EngineError::Model(unknown @ ModelError::UnknownArchitecture { .. })) => {
                 Ok(Some(format!("warning: {unknown}; it cannot be run here")))
             }
+            Err(EngineError::Model(
+                unknown @ (ModelError::UnknownGuesses { .. } | ModelError::Sound { .. }),
+            )) => Ok(Some(format!("warning: {unknown}"))),
             Err(error) => Err(engine_error(error)),
         }
     };
@@ -138,8 +141,11 @@ fn of_draft(draft: &Draft, error: LoadError) -> LoadError {
 fn draft_error(draft: &Draft, error: EngineError, options: &EngineOptions) -> LoadError {
     let alone = || {
         let one = Config { threads: Some(1), ..Config::default() };
-        let DraftModel { view, backend } = draft_model(draft, &one).ok()?;
-        plan_memory(&view, backend, options).err()
+        let draft = draft_model(draft, &one).ok()?;
+        match draft.is_companion() {
+            true => puna_engine::check_model(&draft.view, &[]).err(),
+            false => plan_memory(&draft.view, draft.backend, options).err(),
+        }
     };
     // A model is loaded whether it generates or not, a draft model only where it does.
     let only_a_drafts = matches!(
@@ -149,6 +155,7 @@ fn draft_error(draft: &Draft, error: EngineError, options: &EngineOptions) -> Lo
             | EngineError::RecurrentDraft { .. }
             | EngineError::EncoderDraft { .. }
             | EngineError::DiffusionDraft { .. }
+            | EngineError::Model(ModelError::Companion { .. } | ModelError::UnknownGuesses { .. })
     );
     let its_own = only_a_drafts || alone().is_some_and(|found| found == error);
     let error = engine_error(error);
@@ -406,6 +413,36 @@ mod tests {
         assert_eq!(LocalLoader.load(&spec(draft(true))).unwrap().facts().num_ctx, 64);
         let error = LocalLoader.load(&spec(draft(false))).err().unwrap();
         assert!(error.message.starts_with("bert-mean cannot be a draft model: "), "{error:?}");
+    }
+
+    #[test]
+    fn a_draft_of_one_model_is_planned_with_it_and_what_is_wrong_with_it_is_said_of_it() {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
+        let path = data.join("drafts/gemma4-assistant.gguf");
+        let draft = Draft { name: "an-assistant".into(), weights: Some(path.clone()), optional: false };
+        let of = |model: &str, draft: &Draft| LoadSpec {
+            weights: Some(data.join("zoo").join(model)),
+            ..spec(draft.clone())
+        };
+        let [with, without] = [of("gemma4.gguf", &draft), without_draft(&of("gemma4.gguf", &draft))]
+            .map(|spec| LocalLoader.plan(&spec).unwrap());
+        assert!(with.draft > 0 && without.draft == 0 && with.kv == without.kv, "{with:?} {without:?}");
+        assert_eq!(LocalLoader.load(&of("gemma4.gguf", &draft)).unwrap().facts().num_ctx, 64);
+        let other = of("gemma3.gguf", &draft);
+        for error in [LocalLoader.plan(&other).err(), LocalLoader.load(&other).err()].map(Option::unwrap) {
+            let told = error.message.starts_with("an-assistant cannot be a draft model: ");
+            assert!(told && error.message.contains("gemma4-assistant"), "{error:?}");
+        }
+        // A file that is cut lacks a tensor, which is not the model's.
+        let folder = tempfile::tempdir().unwrap();
+        let broken = folder.path().join("broken.gguf");
+        let mut file = puna_gguf::Writer::new();
+        file.set("general.architecture", "gemma4-assistant");
+        std::fs::write(&broken, file.to_vec([]).unwrap()).unwrap();
+        let broken = of("gemma4.gguf", &Draft { weights: Some(broken), ..draft });
+        let error = LocalLoader.plan(&broken).err().unwrap();
+        assert!(error.message.starts_with("an-assistant cannot be a draft model: "), "{error:?}");
+        assert_eq!(check_model(&path, &[]), Ok(None));
     }
 
     #[test]

@@ -1,0 +1,141 @@
+//! Draft models that guess with parts of their model.
+
+use puna_gguf::{Metadata, Writer};
+
+use super::*;
+
+const GEMMA: &str = "tests/data/zoo/gemma4.gguf";
+const ASSISTANT: &str = "tests/data/drafts/gemma4-assistant.gguf";
+
+fn prompt(n_vocab: u32, length: u32, step: u32) -> Vec<u32> {
+    (0..length).map(|i| 9 + i * step % (n_vocab - 9)).collect()
+}
+
+#[test]
+fn an_assistant_changes_no_answer_whatever_the_sampling_and_the_company() {
+    let options = EngineOptions { max_sequences: Some(3), num_batch: 16, ..EngineOptions::default() };
+    let engine = open_with_draft(GEMMA, ASSISTANT, &options).unwrap();
+    let n = engine.info().n_vocab as u32;
+    let mut all = Speculated::default();
+    for sampling in [greedy(), Params { seed: 3, temperature: 0.6, ..Params::default() }] {
+        // Longer than a page with the answer, and than the window; two that share pages, and one of a single token.
+        let prompts = [prompt(n, 50, 3), prompt(n, 130, 7), prompt(n, 132, 7), prompt(n, 1, 1)];
+        let jobs = prompts.map(|prompt| Job {
+            max_tokens: Some(40),
+            ..Job::new(prompt, endless(&engine, sampling.clone()))
+        });
+        let alone = jobs.each_ref().map(|job| run(&engine, job, Speculation::OFF).0);
+        for speculation in [MODEL, ALWAYS, Speculation::AUTO] {
+            let jobs = jobs.each_ref().map(|job| Job { speculation: Some(speculation), ..job.clone() });
+            let together = jobs.each_ref().map(|job| start(&engine, job)).each_ref().map(hear);
+            together.iter().for_each(|(_, c)| all.model.drafted += c.model.drafted);
+            assert_eq!(together.map(|(heard, _)| heard), alone, "{speculation:?}");
+        }
+    }
+    assert!(all.model.drafted > 100, "{all:?}");
+}
+
+/// A file with some of its tensors replaced, all of them f32.
+fn changed(path: &str, tensor: &dyn Fn(&str, usize) -> Option<Vec<f32>>) -> View {
+    let file = view(path);
+    let source = file.gguf();
+    let mut metadata = Metadata::new();
+    source.metadata().iter().for_each(|(key, value)| metadata.set(key, value.clone()));
+    let mut writer = Writer::with_metadata(metadata);
+    let mut all = Vec::new();
+    for info in source.tensors() {
+        writer.tensor(&info.name, info.ty, &info.shape).unwrap();
+        let count = info.shape.iter().product::<u64>() as usize;
+        let bytes = |values: Vec<f32>| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        let data = tensor(&info.name, count).map_or_else(|| source.data(info).to_vec(), bytes);
+        all.push(data);
+    }
+    let data = writer.to_vec(all.iter().map(Vec::as_slice)).unwrap();
+    View::new(Arc::new(Gguf::from_bytes(data).unwrap())).unwrap()
+}
+
+/// A model whose layers add nothing to the stream, so that what follows a token is decided by that token alone.
+fn without_layers(name: &str, count: usize) -> Option<Vec<f32>> {
+    let parts = ["attn_output", "ffn_down", "proj.weight", "post_norm"];
+    (name.starts_with("blk.") && parts.iter().any(|part| name.contains(part))).then(|| vec![0.0; count])
+}
+
+/// An assistant of such a model that says the same: it knows the token, and its own embeddings stand for the model's in as many
+/// features as it has.
+fn knowing(name: &str, count: usize, table: &[f32], norm: &[f32]) -> Option<Vec<f32>> {
+    const OWN: usize = 24;
+    const WIDTH: usize = 32;
+    match name {
+        "nextn.pre_projection.weight" => {
+            let one = |i: usize| if i / (2 * WIDTH) == i % (2 * WIDTH) { 1.0 } else { 0.0 };
+            Some((0..count).map(one).collect())
+        }
+        "token_embd.weight" => Some(table.chunks_exact(WIDTH).flat_map(|row| &row[..OWN]).copied().collect()),
+        "output_norm.weight" => Some(norm[..OWN].to_vec()),
+        _ => without_layers(name, count),
+    }
+}
+
+#[test]
+fn an_assistant_that_is_right_is_right_all_the_time_and_goes_on_from_its_own_states() {
+    // The last features of embeddings are nought, so that the assistant's fewer ones say all.
+    let tensor = |view: &View, name: &str| -> Vec<f32> {
+        let bytes = view.tensor(name).unwrap().bytes();
+        bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    };
+    let source = view(GEMMA);
+    let mut table = tensor(&source, "token_embd.weight");
+    table.iter_mut().enumerate().filter(|(i, _)| i % 32 >= 24).for_each(|(_, x)| *x = 0.0);
+    let norm = tensor(&source, "output_norm.weight");
+    let model = changed(GEMMA, &|name, count| match name {
+        "token_embd.weight" => Some(table.clone()),
+        _ => without_layers(name, count),
+    });
+    let draft = changed(ASSISTANT, &|name, count| knowing(name, count, &table, &norm));
+    let draft = DraftModel { view: draft, backend: backend() };
+    let options = EngineOptions { num_ctx: Some(200), ..EngineOptions::default() };
+    let engine = Engine::open_with_draft(model, backend(), &options, draft).unwrap();
+    let n = engine.info().n_vocab as u32;
+    // Over two page borders.
+    let job = Job {
+        max_tokens: Some(100),
+        ..Job::new(prompt(n, 60, 5), endless(&engine, Params { repeat_penalty: 1.0, ..greedy() }))
+    };
+    let (plain, _) = run(&engine, &job, Speculation::OFF);
+    let (guessed, counts) = run(&engine, &job, MODEL);
+    assert_eq!(guessed, plain);
+    assert!(counts.model.drafted > 60 && counts.model.accepted == counts.model.drafted, "{counts:?}");
+    assert!(counts.steps < 40, "{counts:?}");
+    // Beyond the context, and again with what is known of the text.
+    let long = Job { max_tokens: Some(300), keep: 4, ..job };
+    let (plain, _) = run(&engine, &long, Speculation::OFF);
+    assert_eq!(run(&engine, &long, MODEL).0, plain);
+}
+
+#[test]
+fn an_assistants_memory_is_planned_and_it_needs_no_cache() {
+    let options = EngineOptions { num_ctx: Some(256), ..EngineOptions::default() };
+    let engine = open_with_draft(GEMMA, ASSISTANT, &options).unwrap();
+    let draft = DraftModel { view: view(ASSISTANT), backend: backend() };
+    let planned = plan_memory_with_draft(&view(GEMMA), backend(), &options, draft).unwrap();
+    assert_eq!(planned, engine.memory());
+    let alone = plan_memory(&view(GEMMA), backend(), &options).unwrap();
+    let weights: u64 = view(ASSISTANT).tensors().map(|tensor| tensor.size()).sum();
+    assert_eq!((planned.weights, planned.cache), (alone.weights, alone.cache));
+    // Its factors of angles are numbers of a table, not a tensor of a step; so are layers' scales.
+    let apart = weights - planned.draft;
+    assert!(planned.draft > 0 && apart < 100, "{} of {weights}", planned.draft);
+    assert!(planned.scratch >= alone.scratch);
+}
+
+#[test]
+fn an_assistant_of_another_model_or_vocabulary_is_refused() {
+    let refused = |model: &str, draft: &str| {
+        open_with_draft(model, draft, &EngineOptions::default()).err().unwrap().to_string()
+    };
+    let other = refused(CRIA, ASSISTANT);
+    assert!(other.contains("cannot be the draft model of"), "{other}");
+    let alone = crate::Engine::open(view(ASSISTANT), backend(), &EngineOptions::default()).err().unwrap();
+    assert!(alone.to_string().contains("--speculate"), "{alone}");
+    assert_eq!(crate::check_model(&view(ASSISTANT), &[]), Ok(()));
+}

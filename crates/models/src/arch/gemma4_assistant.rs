@@ -1,0 +1,165 @@
+//! The assistant of a Gemma 4: a few thin layers that guess ahead with the model's own keys and values. It reads a token as the model
+//! embeds it, beside a hidden state, and has neither keys nor values of its own.
+//! GGUF: `general.architecture = "gemma4-assistant"`.
+
+use puna_graph::*;
+
+use super::gemma4::same_dims;
+use crate::blocks::Mlp;
+use crate::companion::{Companion, Guesser, Needs, Trunk};
+use crate::error::ModelError;
+use crate::hparams::{Hparams, Keys};
+use crate::rope::{self, RopeKeys, Scaling};
+use crate::weights::Weights;
+
+struct Gemma4Assistant {
+    /// Features of the model's hidden states.
+    width: usize,
+    /// From the model's embedding and hidden state.
+    before: Linear,
+    layers: Vec<Layer>,
+    norm: Norm,
+    head: Linear,
+    /// To the hidden state that the next guess reads.
+    behind: Linear,
+}
+
+struct Layer {
+    attn_norm: Norm,
+    q: Linear,
+    q_norm: Norm,
+    rope: RopeId,
+    attention: AttentionSpec,
+    wo: Linear,
+    post_attn_norm: Norm,
+    ffn_norm: Norm,
+    ffn: Mlp,
+    post_ffn_norm: Norm,
+    scale: f32,
+}
+
+/// What all layers are loaded with.
+struct Form {
+    hp: Hparams,
+    eps: f32,
+    sliding: Vec<bool>,
+    /// What a row of a layer that slides sees. Its place is that of the token before, which would see one farther back.
+    window: Mask,
+    local_dim: usize,
+    global_rope: RopeId,
+    local_rope: RopeId,
+}
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, ModelError> {
+    let form = Form::read(keys, w)?;
+    let hp = &form.hp;
+    let width = keys.count("embedding_length_out")?;
+    if width > MAX_WIDTH {
+        let (key, value) = (keys.name("embedding_length_out"), width.to_string());
+        return Err(ModelError::KeyValue { key, value, reason: "must be at most 1048576" });
+    }
+    let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
+    let before = w.linear("nextn.pre_projection", 2 * width, hp.n_embd)?;
+    let layers = (0..hp.n_layer).map(|i| Layer::load(w, &form, i)).collect::<Result<Vec<_>, _>>()?;
+    let guesser = Gemma4Assistant {
+        width,
+        before,
+        norm: w.norm("output_norm", hp.n_embd, form.eps)?,
+        head: w.head(table, hp.n_embd, hp.n_vocab)?,
+        behind: w.linear("nextn.post_projection", hp.n_embd, width)?,
+        layers,
+    };
+    let layers = guesser.layers.iter().map(|layer| layer.attention.cache_layer()).collect();
+    Ok(Companion { guesser: Box::new(guesser), needs: Needs { width, n_vocab: hp.n_vocab, layers } })
+}
+
+/// More features than any model has, to bound what a file can ask for.
+const MAX_WIDTH: usize = 1 << 20;
+
+impl Form {
+    fn read(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Self, ModelError> {
+        let hp = Hparams::read_draft(keys)?;
+        let local_dim = keys.count("attention.key_length_swa")?;
+        same_dims(keys, &hp, local_dim)?;
+        let global = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
+        let local = RopeKeys { scaling: Scaling::None, dims: local_dim, ..global };
+        let local = local.in_windows(keys, local_dim, rope::BASE)?;
+        let sliding = keys.listed_sliding(hp.n_layer)?;
+        let seen = keys.count("attention.sliding_window")?;
+        if seen < 2 {
+            let key = keys.name("attention.sliding_window");
+            let reason = "must be 2 or more: the newest token's own keys are not there yet";
+            return Err(ModelError::KeyValue { key, value: seen.to_string(), reason });
+        }
+        Ok(Self {
+            eps: keys.rms_eps()?,
+            sliding,
+            window: Mask::Window(seen as u32 - 1),
+            local_dim,
+            global_rope: w.factored_rope(&global, RopeKind::Neox)?,
+            local_rope: w.rope(local.table(RopeKind::Neox, None)),
+            hp,
+        })
+    }
+}
+
+impl Layer {
+    fn load(w: &mut Weights<'_>, form: &Form, i: usize) -> Result<Self, ModelError> {
+        let Form { hp, eps, .. } = form;
+        let (heads, kv_heads, slides) = (hp.heads[i], hp.kv_heads[i], form.sliding[i]);
+        let dim = if slides { form.local_dim } else { hp.key_dim };
+        let mask = if slides { form.window } else { Mask::Causal };
+        let name = |part: &str| format!("blk.{i}.{part}");
+        let norm = |w: &mut Weights<'_>, part: &str| w.norm(&name(part), hp.n_embd, *eps);
+        let scale = name("layer_output_scale.weight");
+        Ok(Self {
+            attn_norm: norm(w, "attn_norm")?,
+            q: w.linear(&name("attn_q"), hp.n_embd, heads * dim)?,
+            q_norm: w.norm(&name("attn_q_norm"), dim, *eps)?,
+            rope: if slides { form.local_rope } else { form.global_rope },
+            attention: AttentionSpec { scale: 1.0, mask, ..AttentionSpec::causal(heads, kv_heads, dim, dim) },
+            wo: w.linear(&name("attn_output"), heads * dim, hp.n_embd)?,
+            post_attn_norm: norm(w, "post_attention_norm")?,
+            ffn_norm: norm(w, "ffn_norm")?,
+            ffn: Mlp::load(w, &format!("blk.{i}"), hp.n_embd, hp.ff(i), Glu::Gelu)?,
+            post_ffn_norm: norm(w, "post_ffw_norm")?,
+            scale: w.numbers(&scale, 1)?.ok_or(ModelError::MissingTensor { name: scale })?[0],
+        })
+    }
+
+    /// The stream behind the layer, which attends to what this layer of the model's cache holds.
+    fn record(&self, g: &mut Graph, x: ValueId, layer: usize) -> ValueId {
+        let h = g.rms_norm("attn_norm", &self.attn_norm, x);
+        let q = g.linear("Qcur", &self.q, h);
+        let q = g.rms_norm("Qcur_normed", &self.q_norm, q);
+        let q = g.rope("Qcur_pos", q, self.attention.key_dim, self.rope);
+        let a = g.attention_to("kqv_out", layer, q, self.attention);
+        let a = g.linear("attn_proj", &self.wo, a);
+        let a = g.rms_norm("attn_post_norm", &self.post_attn_norm, a);
+        let x = g.add("attn_out", x, a);
+        let h = g.rms_norm("ffn_norm", &self.ffn_norm, x);
+        let f = self.ffn.forward(g, h);
+        let f = g.rms_norm("ffn_post_norm", &self.post_ffn_norm, f);
+        let x = g.add("ffn_out", x, f);
+        g.scale("out_scaled", x, self.scale)
+    }
+}
+
+impl Guesser for Gemma4Assistant {
+    fn guess(&self, g: &mut Graph, trunk: &Trunk) -> ValueId {
+        let x = g.embed("inp_embd_target", trunk.table, self.width, Index::Token);
+        let x = g.scale("inp_scaled", x, (self.width as f32).sqrt());
+        let state = g.given("inp_h", self.width);
+        let both = g.concat("inp_xh", x, state);
+        let mut x = g.linear("pre_proj", &self.before, both);
+        for (i, (layer, &at)) in self.layers.iter().zip(&trunk.layers).enumerate() {
+            g.set_layer(Some(i));
+            x = layer.record(g, x, at);
+        }
+        g.set_layer(None);
+        let x = g.rms_norm("result_norm", &self.norm, x);
+        let next = g.linear("h_nextn", &self.behind, x);
+        g.hand_out(next);
+        g.linear("result_output", &self.head, x)
+    }
+}
