@@ -86,7 +86,8 @@ impl Wrap {
                     false if current.is_empty() => chunk.len(),
                     false => 0,
                 };
-                if taken > 0 {
+                // Nothing of it may fit: that, not the space before it, is then what is taken off the end.
+                if taken > 0 || self.long_words {
                     current.push(&chunk[..taken]);
                 }
                 if taken < chunk.len() {

@@ -215,7 +215,7 @@ fn literal(s: Scan<'_>, pos: usize, text: &[u8]) -> Option<usize> {
     text.iter().enumerate().all(|(i, &b)| s.byte(pos + i) == b).then_some(pos + text.len())
 }
 
-/// `\s?` and a run of what `is` accepts (never white space): the shape of DeepSeek's first sets.
+/// `\s?` and a run of what `is` accepts: the shape of DeepSeek's first sets. White space that it accepts may be a run without one before it.
 pub(super) fn space_and_run(s: Scan<'_>, cuts: &mut Cuts<'_>, is: impl Fn(u32, Class) -> bool) {
     let run = |mut pos: usize| {
         while let Some((c, len)) = s.char(pos) {
@@ -230,8 +230,11 @@ pub(super) fn space_and_run(s: Scan<'_>, cuts: &mut Cuts<'_>, is: impl Fn(u32, C
     while pos < s.len() {
         let (class, len) = s.at(pos);
         let start = if class == WS { pos + len } else { pos };
-        let end = run(start);
-        if end > start {
+        let end = match run(start) {
+            end if end == start => run(pos),
+            end => end,
+        };
+        if end > pos {
             cuts.piece(pos, end);
             pos = end;
         } else {
