@@ -255,9 +255,7 @@ impl Attention {
             wo: b.linear("attn_output", spec.heads * spec.value_dim, hp.n_embd)?,
         })
     }
-}
 
-impl Attention {
     /// What all heads read of cache layer `layer`, gated: of what was chosen, if anything was.
     pub fn attend(
         &self,

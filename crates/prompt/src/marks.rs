@@ -18,10 +18,15 @@ const TRUSTED: [&str; 3] = ["system", "developer", "assistant"];
 
 /// Marks the texts of control tokens in what users and tools wrote; `controls_in` finds them.
 pub fn mark_written(messages: &mut [Message], controls_in: impl Fn(&str) -> Vec<Range<usize>>) {
-    for message in messages.iter_mut().filter(|message| !TRUSTED.contains(&message.role.as_str())) {
-        // Who wrote marks could end one.
-        if message.content.contains([OPEN, CLOSE]) {
-            message.content = message.content.replace([OPEN, CLOSE], "\u{fffd}");
+    for message in messages {
+        // Who wrote marks could end one, or have a template's own words taken for text.
+        for text in [&mut message.content].into_iter().chain(&mut message.thinking) {
+            if text.contains([OPEN, CLOSE]) {
+                *text = text.replace([OPEN, CLOSE], "\u{fffd}");
+            }
+        }
+        if TRUSTED.contains(&message.role.as_str()) {
+            continue;
         }
         let controls = controls_in(&message.content);
         if controls.is_empty() {
@@ -38,6 +43,11 @@ pub fn mark_written(messages: &mut [Message], controls_in: impl Fn(&str) -> Vec<
         marked.push_str(&text[end..]);
         message.content = marked;
     }
+}
+
+/// Whether this is half of a mark, which stays as it is where other letters are spelt out.
+pub(crate) fn is_half(c: char) -> bool {
+    [OPEN, CLOSE].contains(&c)
 }
 
 /// Whether a rendered prompt has marks.
@@ -66,6 +76,17 @@ pub fn marked_parts(prompt: &str) -> Vec<(&str, bool)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn marks_that_were_written_are_none_whoever_wrote_them() {
+        for role in ["system", "assistant", "user", "tool"] {
+            let message = Message::new(role, "a\u{fdd0}b\u{fdd1}");
+            let mut messages = [Message { thinking: Some("\u{fdd0}".into()), ..message }];
+            mark_written(&mut messages, |_| Vec::new());
+            assert_eq!(messages[0].content, "a\u{fffd}b\u{fffd}", "{role}");
+            assert_eq!(messages[0].thinking.as_deref(), Some("\u{fffd}"), "{role}");
+        }
+    }
 
     #[test]
     fn prompts_are_cut_at_marks_wherever_templates_put_them() {

@@ -85,6 +85,8 @@ pub(super) fn sprintf(format: &str, args: &[Value], budget: &mut Budget) -> Resu
         }
         out.push(')');
     }
+    // Padding and complaints are longer than what they are made of.
+    budget.text(out.len())?;
     Ok(out)
 }
 

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::value::{Fail, Res, SeqKind, Value};
 use crate::limits::{Bound, TEXT_BYTES_MAX};
+use crate::marks::is_half;
 
 /// `str(value)`; undefined is empty, as Jinja prints it.
 pub(super) fn to_str(value: &Value) -> Res<String> {
@@ -259,7 +260,7 @@ fn json_str(text: &str, ensure_ascii: bool) -> String {
             '\u{8}' => out.push_str("\\b"),
             '\u{c}' => out.push_str("\\f"),
             '\0'..='\u{1f}' => _ = write!(out, "\\u{:04x}", u32::from(c)),
-            _ if ensure_ascii && !matches!(c, ' '..='~') => {
+            _ if ensure_ascii && !matches!(c, ' '..='~') && !is_half(c) => {
                 for unit in c.encode_utf16(&mut [0; 2]) {
                     _ = write!(out, "\\u{unit:04x}");
                 }

@@ -345,9 +345,7 @@ impl Key {
             other => return Err(format!("unhashable type: '{}'", other.type_name()).into()),
         })
     }
-}
 
-impl Key {
     /// Bytes that hashing it reads.
     pub(super) fn weight(&self) -> usize {
         match self {

@@ -289,7 +289,7 @@ fn whatever_reads_a_long_text_is_paid_for() {
     let go =
         "{{ .Messages | len }}{{ $s := \"aaaaaaaaaaaaaaaa\" }}{{ range 20 }}{{ $s = print $s $s }}{{ end }}";
     for turn in ["slice $s 5", "eq $s $s", "lt $s $s", "html $s", "printf \"%.0s\" $s"] {
-        let source = format!("{go}{{{{ range 9999999 }}}}{{{{ if {turn} }}}}{{{{ end }}}}{{{{ end }}}}");
+        let source = format!("{go}{{{{ range 99999 }}}}{{{{ if {turn} }}}}{{{{ end }}}}{{{{ end }}}}");
         assert_eq!(bound_of(Kind::Go, &source), Some(Bound::Steps), "{turn}");
     }
 }
@@ -330,6 +330,10 @@ fn what_one_step_could_do_without_end_is_paid_for() {
     let long = "{{ $t := print $s }}{{ printf $s $t }}";
     let bound = bound_of(Kind::Go, &format!("{go}{long}"));
     assert!(matches!(bound, Some(Bound::Text | Bound::Steps)), "{bound:?}");
+    // Padding, which is longer than what it is made of.
+    let padded = go.replace("%[1]s", "%999[1]d").replace("range 20", "range 14");
+    let turns = "{{ range 99 }}{{ if printf $s 1 }}{{ end }}{{ end }}";
+    assert_eq!(bound_of(Kind::Go, &format!("{padded}{turns}")), Some(Bound::Steps));
     // Brackets that are never closed.
     let open = go.replace("%[1]s", "%[");
     let bound = bound_of(Kind::Go, &format!("{open}{{{{ $t := printf $s 1 }}}}"));

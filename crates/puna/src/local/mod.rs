@@ -95,8 +95,10 @@ impl Compute {
             ..EngineOptions::default()
         };
         let backend: Box<dyn Backend> = Box::new(self.backend()?);
+        // Before it is opened: what it takes for its cache would count twice.
+        let available = puna_server::memory().available;
         let evaluator = Evaluator::open(&file.view, backend, &options).with_context(|| file.shown.clone())?;
-        let (need, available) = (evaluator.memory().total(), puna_server::memory().available);
+        let need = evaluator.memory().total();
         ensure!(
             need <= available,
             "{}: the model requires more memory ({}) than is available ({})",

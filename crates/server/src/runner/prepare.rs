@@ -365,7 +365,7 @@ impl Preparer {
             let mut count = |text: &str| {
                 // Every attempt costs as much as the first.
                 listening(handle).map_err(|gone| PromptError::Count(gone.message))?;
-                Ok(self.encode(&format!("{before}{text}"), Some(&template)).len())
+                Ok(self.encode(task, &format!("{before}{text}"), Some(&template)).len())
             };
             let fitted = fit(&template, &chat, limit, &mut count).map_err(failure)?;
             (fitted.prompt, fitted.dropped_messages)
@@ -374,7 +374,7 @@ impl Preparer {
         };
         let (tools, last) = (chat.tools.to_vec(), chat.messages.last().cloned());
         let mut text = Text::new(format!("{before}{prompt}"), Some(template));
-        if is_marked(&text.prompt) {
+        if has_marks(task, &text.prompt) {
             let prompt = unmarked(&text.prompt);
             text.marked = Some(std::mem::replace(&mut text.prompt, prompt));
         }
@@ -425,18 +425,18 @@ impl Preparer {
     fn prompt_tokens(&self, text: &Text, task: &Generate) -> Vec<u32> {
         match &task.input {
             Input::Prompt(Prompt { tokens: Some(tokens), .. }) => tokens.clone(),
-            _ => self.encode(text.marked.as_ref().unwrap_or(&text.prompt), text.template.as_deref()),
+            _ => self.encode(task, text.marked.as_ref().unwrap_or(&text.prompt), text.template.as_deref()),
         }
     }
 
     /// Tokens of a text that a template wrote. A first token that the tokenizer adds is not wanted as text too, even if
     /// the tokenizer would read that text as another token.
-    fn encode(&self, text: &str, template: Option<&Template>) -> Vec<u32> {
+    fn encode(&self, task: &Generate, text: &str, template: Option<&Template>) -> Vec<u32> {
         let bos = template.map_or("", Template::leading_bos);
         let adds_bos =
             || self.generator.encode("").first().is_some_and(|token| self.generator.is_bos(*token));
         let text = if !bos.is_empty() && adds_bos() { text.strip_prefix(bos).unwrap_or(text) } else { text };
-        match is_marked(text) {
+        match has_marks(task, text) {
             true => self.generator.encode_prompt_parts(&marked_parts(text)),
             false => self.generator.encode(text),
         }
@@ -515,6 +515,11 @@ fn parser_after(task: &Generate, text: &Text, prompt: &str) -> Option<OutputPars
         let tags = template.think_tags().filter(|_| thinks);
         Some(OutputParser::for_template(template, tags, &input))
     })
+}
+
+/// Whether a prompt has marks of what users wrote. A prompt of one's own may have the same letters, and they are no marks.
+fn has_marks(task: &Generate, prompt: &str) -> bool {
+    matches!(task.input, Input::Chat { .. }) && is_marked(prompt)
 }
 
 /// The thinking switch as templates take it: a model that thinks does so unless told otherwise.

@@ -42,7 +42,7 @@ pub(crate) trait Format: Copy + 'static {
     const BY_ROWS: bool = false;
     /// First: the numbers of the rows.
     unsafe fn numbers<S: Quant>(_p: *const u8, _to: &mut RowNumbers) {}
-    /// Second: the rows, one after the other.
+    /// Second: the rows, one after the other; `to` is aligned for the words that they are, as [`Unpacked::codes`] is.
     unsafe fn rows(_numbers: &RowNumbers, _to: &mut [u8; CHUNK]) {}
     /// Third: [`Format::codes`] of the rows.
     unsafe fn codes_of_rows<S: Quant>(_p: *const u8, rows: [S::C; 4]) -> [S::C; 4] {

@@ -61,6 +61,8 @@ async fn a_prompt_of_ones_own_may_have_marks() {
     let gguf = puna_gguf::Gguf::from_bytes(embedded::weights()).unwrap();
     let tokenizer = Tokenizer::from_metadata(gguf.metadata()).unwrap();
     let link = loaded_file(None, 1024).await;
-    let Event::Done(done) = end(&link, task(MARKS, 1, 4, true, true)).await else { panic!() };
-    assert_eq!(done.prompt_tokens, tokenizer.encode_prompt(MARKS, "").len() as u64);
+    for text in [MARKS.to_owned(), format!("\u{fdd0}{MARKS}\u{fdd1}")] {
+        let Event::Done(done) = end(&link, task(&text, 1, 4, true, true)).await else { panic!() };
+        assert_eq!(done.prompt_tokens, tokenizer.encode_prompt(&text, "").len() as u64);
+    }
 }

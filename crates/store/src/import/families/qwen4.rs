@@ -75,12 +75,13 @@ pub(super) const QWEN4EXP: Family = Family {
 /// Gates of the delta rule are sigmoids.
 fn check_gates(config: &Json) -> Result<(), ImportError> {
     const KEY: &str = "output_gate_type";
-    match config.text(KEY).or(config.text("hidden_act")) {
-        Some("sigmoid") => Ok(()),
-        gate => {
-            let gate = crate::name::shown(gate.unwrap_or("absent"));
+    let said = [KEY, "hidden_act"].into_iter().find_map(|key| Some((key, config.text(key)?)));
+    match said.unwrap_or((KEY, "absent")) {
+        (_, "sigmoid") => Ok(()),
+        (key, gate) => {
+            let gate = crate::name::shown(gate);
             let found = format!("{gate}, and in a GGUF file of qwen4exp gates are sigmoids");
-            Err(config.wrong_value(KEY, found))
+            Err(config.wrong_value(key, found))
         }
     }
 }

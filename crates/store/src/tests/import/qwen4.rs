@@ -116,6 +116,7 @@ fn what_n_grams_and_streams_need_is_named() {
     for (says, reason) in [
         (json!({"output_gate_type": "silu"}), "`output_gate_type` is silu, and in a GGUF file"),
         (json!({"output_gate_type": null}), "`output_gate_type` is absent, and in a GGUF file"),
+        (json!({"output_gate_type": null, "hidden_act": "silu"}), "`hidden_act` is silu, and in a GGUF file"),
         (json!({"ple_layer_ids": [1, 3]}), "`ple_layer_ids` must be a list of one layer at most"),
         (json!({"ple_layer_ids": [5]}), "`ple_layer_ids` must be a list of one layer at most"),
         (json!({"ple_layer_ids": [0]}), "`ple_layer_ids` must be a list of one layer at most"),

@@ -63,7 +63,7 @@ macro_rules! grid_format {
                 let to = to.as_mut_ptr().cast::<$word>();
                 for i in (0..$rows).step_by(8) {
                     for i in i..i + 8 {
-                        // SAFETY: the rows fill `to`. Volatile, so that words are not put together in vectors first.
+                        // SAFETY: the rows fill `to`, which the caller has aligned. Volatile, so that words are not put together in vectors first.
                         unsafe { to.add(i).write_volatile(Self::row(numbers[i])) }
                     }
                 }
