@@ -42,10 +42,10 @@ impl GateForm {
         Ok(Norm { w, b: None, dim: self.n_embd, eps: self.eps })
     }
 
-    /// A matrix whose products are over the number of streams.
-    fn shared(&self, w: &mut Weights<'_>, name: &str, out: usize) -> Result<Linear, ModelError> {
-        let linear = w.linear(name, self.width(), out)?;
-        Ok(Linear { scale: linear.scale / self.streams as f32, ..linear })
+    /// Products of all streams over their number. A scale of the matrix would leave out what an adapter adds to it.
+    fn shared(&self, g: &mut Graph, name: &'static str, w: &Linear, streams: ValueId) -> ValueId {
+        let all = g.linear(name, w, streams);
+        g.scale(name, all, 1.0 / self.streams as f32)
     }
 }
 
@@ -63,7 +63,7 @@ impl Gates {
         Ok(Self {
             form,
             norm: form.norm(w, &format!("{name}_norm"))?,
-            down: form.shared(w, &format!("{name}_down"), form.rank)?,
+            down: w.linear(&format!("{name}_down"), form.width(), form.rank)?,
             up: w.linear(&format!("{name}_up"), form.rank, form.width())?,
         })
     }
@@ -71,8 +71,8 @@ impl Gates {
     /// One stream of all, and what `beside` makes of their norms.
     fn read(&self, g: &mut Graph, streams: ValueId, beside: Option<&Linear>) -> (ValueId, Option<ValueId>) {
         let normed = g.rms_norm("hc_norm", &self.norm, streams);
-        let thin = g.linear("hc_gate_low", &self.down, normed);
-        let beside = beside.map(|beside| g.linear("hc_inject", beside, normed));
+        let thin = self.form.shared(g, "hc_gate_low", &self.down, normed);
+        let beside = beside.map(|beside| self.form.shared(g, "hc_inject", beside, normed));
         let thin = g.activate("hc_gate_low_act", Activation::Silu, thin);
         let gates = g.linear("hc_gate", &self.up, thin);
         let gates = g.activate("hc_gate_act", Activation::Sigmoid, gates);
@@ -90,7 +90,7 @@ struct Link {
 
 impl Link {
     fn load(w: &mut Weights<'_>, name: &str, form: GateForm) -> Result<Self, ModelError> {
-        let inject = form.shared(w, &format!("{name}_inject"), form.streams)?;
+        let inject = w.linear(&format!("{name}_inject"), form.width(), form.streams)?;
         Ok(Self { gates: Gates::load(w, name, form)?, inject })
     }
 }

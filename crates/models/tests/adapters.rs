@@ -81,8 +81,9 @@ const NO_MATRICES: [&str; 12] = [
     "vis_",
 ];
 
-/// Matrices that are in files and that nothing is multiplied with (layers read what others made), and stacks that are taken apart.
-const UNUSED: [&str; 17] = [
+/// Matrices that are in files and that nothing is multiplied with (layers read what others made), stacks that are taken apart, and the table
+/// of n-grams, of which a token reads several rows.
+const UNUSED: [&str; 18] = [
     "arwkv7 blk.0.time_mix_v1.weight",
     "arwkv7 blk.0.time_mix_v2.weight",
     "gemma3n blk.20.attn_k.weight",
@@ -94,6 +95,7 @@ const UNUSED: [&str; 17] = [
     "glm5-next blk.4.indexer.proj.weight",
     "glm5-next blk.4.indexer_compressor_gate.weight",
     "llama-embed output.weight",
+    "qwen4exp per_layer_token_embd.weight",
     "rwkv6 blk.0.time_mix_w2.weight",
     "rwkv6 blk.1.time_mix_w2.weight",
     "rwkv6qwen2 blk.0.time_mix_w2.weight",
