@@ -164,6 +164,8 @@ def call(r):
 
 
 def cut_end(text):
+    # Command R7B's template begins another turn behind calls.
+    text = text.split("<|END_OF_TURN_TOKEN|>")[0]
     while end := next((end for end in ENDS if text.rstrip().endswith(end)), None):
         text = text.rstrip()[: -len(end)]
     return text
