@@ -36,7 +36,10 @@ const SHAPES: &[(&str, Shape)] = &[
     ("json in tool_call", Shape::Calls(|| tag("tool_call", Body::Json))),
     ("json in tool_calls", Shape::Calls(|| tag("tool_calls", Body::Json))),
     ("json in TOOLCALL", Shape::Calls(|| tag("TOOLCALL", Body::Json))),
-    ("function in seed:tool_call", Shape::Calls(|| tag("seed:tool_call", bare(Xml { python: true, ..Xml::FUNCTION })))),
+    (
+        "function in seed:tool_call",
+        Shape::Calls(|| tag("seed:tool_call", bare(Xml { python: true, ..Xml::FUNCTION }))),
+    ),
     ("invoke in minimax:tool_call", Shape::Calls(|| tag("minimax:tool_call", bare(Xml::INVOKE)))),
     ("elements", Shape::Calls(elements)),
     ("dsml function_calls", Shape::Calls(|| dsml("function_calls"))),
