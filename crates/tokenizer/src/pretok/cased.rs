@@ -171,47 +171,48 @@ impl Cased {
 /// Kimi K2 as its publisher wrote it: as [`gpt4o_original`], with Han runs apart and no `/` behind punctuation.
 pub(super) fn kimi_k2_original(s: Scan<'_>, cuts: &mut Cuts<'_>) {
     let o = Cased { han_apart: true, ..ORIGINAL };
-    let han = |pos: usize| s.char(pos).is_some_and(|(c, _)| is_han_script(c));
     let mut spaces = Spaces::default();
-    let mut pos = 0;
-    while pos < s.len() {
-        let mut end = pos;
-        while han(end) {
-            end += s.at(end).1;
-        }
-        if end == pos {
-            end = o.word(s, pos).unwrap_or_else(|| rest(s, pos, o.digits, b"\r\n", &mut spaces));
-        }
-        cuts.cut(end);
-        pos = end;
-    }
+    between_han_runs(s, cuts, is_han_script, |pos| {
+        o.word(s, pos).unwrap_or_else(|| rest(s, pos, o.digits, b"\r\n", &mut spaces))
+    });
 }
 
 /// Kimi K2: Han runs; `[^\r\n\p{L}\p{N}]?`, a run of letters that are not Han, and a contraction; then as above.
 pub(super) fn kimi_k2(s: Scan<'_>, cuts: &mut Cuts<'_>) {
-    let han = |pos: usize| s.char(pos).is_some_and(|(c, _)| is_han(c));
     let letters = |mut pos: usize| {
-        while s.class(pos) & L != 0 && !han(pos) {
+        while s.class(pos) & L != 0 && !s.char(pos).is_some_and(|(c, _)| is_han(c)) {
             pos += s.at(pos).1;
         }
         pos
     };
     let mut spaces = Spaces::default();
+    between_han_runs(s, cuts, is_han, |pos| {
+        let (class, len) = s.at(pos);
+        let leads = class & (L | N) == 0 && !matches!(s.byte(pos), b'\r' | b'\n');
+        let start = if leads { pos + len } else { pos };
+        let end = letters(start);
+        match end > start {
+            true => contraction(s, end, true).unwrap_or(end),
+            false => rest(s, pos, 3, b"\r\n", &mut spaces),
+        }
+    });
+}
+
+/// Runs of Han characters, and where none begins what `other` finds: the end of the piece at a position.
+fn between_han_runs(
+    s: Scan<'_>,
+    cuts: &mut Cuts<'_>,
+    is_han: impl Fn(u32) -> bool,
+    mut other: impl FnMut(usize) -> usize,
+) {
     let mut pos = 0;
     while pos < s.len() {
         let mut end = pos;
-        while han(end) {
+        while s.char(end).is_some_and(|(c, _)| is_han(c)) {
             end += s.at(end).1;
         }
         if end == pos {
-            let (class, len) = s.at(pos);
-            let leads = class & (L | N) == 0 && !matches!(s.byte(pos), b'\r' | b'\n');
-            let start = if leads { pos + len } else { pos };
-            end = letters(start);
-            end = match end > start {
-                true => contraction(s, end, true).unwrap_or(end),
-                false => rest(s, pos, 3, b"\r\n", &mut spaces),
-            };
+            end = other(pos);
         }
         cuts.cut(end);
         pos = end;
