@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use puna_graph::{Backend, Capacity, Plan, ProgramId, StepInput};
+use puna_graph::{Backend, Capacity, Plan, ProgramId, Rows, StepInput};
 use puna_models::{LoadOptions, Model, Pooling, Want};
 
 use puna_gguf::View;
@@ -26,7 +26,25 @@ pub struct Stepper {
     /// sequence, where their number is open as many as there is memory for, and at least the rows of a step that checks
     /// guesses; of a diffusion model one for each place of a block.
     results: usize,
-    programs: HashMap<(Want, Capacity), (ProgramId, usize)>,
+    programs: HashMap<(Want, Capacity), Made>,
+}
+
+/// A program that was made.
+#[derive(Debug, Clone, Copy)]
+struct Made {
+    program: ProgramId,
+    /// Columns of its result.
+    cols: usize,
+    /// Columns that it hands out beside it: in rows of tokens, and in rows of outputs.
+    beside: [usize; 2],
+}
+
+impl Made {
+    /// Bytes of what a step hands out that has so many tokens and outputs.
+    fn handed_out(&self, tokens: usize, outputs: usize) -> u64 {
+        let [of_tokens, of_outputs] = self.beside;
+        4 * (outputs * (self.cols + of_outputs) + tokens * of_tokens) as u64
+    }
 }
 
 impl Stepper {
@@ -64,7 +82,12 @@ impl Stepper {
         companion: Option<&View>,
     ) -> Result<Self, EngineError> {
         let load = LoadOptions { n_ctx: options.num_ctx };
-        let model = Model::load_accompanied(view, &options.adapters, load, companion)?;
+        let load = |companion| Model::load_accompanied(view, &options.adapters, load, companion);
+        let mut model = load(companion)?;
+        if companion.is_some() && (!model.states().is_empty() || model.shape().start.is_some()) {
+            // It fits, but is of no use here, see `ModelInfo::takes_drafts`.
+            model = load(None)?;
+        }
         backend.adopt(model.weights().to_vec(), model.ropes().to_vec())?;
         let shape = model.shape();
         let info = ModelInfo {
@@ -116,20 +139,20 @@ impl Stepper {
             (false, false) => &[(Want::Hidden, whole, whole)],
         };
         let mut kinds = kinds.to_vec();
-        let state = self.model.guesses_from();
-        if state.is_some() {
+        if self.model.guesses().is_some() {
             // No more sequences are guessed for than a step checks rows.
             let guesses = self.backend.exact_rows();
             kinds.push((Want::Guess, guesses, guesses));
+            kinds.push((Want::Follow, options.num_batch, 0));
         }
-        // The largest result as it is handed out, with what the draft model reads.
+        // The largest result as it is handed out, and what is handed out beside it.
         let mut results = 0;
         let room = self.results;
         let mut with = |size: &dyn Fn(usize) -> usize| -> Result<u64, EngineError> {
             for &(want, tokens, rows) in &kinds {
-                let program = self.program(want, Capacity::class(size(tokens), room))?;
-                let cols = program.map_or(0, |(_, cols)| cols) + state.unwrap_or(0);
-                results = results.max(4 * rows as u64 * cols as u64);
+                if let Some(made) = self.program(want, Capacity::class(size(tokens), room))? {
+                    results = results.max(made.handed_out(tokens, rows));
+                }
             }
             Ok(self.backend.scratch_bytes() as u64)
         };
@@ -181,18 +204,24 @@ impl Stepper {
     ) -> Result<Option<(ProgramId, usize)>, EngineError> {
         // States of all tokens are the same steps whichever of them are wanted.
         let outputs = if matches!(want, Want::Hidden | Want::Encode) { 1 } else { input.outputs.len() };
-        self.program(want, Capacity::class(input.tokens.len(), outputs.max(self.results)))
+        let made = self.program(want, Capacity::class(input.tokens.len(), outputs.max(self.results)))?;
+        Ok(made.map(|made| (made.program, made.cols)))
     }
 
-    /// The program of a size class and the columns of its result.
-    fn program(&mut self, want: Want, capacity: Capacity) -> Result<Option<(ProgramId, usize)>, EngineError> {
+    /// The program of a size class.
+    fn program(&mut self, want: Want, capacity: Capacity) -> Result<Option<Made>, EngineError> {
         if let Some(&known) = self.programs.get(&(want, capacity)) {
             return Ok(Some(known));
         }
         let Some(graph) = self.model.graph(want) else { return Ok(None) };
         let cols = graph.result().map_or(0, |result| graph.value(result).cols);
+        let beside = [Rows::Tokens, Rows::Outputs].map(|rows| {
+            let values = graph.handed_out().iter().map(|&value| graph.value(value));
+            values.filter(|value| value.rows == rows).map(|value| value.cols).sum()
+        });
         let program = self.backend.compile(Plan::new(graph, capacity))?;
-        self.programs.insert((want, capacity), (program, cols));
-        Ok(Some((program, cols)))
+        let made = Made { program, cols, beside };
+        self.programs.insert((want, capacity), made);
+        Ok(Some(made))
     }
 }

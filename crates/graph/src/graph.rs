@@ -57,6 +57,8 @@ pub struct Graph {
     handed_out: Vec<ValueId>,
     changes: Arc<Changes>,
     sees_all: bool,
+    /// Layers whose inputs are noted, with what those are.
+    watched: Vec<(usize, Option<ValueId>)>,
 }
 
 /// A matrix with its optional bias.
@@ -112,6 +114,17 @@ impl Graph {
     /// The same graph, whose tokens see those behind them, too, where attention would be causal.
     pub fn seeing_all(self) -> Self {
         Self { sees_all: true, ..self }
+    }
+
+    /// The same graph, which notes what these layers read.
+    pub fn watching(self, layers: &[usize]) -> Self {
+        Self { watched: layers.iter().map(|&layer| (layer, None)).collect(), ..self }
+    }
+
+    /// What the watched layers read, in their order: what [`Self::steer`] gave for the layer before. Nothing of a layer that was not
+    /// recorded, and of the first.
+    pub fn watched(&self) -> impl Iterator<Item = Option<ValueId>> {
+        self.watched.iter().map(|(_, input)| *input)
     }
 
     /// The operations, in the order in which they run.
@@ -266,9 +279,12 @@ impl Graph {
     /// What a layer hands on, in the directions in which adapters steer it.
     pub fn steer(&mut self, layer: usize, x: ValueId) -> ValueId {
         let directions = self.changes.directions.get(&layer).cloned().unwrap_or_default();
-        directions
+        let steered = directions
             .into_iter()
-            .fold(x, |x, direction| self.push_like("l_out_steered", Op::Steer { x, direction }, x))
+            .fold(x, |x, direction| self.push_like("l_out_steered", Op::Steer { x, direction }, x));
+        let next = self.watched.iter_mut().filter(|(watched, _)| *watched == layer + 1);
+        next.for_each(|(_, input)| _ = input.get_or_insert(steered));
+        steered
     }
 
     /// RMS norm over groups of columns: the whole row, or each head.
@@ -340,12 +356,19 @@ impl Graph {
         self.attend(name, layer, [q; 3], [None; 2], AttentionSpec { only_reads: true, ..spec })
     }
 
-    /// Keys and values for cache layer `layer`, which attention of later steps reads in this form.
-    pub fn keep(&mut self, name: &'static str, layer: usize, [k, v]: [ValueId; 2], spec: AttentionSpec) {
+    /// Keys and values for cache layer `layer`, which attention of later steps reads in this form. The result is empty: a step that
+    /// does nothing else is made for it.
+    pub fn keep(
+        &mut self,
+        name: &'static str,
+        layer: usize,
+        [k, v]: [ValueId; 2],
+        spec: AttentionSpec,
+    ) -> ValueId {
         let cols = |id| self.value(id).cols;
         assert!(!spec.values_in_keys && cols(k) == spec.kv_heads * spec.key_dim);
         assert_eq!(cols(v), spec.kv_heads * spec.value_dim);
-        self.push(name, Op::Keep { k, v, layer, spec }, Rows::Tokens, 0);
+        self.push(name, Op::Keep { k, v, layer, spec }, Rows::Tokens, 0)
     }
 
     fn attend(

@@ -1,46 +1,169 @@
 //! Draft models that guess with parts of the model that they guess for: its hidden states, its cache, its embeddings. They are
 //! loaded behind it on the same backend, where their graphs use the weights and the cache of both.
 
-use puna_graph::{CacheLayer, Graph, ValueId, WeightId};
+use puna_graph::{CacheLayer, Graph, Linear, Rows, Value, ValueId, WeightId};
 
 use crate::error::ModelError;
+use crate::hyper::mean;
+use crate::model::Architecture;
 
 /// How such a draft model guesses.
 pub(crate) trait Guesser: Send + Sync {
-    /// Records a step of guesses, a row for each sequence. It reads the sequence's newest token, or the guess before, and a hidden
-    /// state ([`Graph::given`]): at first that behind the model's last norm at the newest token that is computed. The result are
-    /// logits of what follows, and what is handed out is the state that the next guess reads.
-    ///
-    /// A row lies where that computed token does, whose keys and values are the last in the cache; its position is the newest
-    /// token's, for all guesses of a sequence.
+    /// Records, behind a step of the model itself, what is made of its last hidden states and of what the layers that
+    /// [`Needs::inputs`] names have read: states that the step hands out, or keys and values.
+    fn read(&self, g: &mut Graph, hidden: ValueId, inputs: &[ValueId], trunk: &Trunk);
+
+    /// Records a step that keeps keys and values of the model's tokens, where it takes what is not known in the model's own step:
+    /// each row reads a token and the state ([`Graph::given`]) that came with the one before it.
+    fn follow(&self, _g: &mut Graph, _trunk: &Trunk) -> Option<ValueId> {
+        None
+    }
+
+    /// Records a step of guesses, as [`Guesses`] says. The result are logits of what follows.
     fn guess(&self, g: &mut Graph, trunk: &Trunk) -> ValueId;
+}
+
+/// How a draft model guesses with parts of its model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Guesses {
+    /// One token after the other: a row for each sequence reads its newest token, or the guess before, and a state
+    /// ([`puna_graph::StepInput::given`]), at first the one that came with the newest token that is computed; it hands out the
+    /// state that the next guess reads.
+    Chain {
+        /// Features of a state.
+        state: usize,
+        /// Whose keys and values guesses see.
+        sees: Seen,
+    },
+}
+
+/// What the guesses of a chain see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seen {
+    /// Keys and values of the model. All rows of a sequence lie where its newest computed token does, whose keys and values are the
+    /// last there are; their position is the newest token's. The model's own step hands out a state for each of its outputs.
+    Model,
+    /// Keys and values of the draft model, which it makes of a token and the state that came with the one before: the first token has
+    /// none. The model's own step hands out a state for each of its rows, and [`crate::Want::Follow`] keeps what is made of them.
+    Own,
 }
 
 /// What a file of such a draft model hands to the loader.
 pub(crate) struct Companion {
     pub guesser: Box<dyn Guesser>,
+    pub guesses: Guesses,
     pub needs: Needs,
+    /// Layers of the cache that are its own.
+    pub cache: Vec<CacheLayer>,
+    /// The model's tokens that its logits stand for, in their order; without, all of them.
+    pub tokens: Option<Vec<u32>>,
 }
 
 /// What it must find in its model.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Needs {
     /// Features of the model's hidden states.
     pub width: usize,
     /// Entries of the vocabulary.
     pub n_vocab: usize,
+    /// Features of the model's embeddings and output matrix, where it uses these.
+    pub shares: Option<usize>,
     /// Layers of the model's cache that it reads. What is read as the one or the other kind is the last layer of that kind:
     /// of those that only keep what is near, or of those that keep everything.
     pub layers: Vec<CacheLayer>,
+    /// Layers of the model whose inputs it reads: the first is 0, and one more than the last is what that hands on.
+    pub inputs: Vec<usize>,
 }
 
 /// What it has found there.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Trunk {
     /// The model's embeddings.
     pub table: WeightId,
+    /// The model's output matrix.
+    pub head: Linear,
     /// For each of the layers that are read the number that it has in the model's cache.
     pub layers: Vec<usize>,
+    /// The number of the draft model's first layer in that cache.
+    pub own: usize,
+}
+
+/// A draft model that was loaded behind its model.
+pub(crate) struct Accompanying {
+    name: &'static str,
+    companion: Companion,
+    trunk: Trunk,
+    /// Whether the model's last layer must let all rows through.
+    reads_last: bool,
+}
+
+impl Accompanying {
+    /// One whose weights are behind the model's, if it fits.
+    pub fn new(name: &'static str, companion: Companion, host: &Host<'_>) -> Result<Self, ModelError> {
+        let trunk = companion.needs.find(name, host)?;
+        let reads_last = companion.needs.inputs.contains(&host.n_layer);
+        Ok(Self { name, companion, trunk, reads_last })
+    }
+
+    /// How it guesses.
+    pub fn guesses(&self) -> &Guesses {
+        &self.companion.guesses
+    }
+
+    /// Layers of the cache that are its own.
+    pub fn cache(&self) -> &[CacheLayer] {
+        &self.companion.cache
+    }
+
+    /// The model's token that an entry of its logits stands for.
+    pub fn token(&self, entry: usize) -> u32 {
+        let tokens = self.companion.tokens.as_ref();
+        tokens.map_or(entry as u32, |tokens| tokens[entry])
+    }
+
+    /// Records the model's own step with what is read of it; the result are the last hidden states of the rows that are wanted.
+    pub fn hidden(&self, mut g: Graph, model: &dyn Architecture) -> Result<(Graph, ValueId), ModelError> {
+        g = g.watching(&self.companion.needs.inputs);
+        let hidden = model.hidden(&mut g, !self.reads_last);
+        let hidden = match g.value(hidden).rows {
+            Rows::Outputs => hidden,
+            Rows::Tokens => g.gather_outputs(hidden),
+        };
+        let inputs = self.inputs(&mut g)?;
+        self.companion.guesser.read(&mut g, hidden, &inputs, &self.trunk);
+        Ok((g, hidden))
+    }
+
+    /// What the model's layers read, of those that are watched.
+    ///
+    /// # Errors
+    /// The architecture does not say it, or that is no stream of hidden states.
+    fn inputs(&self, g: &mut Graph) -> Result<Vec<ValueId>, ModelError> {
+        let Needs { width, inputs: layers, .. } = &self.companion.needs;
+        let watched: Vec<_> = g.watched().zip(layers).collect();
+        let mut inputs = Vec::with_capacity(watched.len());
+        for (input, layer) in watched {
+            let is_stream = |value: Value| value.rows == Rows::Tokens && value.cols.is_multiple_of(*width);
+            let Some(input) = input.filter(|&input| is_stream(g.value(input))) else {
+                let what = format!("`{}` beside this model", self.name);
+                let reason = "what its layers read is no stream of hidden states";
+                return Err(ModelError::Unsupported { what: format!("{what} (layer {layer})"), reason });
+            };
+            let streams = g.value(input).cols / width;
+            inputs.push(if streams == 1 { input } else { mean(g, input, streams) });
+        }
+        Ok(inputs)
+    }
+
+    /// Records a step of guesses.
+    pub fn guess(&self, g: &mut Graph) -> ValueId {
+        self.companion.guesser.guess(g, &self.trunk)
+    }
+
+    /// Records a step that follows the model's, where there is such.
+    pub fn follow(&self, g: &mut Graph) -> Option<ValueId> {
+        self.companion.guesser.follow(g, &self.trunk)
+    }
 }
 
 /// The model, as far as it matters here.
@@ -48,9 +171,12 @@ pub(crate) struct Host<'a> {
     pub architecture: &'static str,
     pub width: usize,
     pub n_vocab: usize,
+    pub n_layer: usize,
     pub cache: &'a [CacheLayer],
     /// The model's embeddings, if they are where files have them.
     pub table: Option<WeightId>,
+    /// The model's output matrix; without one of its own the embeddings are.
+    pub head: Option<Linear>,
 }
 
 impl Needs {
@@ -68,14 +194,27 @@ impl Needs {
             let own = self.n_vocab;
             return Err(differ(format!("its vocabulary has {own} entries, the model's {n_vocab}")));
         }
+        if let Some(own) = self.shares.filter(|&own| own != width) {
+            return Err(differ(format!(
+                "it has no embeddings or output matrix of its own, and reads {own} features of the model's, which have {width}"
+            )));
+        }
+        if let Some(layer) = self.inputs.iter().find(|&&layer| layer == 0 || layer > host.n_layer) {
+            let layers = host.n_layer;
+            return Err(differ(format!("it reads what layer {layer} of 1 to {layers} is given")));
+        }
         let layers = self.layers.iter().map(|layer| of_kind(layer, host.cache).map_err(differ));
+        let layers = layers.collect::<Result<_, _>>()?;
         let table = host.table.ok_or_else(|| ModelError::MissingTensor { name: TABLE.into() })?;
-        Ok(Trunk { table, layers: layers.collect::<Result<_, _>>()? })
+        let tied = Linear { w: table, scale: 1.0, bias: None, out: n_vocab };
+        Ok(Trunk { table, head: host.head.unwrap_or(tied), layers, own: host.cache.len() })
     }
 }
 
 /// What files call the embeddings.
 pub(crate) const TABLE: &str = "token_embd.weight";
+/// What they call the output matrix.
+pub(crate) const HEAD: &str = "output.weight";
 
 /// The number of the last layer of a kind.
 fn of_kind(layer: &CacheLayer, cache: &[CacheLayer]) -> Result<usize, String> {
@@ -110,7 +249,12 @@ mod tests {
     fn needs() -> Needs {
         let layers =
             vec![layer(2, 8, Mask::Window(5)), layer(1, 16, Mask::Causal), layer(2, 8, Mask::Window(5))];
-        Needs { width: 32, n_vocab: 100, layers }
+        Needs { width: 32, n_vocab: 100, layers, ..Needs::default() }
+    }
+
+    fn host(width: usize, n_vocab: usize, cache: &[CacheLayer]) -> Host<'_> {
+        let table = Some(WeightId(7));
+        Host { architecture: "some", width, n_vocab, n_layer: 6, cache, table, head: None }
     }
 
     #[test]
@@ -118,22 +262,28 @@ mod tests {
         let cache = [Mask::Window(6), Mask::Causal, Mask::Window(6), Mask::Causal];
         let cache =
             cache.map(|mask| if mask == Mask::Causal { layer(1, 16, mask) } else { layer(2, 8, mask) });
-        let table = Some(WeightId(7));
-        let host = Host { architecture: "some", width: 32, n_vocab: 100, cache: &cache, table };
-        let trunk = Trunk { table: WeightId(7), layers: vec![2, 3, 2] };
-        assert_eq!(needs().find("draft", &host), Ok(trunk));
+        let host = host(32, 100, &cache);
+        let tied = Linear { w: WeightId(7), scale: 1.0, bias: None, out: 100 };
+        let trunk = Trunk { table: WeightId(7), head: tied, layers: vec![2, 3, 2], own: 4 };
+        assert_eq!(needs().find("draft", &host), Ok(trunk.clone()));
+        let own = Linear { w: WeightId(9), scale: 2.0, ..tied };
+        let found = needs().find("draft", &Host { head: Some(own), ..host });
+        assert_eq!(found, Ok(Trunk { head: own, ..trunk }));
     }
 
     #[test]
     fn what_does_not_fit_is_said_in_numbers() {
         let cache = [layer(2, 8, Mask::Window(6)), layer(1, 16, Mask::Causal)];
         let of = |width, n_vocab, cache: &[CacheLayer]| {
-            let host = Host { architecture: "some", width, n_vocab, cache, table: Some(WeightId(0)) };
-            needs().find("draft", &host).unwrap_err().to_string()
+            needs().find("draft", &host(width, n_vocab, cache)).unwrap_err().to_string()
         };
         let said = |error: String, words: &[&str]| {
             assert!(words.iter().all(|word| error.contains(word)), "{error}");
         };
+        let wants = |needs: Needs| needs.find("draft", &host(32, 100, &cache)).unwrap_err().to_string();
+        said(wants(Needs { shares: Some(24), ..needs() }), &["24 features", "32"]);
+        said(wants(Needs { inputs: vec![1, 7], ..needs() }), &["layer 7", "1 to 6"]);
+        said(wants(Needs { inputs: vec![0], ..needs() }), &["layer 0", "1 to 6"]);
         said(of(48, 100, &cache), &["`draft`", "`some`", "32 features", "48"]);
         said(of(32, 120, &cache), &["100 entries", "120"]);
         said(of(32, 100, &cache[..1]), &["a view of everything", "none"]);

@@ -7,6 +7,8 @@ use crate::error::ModelError;
 
 /// More layers than any model has, to bound what a file can ask for.
 pub(crate) const MAX_LAYERS: u32 = 512;
+/// More features than any model has.
+const MAX_WIDTH: usize = 1 << 20;
 
 /// Keys under the architecture's name, read with their defaults.
 #[derive(Debug, Clone)]
@@ -72,6 +74,30 @@ impl<'a> Keys<'a> {
     /// A count that may be absent.
     pub fn opt_count(&self, key: &str) -> Result<Option<usize>, ModelError> {
         Ok(self.meta.opt_u32(&self.name(key))?.map(|v| v as usize))
+    }
+
+    /// Features of the hidden states of a model that this one goes with.
+    pub fn hidden_size(&self, key: &str) -> Result<usize, ModelError> {
+        let width = self.count(key)?;
+        if width > MAX_WIDTH {
+            let (key, value) = (self.name(key), width.to_string());
+            return Err(ModelError::KeyValue { key, value, reason: "must be at most 1048576" });
+        }
+        Ok(width)
+    }
+
+    /// Layers of that model whose inputs are read.
+    pub fn target_layers(&self) -> Result<Vec<usize>, ModelError> {
+        let key = self.name("target_layers");
+        let layers = self.meta.u32s(&key)?.unwrap_or_default();
+        let wrong = |value: String, reason| Err(ModelError::KeyValue { key: key.clone(), value, reason });
+        match layers.as_slice() {
+            [] => wrong("absent or empty".into(), "the model's layers that are read are needed"),
+            all if all.len() > MAX_LAYERS as usize => {
+                wrong(format!("{} entries", all.len()), "no model has so many layers")
+            }
+            all => Ok(all.iter().map(|&layer| layer as usize).collect()),
+        }
     }
 
     fn positive(&self, key: String, value: u32) -> Result<usize, ModelError> {

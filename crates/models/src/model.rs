@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use puna_gguf::{Metadata, View};
-use puna_graph::{CacheLayer, Graph, Op, Rope, Rows, ValueId, Weight, WeightId};
+use puna_graph::{CacheLayer, Graph, Linear, Op, Rope, ValueId, Weight, WeightId};
 
 use crate::adapter::{Adapter, Attached};
 use crate::arch;
-use crate::companion::{Companion, Guesser, Host, TABLE, Trunk};
+use crate::companion::{Accompanying, Guesses, HEAD, Host, TABLE};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::weights::Weights;
@@ -24,8 +24,10 @@ pub enum Want {
     Hidden,
     /// What an encoder makes of prompts, for all rows: it reads each as a whole, and the cache keeps what the decoder needs of them.
     Encode,
-    /// Guesses of the draft model that was loaded with the model, a row for each sequence.
+    /// Guesses of the draft model that was loaded with the model ([`Model::guesses`]).
     Guess,
+    /// What that keeps of the model's tokens, for all rows; gives nothing.
+    Follow,
     /// The classifier head of a reranker, for the wanted rows: each sequence's first token, or its last in a causal
     /// model.
     Score,
@@ -169,16 +171,8 @@ pub struct Model {
     /// Whether tokens see those behind them where the architecture's would not.
     sees_all: bool,
     companion: Option<Accompanying>,
-}
-
-/// A draft model that guesses with parts of its model, loaded behind it.
-struct Accompanying {
-    guesser: Box<dyn Guesser>,
-    trunk: Trunk,
-    /// Features of the hidden states that it reads.
-    width: usize,
-    /// The first of its weights.
-    first: usize,
+    /// How many of the weights are its own; those behind them are the draft model's.
+    own_weights: usize,
 }
 
 impl Model {
@@ -217,6 +211,7 @@ impl Model {
             arch: loaded.arch,
             shape: loaded.shape,
             cache: loaded.cache,
+            own_weights: weights.tensors.len(),
             weights: weights.tensors,
             ropes: weights.ropes,
             states: weights.states,
@@ -227,8 +222,8 @@ impl Model {
         if model.shape.causal && keys.opt_bool(CAUSAL)? == Some(false) {
             model.see_all(&keys)?;
         }
-        if let Some(view) = companion {
-            model.accompany(view)?;
+        if let Some(draft) = companion {
+            model.accompany(view, draft)?;
         }
         if !adapters.is_empty() {
             let wanted = [Want::Logits, Want::Hidden, Want::Encode, Want::Score];
@@ -260,34 +255,51 @@ impl Model {
     }
 
     /// Loads a draft model behind it.
-    fn accompany(&mut self, view: &View) -> Result<(), ModelError> {
-        let (draft, load) = companion_entry(view.metadata())?;
-        let table = self.weights.iter().position(|weight| weight.name == TABLE);
-        let (first, weights) = (self.weights.len(), std::mem::take(&mut self.weights));
-        let mut weights = Weights::behind(view, weights, std::mem::take(&mut self.ropes));
-        let Companion { guesser, needs } = load(&Keys::new(view.metadata())?, &mut weights)?;
+    fn accompany(&mut self, own: &View, draft: &View) -> Result<(), ModelError> {
+        let (name, load) = companion_entry(draft.metadata())?;
+        let (table, head) = (self.table_named(TABLE), self.table_named(HEAD));
+        let scale = Weights::new(own).numbers("output.scale", 1)?.map_or(1.0, |scale| scale[0]);
+        let (tensors, ropes) = (std::mem::take(&mut self.weights), std::mem::take(&mut self.ropes));
+        let mut weights = Weights::behind(draft, tensors, ropes);
+        let companion = load(&Keys::new(draft.metadata())?, &mut weights)?;
         (self.weights, self.ropes) = (weights.tensors, weights.ropes);
+        let n_vocab = self.shape.n_vocab;
         let host = Host {
             architecture: self.architecture,
             width: self.shape.n_embd,
-            n_vocab: self.shape.n_vocab,
+            n_vocab,
+            n_layer: self.shape.n_layer,
             cache: &self.cache,
-            table: table.map(|at| WeightId(at as u32)),
+            table,
+            head: head.map(|w| Linear { w, scale, bias: None, out: n_vocab }),
         };
-        let (trunk, width) = (needs.find(draft, &host)?, needs.width);
-        self.companion = Some(Accompanying { guesser, trunk, width, first });
+        let companion = Accompanying::new(name, companion, &host)?;
+        companion.hidden(Graph::new(), &*self.arch)?;
+        self.cache.extend_from_slice(companion.cache());
+        self.companion = Some(companion);
         Ok(())
     }
 
-    /// Features of the hidden states that the draft model reads which was loaded with the model, if one was.
-    pub fn guesses_from(&self) -> Option<usize> {
-        self.companion.as_ref().map(|companion| companion.width)
+    /// A matrix with a row for each token, if it has one of that name.
+    fn table_named(&self, name: &str) -> Option<WeightId> {
+        let shape = [self.shape.n_embd, self.shape.n_vocab];
+        let is_it = |weight: &Weight| weight.name == name && weight.shape == shape;
+        self.weights.iter().position(is_it).map(|at| WeightId(at as u32))
+    }
+
+    /// How the draft model guesses that was loaded with the model, if one was.
+    pub fn guesses(&self) -> Option<&Guesses> {
+        self.companion.as_ref().map(Accompanying::guesses)
+    }
+
+    /// The token that an entry of the draft model's logits stands for.
+    pub fn guessed_token(&self, entry: usize) -> u32 {
+        self.companion.as_ref().map_or(entry as u32, |companion| companion.token(entry))
     }
 
     /// The model's own tensors, and those of the draft model that was loaded with it.
     pub fn weights_by_model(&self) -> [&[Weight]; 2] {
-        let first = self.companion.as_ref().map_or(self.weights.len(), |companion| companion.first);
-        self.weights.split_at(first).into()
+        self.weights.split_at(self.own_weights).into()
     }
 
     /// The architecture's name.
@@ -334,21 +346,24 @@ impl Model {
         let result = match want {
             Want::Hidden => self.arch.hidden(&mut g, false),
             Want::Logits if self.shape.has_logits => {
-                let hidden = self.arch.hidden(&mut g, true);
-                if self.companion.is_some() {
-                    let is_gathered = g.value(hidden).rows == Rows::Outputs;
-                    let wanted = if is_gathered { hidden } else { g.gather_outputs(hidden) };
-                    g.hand_out(wanted);
-                }
+                let hidden = match &self.companion {
+                    Some(companion) => {
+                        // That it can be recorded was found when it was loaded.
+                        let (with, hidden) = companion.hidden(g, &*self.arch).ok()?;
+                        g = with;
+                        hidden
+                    }
+                    None => self.arch.hidden(&mut g, true),
+                };
                 self.arch.logits(&mut g, hidden)
             }
             Want::Logits => return None,
             Want::Encode => self.arch.encode(&mut g)?,
-            Want::Guess => {
-                // What the draft model reads of the model is as the model's file has it.
+            // What the draft model reads of the model is as the model's file has it.
+            Want::Guess | Want::Follow => {
                 g = Graph::new();
                 let companion = self.companion.as_ref()?;
-                companion.guesser.guess(&mut g, &companion.trunk)
+                if want == Want::Guess { companion.guess(&mut g) } else { companion.follow(&mut g)? }
             }
             Want::Score => {
                 let hidden = self.arch.hidden(&mut g, true);

@@ -283,6 +283,27 @@ impl<'a> Weights<'a> {
         Ok(self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data }))
     }
 
+    /// Tokens that the entries of a smaller vocabulary stand for, 64-bit integers below `end`, where the file has such a list.
+    pub fn tokens(&self, name: &str, end: usize) -> Result<Option<Vec<u32>>, ModelError> {
+        let Some(tensor) = self.view.tensor(name) else { return Ok(None) };
+        if tensor.ty != TensorType::I64 {
+            return Err(ModelError::TensorType { name: name.into(), ty: tensor.ty });
+        }
+        if tensor.shape.len() != 1 || tensor.shape[0] == 0 || tensor.shape[0] > end as u64 {
+            let found = tensor.shape.iter().map(|&n| n as usize).collect();
+            return Err(ModelError::TensorShape { name: name.into(), found, expected: vec![end] });
+        }
+        let number = |bytes: &[u8]| {
+            let number = u64::from_le_bytes(bytes.try_into().unwrap_or([u8::MAX; 8]));
+            u32::try_from(number).ok().filter(|&token| (token as usize) < end).ok_or(number)
+        };
+        let tokens = tensor.bytes().chunks_exact(8).map(number).collect::<Result<_, _>>();
+        tokens.map(Some).map_err(|number| ModelError::Unsupported {
+            what: format!("the entry {} of `{name}`", number.cast_signed()),
+            reason: "there is nothing with that number",
+        })
+    }
+
     /// Numbers of a small tensor, for constants that are needed while the graph is built.
     pub fn numbers(&self, name: &str, len: usize) -> Result<Option<Vec<f32>>, ModelError> {
         let Some(tensor) = self.view.tensor(name) else { return Ok(None) };

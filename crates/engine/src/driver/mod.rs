@@ -25,6 +25,7 @@ use crate::job::Finish;
 use crate::pages::{NodeId, PAGE_TOKENS, Pages, Windows};
 use crate::sequence::{JobId, Sequence};
 use crate::speculate::Guess;
+use crate::speculate::source::Rows;
 use crate::speculate::speculator::{Limits, Ran, Speculator};
 use crate::stats::Stats;
 use crate::stepper::Stepper;
@@ -77,6 +78,7 @@ pub struct Driver {
 /// A sequence's part of a step.
 struct Part {
     running: usize,
+    first_row: usize,
     rows: usize,
     /// Whether the rows are a prompt's.
     prompt: bool,
@@ -396,7 +398,7 @@ impl Driver {
         let seconds = start.elapsed().as_secs_f64();
         let prompt_rows: usize = parts.iter().filter(|p| p.prompt).map(|p| p.rows).sum();
         self.note_rate(prompt_rows, seconds);
-        let came_true = self.hand_out(&parts, cols, prompt_rows);
+        let came_true = self.hand_out(&parts, cols, prompt_rows)?;
         if prompt_rows == 0 {
             let (sequences, rows) = (parts.len(), input.tokens.len());
             self.speculator.ran(Ran { sequences, rows, seconds, came_true });
@@ -419,6 +421,10 @@ impl Driver {
         let mut company: Vec<_> = self.running.iter_mut().filter(|s| decoding(s)).collect();
         if company.len() < chosen.len() {
             return Ok(Vec::new());
+        }
+        for s in &mut company {
+            // Where there are no more pages, less is guessed.
+            s.held.grow(&mut self.pages, s.computed + self.speculator.ahead());
         }
         let limits = Limits { n_ctx: self.stepper.info.n_ctx, rows: self.num_batch, target: STEP_TARGET };
         let model = (&mut self.stepper, &self.pages);
@@ -465,7 +471,7 @@ impl Driver {
             let (scores, outputs) = (first_score..first_output, first_output..input.outputs.len());
             input.segments.push(s.held.segment(&self.pages, first_row, all, past));
             input.doses.push(s.job.doses.clone());
-            parts.push(Part { running, rows, prompt: !s.is_decoding(), scores, outputs, guess });
+            parts.push(Part { running, first_row, rows, prompt: !s.is_decoding(), scores, outputs, guess });
         }
         (input, parts)
     }
@@ -498,7 +504,7 @@ impl Driver {
     }
 
     /// Advances the sequences of a step. Returns how many guessed tokens came true.
-    fn hand_out(&mut self, parts: &[Part], cols: usize, prompt_rows: usize) -> usize {
+    fn hand_out(&mut self, parts: &[Part], cols: usize, prompt_rows: usize) -> Result<usize, EngineError> {
         let mut ended = Vec::new();
         let (mut generated, mut all_true) = (0, 0);
         let end = Instant::now() + FORM_WAIT;
@@ -510,6 +516,7 @@ impl Driver {
             );
             let copies = part.prompt && self.pages.has_states();
             let is_place = copies && s.held.next_copy(s.computed, s.tokens.len()) == s.computed + part.rows;
+            let mut own = Rows { past: s.computed, first: part.first_row, output: None };
             s.computed += part.rows;
             if is_place {
                 s.held.copy_state(&mut self.pages, &mut *self.stepper.backend, s.computed);
@@ -523,16 +530,16 @@ impl Driver {
                 if let Some(guess) = part.guess.as_ref().filter(|_| !s.is_postponed()) {
                     self.speculator.checked(s, guess.kind, guess.tokens.len(), came_true);
                 }
-                // The row that the newest token was drawn from, or will be.
-                let row = part.outputs.start + came_true;
-                self.speculator.computed(s, self.stepper.backend.handed_out(0), row);
+                own.output = Some(part.outputs.start + came_true);
                 generated += came_true + usize::from(!s.is_postponed());
                 all_true += came_true;
             }
+            self.speculator.computed(s, self.stepper.backend.handed_out(0), own);
             if !open {
                 ended.push(s.id);
             }
         }
+        self.speculator.follow(&self.running, (&mut self.stepper, &self.pages))?;
         for s in &mut self.running {
             s.held.publish(&mut self.pages, &s.tokens[..s.computed]);
         }
@@ -542,7 +549,7 @@ impl Driver {
         stats.prompt_tokens += prompt_rows as u64;
         stats.generated_tokens += generated as u64;
         stats.speculated = self.speculator.counts;
-        all_true
+        Ok(all_true)
     }
 
     /// Says before the work what there is to do: should a step hang, that is what is seen of it.

@@ -1,6 +1,8 @@
-//! Where guesses come from that a text does not hold: one of two kinds of draft models.
+//! Where guesses come from that a text does not hold: one of the kinds of draft models.
 
-use super::companion::Companion;
+use puna_models::{Guesses, Seen};
+
+use super::chain::Chain;
 use super::model::{Answers, Drafts, Question};
 use crate::error::EngineError;
 use crate::pages::Pages;
@@ -11,16 +13,43 @@ use crate::stepper::Stepper;
 pub enum Source {
     /// A model of its own.
     Model(Box<Drafts>),
-    /// One that guesses with parts of the model that it guesses for.
-    Companion(Companion),
+    /// One that guesses token by token with parts of the model that it guesses for.
+    Chain(Chain),
+}
+
+/// Rows of a step that are a sequence's.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows {
+    /// Its tokens before them.
+    pub past: usize,
+    /// The first of them.
+    pub first: usize,
+    /// Among the rows whose results were wanted that of the token that the next one was drawn from, or will be.
+    pub output: Option<usize>,
 }
 
 impl Source {
+    /// The draft model that was loaded with a model and guesses so.
+    pub fn beside(guesses: &Guesses) -> Self {
+        match guesses {
+            Guesses::Chain { state, sees } => Self::Chain(Chain::new(*state, *sees)),
+        }
+    }
+
+    /// Places behind a sequence's newest computed token that guesses write to.
+    pub fn ahead(&self) -> usize {
+        match self {
+            Self::Model(_) => 0,
+            // All guesses of a step lie in the page of the newest token.
+            Self::Chain(chain) => usize::from(chain.sees() == Seen::Own),
+        }
+    }
+
     /// Seconds that guessing a token takes; nothing is known at first.
     pub fn token_seconds(&self) -> f64 {
         match self {
             Self::Model(drafts) => drafts.token_seconds(),
-            Self::Companion(companion) => companion.token_seconds(),
+            Self::Chain(chain) => chain.token_seconds(),
         }
     }
 
@@ -28,7 +57,7 @@ impl Source {
     pub fn missed_seconds(&self, id: JobId, tokens: &[u32]) -> f64 {
         match self {
             Self::Model(drafts) => drafts.missed_seconds(id, tokens),
-            Self::Companion(_) => 0.0,
+            Self::Chain(_) => 0.0,
         }
     }
 
@@ -41,15 +70,29 @@ impl Source {
     ) -> Result<Answers, EngineError> {
         match self {
             Self::Model(drafts) => drafts.ask(questions, is_end),
-            Self::Companion(companion) => companion.ask(questions, model, is_end),
+            Self::Chain(chain) => chain.ask(questions, model, is_end),
         }
     }
 
-    /// A step has computed a sequence up to the token that the next one was drawn from; `row` says which of the rows that the step
-    /// has handed out is that token's.
-    pub fn computed(&mut self, s: &Sequence, handed_out: &[f32], row: usize) {
-        if let Self::Companion(companion) = self {
-            companion.computed(s.id, s.computed, handed_out, row);
+    /// Takes note of what a step has computed of a sequence, and handed out.
+    pub fn computed(&mut self, s: &Sequence, handed_out: &[f32], rows: Rows) {
+        if let Self::Chain(chain) = self {
+            chain.computed(s.id, s.computed, handed_out, rows);
+        }
+    }
+
+    /// Does what is to be done behind a step, before others may find what it computed.
+    pub fn follow(
+        &mut self,
+        sequences: &[Sequence],
+        model: (&mut Stepper, &Pages),
+    ) -> Result<(), EngineError> {
+        match self {
+            Self::Model(_) => Ok(()),
+            Self::Chain(chain) => {
+                let found = |id| sequences.iter().find(|s| s.id == id);
+                chain.follow(|id| found(id).map(|s| (&s.tokens[..], &s.held)), model)
+            }
         }
     }
 
@@ -57,7 +100,7 @@ impl Source {
     pub fn leave(&mut self, id: JobId, tokens: &[u32]) {
         match self {
             Self::Model(drafts) => drafts.leave(id, tokens),
-            Self::Companion(companion) => companion.leave(id),
+            Self::Chain(chain) => chain.leave(id),
         }
     }
 }

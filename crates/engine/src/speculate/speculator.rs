@@ -7,7 +7,7 @@ use puna_tokenizer::Tokenizer;
 use super::economy::{Bounds, Economy, Offer, all_of};
 use super::model::Question;
 use super::record::Record;
-use super::source::Source;
+use super::source::{Rows, Source};
 use super::{Guess, Kind, Speculated};
 use crate::error::EngineError;
 use crate::pages::Pages;
@@ -168,11 +168,25 @@ impl Speculator {
         s.guesser.checked(kind, guessed, came_true, &mut self.record);
     }
 
-    /// Takes note of where a step's newest state of a sequence is, see [`Source::computed`].
-    pub fn computed(&mut self, s: &Sequence, handed_out: &[f32], row: usize) {
+    /// Takes note of what a step has computed of a sequence, see [`Source::computed`].
+    pub fn computed(&mut self, s: &Sequence, handed_out: &[f32], rows: Rows) {
         if let Some(source) = &mut self.source {
-            source.computed(s, handed_out, row);
+            source.computed(s, handed_out, rows);
         }
+    }
+
+    /// Does what the draft model does behind a step, see [`Source::follow`].
+    pub fn follow(
+        &mut self,
+        sequences: &[Sequence],
+        model: (&mut Stepper, &Pages),
+    ) -> Result<(), EngineError> {
+        self.source.as_mut().map_or(Ok(()), |source| source.follow(sequences, model))
+    }
+
+    /// Places behind a sequence's newest computed token that guesses are better for.
+    pub fn ahead(&self) -> usize {
+        self.source.as_ref().map_or(0, Source::ahead)
     }
 
     /// Takes note of a step's time.

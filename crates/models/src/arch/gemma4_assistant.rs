@@ -6,7 +6,7 @@ use puna_graph::*;
 
 use super::gemma4::same_dims;
 use crate::blocks::Mlp;
-use crate::companion::{Companion, Guesser, Needs, Trunk};
+use crate::companion::{Companion, Guesser, Guesses, Needs, Seen, Trunk};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::rope::{self, RopeKeys, Scaling};
@@ -53,11 +53,7 @@ struct Form {
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, ModelError> {
     let form = Form::read(keys, w)?;
     let hp = &form.hp;
-    let width = keys.count("embedding_length_out")?;
-    if width > MAX_WIDTH {
-        let (key, value) = (keys.name("embedding_length_out"), width.to_string());
-        return Err(ModelError::KeyValue { key, value, reason: "must be at most 1048576" });
-    }
+    let width = keys.hidden_size("embedding_length_out")?;
     let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
     let before = w.linear("nextn.pre_projection", 2 * width, hp.n_embd)?;
     let layers = (0..hp.n_layer).map(|i| Layer::load(w, &form, i)).collect::<Result<Vec<_>, _>>()?;
@@ -70,11 +66,14 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
         layers,
     };
     let layers = guesser.layers.iter().map(|layer| layer.attention.cache_layer()).collect();
-    Ok(Companion { guesser: Box::new(guesser), needs: Needs { width, n_vocab: hp.n_vocab, layers } })
+    Ok(Companion {
+        guesser: Box::new(guesser),
+        guesses: Guesses::Chain { state: width, sees: Seen::Model },
+        needs: Needs { width, n_vocab: hp.n_vocab, layers, ..Needs::default() },
+        cache: Vec::new(),
+        tokens: None,
+    })
 }
-
-/// More features than any model has, to bound what a file can ask for.
-const MAX_WIDTH: usize = 1 << 20;
 
 impl Form {
     fn read(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Self, ModelError> {
@@ -146,6 +145,10 @@ impl Layer {
 }
 
 impl Guesser for Gemma4Assistant {
+    fn read(&self, g: &mut Graph, hidden: ValueId, _inputs: &[ValueId], _trunk: &Trunk) {
+        g.hand_out(hidden);
+    }
+
     fn guess(&self, g: &mut Graph, trunk: &Trunk) -> ValueId {
         let x = g.embed("inp_embd_target", trunk.table, self.width, Index::Token);
         let x = g.scale("inp_scaled", x, (self.width as f32).sqrt());

@@ -20,6 +20,7 @@ mod deepseek4;
 mod diffusion;
 mod dots1;
 mod dots3note;
+mod eagle3;
 mod ernie4_5;
 mod eurobert;
 mod exaone;
@@ -129,7 +130,7 @@ pub(crate) struct CompanionEntry {
 /// Every one of these, by name.
 pub(crate) const COMPANIONS: &[CompanionEntry] = &[
     CompanionEntry { name: "dflash", of: "one model", load: None },
-    CompanionEntry { name: "eagle3", of: "one model", load: None },
+    CompanionEntry { name: "eagle3", of: "one model", load: Some(eagle3::load) },
     CompanionEntry { name: "gemma4-assistant", of: "a Gemma 4", load: Some(gemma4_assistant::load) },
 ];
 

@@ -1,20 +1,38 @@
 //! Draft models that guess with parts of their model.
 
 use puna_gguf::{Metadata, Writer};
+use puna_graph::StepInput;
+use puna_models::{Seen, Want};
+use serde_json::Value;
 
 use super::*;
+use crate::held::Held;
+use crate::pages::{Origin, Pages};
+use crate::sequence::JobId;
+use crate::speculate::chain::Chain;
+use crate::speculate::model::Question;
+use crate::speculate::source::Rows;
+use crate::stepper::Stepper;
 
 const GEMMA: &str = "tests/data/zoo/gemma4.gguf";
 const ASSISTANT: &str = "tests/data/drafts/gemma4-assistant.gguf";
+const EAGLE: &str = "tests/data/drafts/eagle3.gguf";
+const EAGLE_SHARED: &str = "tests/data/drafts/eagle3-shared.gguf";
 
 fn prompt(n_vocab: u32, length: u32, step: u32) -> Vec<u32> {
     (0..length).map(|i| 9 + i * step % (n_vocab - 9)).collect()
 }
 
 #[test]
-fn an_assistant_changes_no_answer_whatever_the_sampling_and_the_company() {
+fn no_draft_model_changes_an_answer_whatever_the_sampling_and_the_company() {
+    for draft in [ASSISTANT, EAGLE, EAGLE_SHARED] {
+        changes_no_answer(draft);
+    }
+}
+
+fn changes_no_answer(draft: &str) {
     let options = EngineOptions { max_sequences: Some(3), num_batch: 16, ..EngineOptions::default() };
-    let engine = open_with_draft(GEMMA, ASSISTANT, &options).unwrap();
+    let engine = open_with_draft(GEMMA, draft, &options).unwrap();
     let n = engine.info().n_vocab as u32;
     let mut all = Speculated::default();
     for sampling in [greedy(), Params { seed: 3, temperature: 0.6, ..Params::default() }] {
@@ -29,10 +47,10 @@ fn an_assistant_changes_no_answer_whatever_the_sampling_and_the_company() {
             let jobs = jobs.each_ref().map(|job| Job { speculation: Some(speculation), ..job.clone() });
             let together = jobs.each_ref().map(|job| start(&engine, job)).each_ref().map(hear);
             together.iter().for_each(|(_, c)| all.model.drafted += c.model.drafted);
-            assert_eq!(together.map(|(heard, _)| heard), alone, "{speculation:?}");
+            assert_eq!(together.map(|(heard, _)| heard), alone, "{draft}, {speculation:?}");
         }
     }
-    assert!(all.model.drafted > 100, "{all:?}");
+    assert!(all.model.drafted > 100, "{draft}: {all:?}");
 }
 
 /// A file with some of its tensors replaced, all of them f32.
@@ -138,4 +156,107 @@ fn an_assistant_of_another_model_or_vocabulary_is_refused() {
     let alone = crate::Engine::open(view(ASSISTANT), backend(), &EngineOptions::default()).err().unwrap();
     assert!(alone.to_string().contains("--speculate"), "{alone}");
     assert_eq!(crate::check_model(&view(ASSISTANT), &[]), Ok(()));
+}
+
+/// A sequence in a real cache, as the loop keeps it.
+struct Kept {
+    id: JobId,
+    held: Held,
+    tokens: Vec<u32>,
+    computed: usize,
+}
+
+/// The next `counts` tokens of sequences in one step, which a draft model follows.
+fn compute(
+    (stepper, pages): (&mut Stepper, &mut Pages),
+    chain: &mut Chain,
+    sequences: &mut [Kept],
+    counts: &[usize],
+) {
+    let mut input = StepInput::default();
+    let mut firsts = Vec::new();
+    for (s, &count) in sequences.iter_mut().zip(counts) {
+        assert!(s.held.grow(pages, s.computed + count));
+        let first = input.tokens.len();
+        firsts.push(first);
+        input.tokens.extend_from_slice(&s.tokens[s.computed..s.computed + count]);
+        input.positions.extend((s.computed..s.computed + count).map(|p| p as u32));
+        input.outputs.push((first + count - 1) as u32);
+        input.segments.push(s.held.segment(pages, first, count, s.computed));
+    }
+    stepper.run(Want::Logits, &input).unwrap();
+    for (row, ((s, &count), first)) in sequences.iter_mut().zip(counts).zip(firsts).enumerate() {
+        let rows = Rows { past: s.computed, first, output: Some(row) };
+        s.computed += count;
+        chain.computed(s.id, s.computed, stepper.backend.handed_out(0), rows);
+    }
+    let found = |id: JobId| sequences.iter().find(|s| s.id == id).map(|s| (&s.tokens[..], &s.held));
+    chain.follow(found, (stepper, pages)).unwrap();
+}
+
+#[test]
+fn guesses_in_pages_beside_others_are_the_references() {
+    for (name, sees) in
+        [("gemma4-assistant", Seen::Model), ("eagle3", Seen::Own), ("eagle3-shared", Seen::Own)]
+    {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/drafts/{name}.json"));
+        let json: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let token = |v: &Value| v.as_u64().unwrap() as u32;
+        let tokens: Vec<u32> = json["tokens"].as_array().unwrap().iter().map(token).collect();
+        let draft = view(&format!("tests/data/drafts/{name}.gguf"));
+        let options =
+            EngineOptions { num_ctx: Some(200), max_sequences: Some(2), ..EngineOptions::default() };
+        let mut stepper = Stepper::accompanied(&view(GEMMA), backend(), &options, Some(&draft)).unwrap();
+        let mut pages = Pages::of(&stepper.model, &options);
+        for check in json["checks"].as_array().unwrap() {
+            let known = check["tokens"].as_u64().unwrap() as usize;
+            let guesses = check["guesses"].as_array().unwrap();
+            let want: Vec<u32> = guesses[1..].iter().map(|guess| token(&guess["token"])).collect();
+            let mut chain = Chain::new(draft_width(&stepper), sees);
+            let sequence = |id, tokens: &[u32], pages: &mut Pages, stepper: &mut Stepper| {
+                let (held, computed) =
+                    Held::find(pages, &mut *stepper.backend, &Origin::default(), &[], [].into_iter());
+                Kept { id: JobId(id), held, tokens: tokens.to_vec(), computed }
+            };
+            let other: Vec<u32> = (0..90).map(|i| 9 + i * 7 % 300).collect();
+            let mut both = [
+                sequence(1, &other, &mut pages, &mut stepper),
+                sequence(2, &tokens[..known], &mut pages, &mut stepper),
+            ];
+            // Beside one that goes over the border of a page, in two steps.
+            let half = (known - 1) / 2;
+            compute((&mut stepper, &mut pages), &mut chain, &mut both, &[60, half.max(1)]);
+            let left = known - 1 - both[1].computed;
+            if left > 0 {
+                compute((&mut stepper, &mut pages), &mut chain, &mut both, &[20, left]);
+            }
+            both.iter_mut().for_each(|s| assert!(s.held.grow(&mut pages, s.computed + 1)));
+            let beside = &both[0];
+            let questions = [
+                Question {
+                    id: beside.id,
+                    tokens: &beside.tokens[..beside.computed + 1],
+                    most: 3,
+                    always: true,
+                    held: &beside.held,
+                },
+                Question {
+                    id: both[1].id,
+                    tokens: &both[1].tokens,
+                    most: 2,
+                    always: true,
+                    held: &both[1].held,
+                },
+            ];
+            let answers = chain.ask(&questions, (&mut stepper, &pages), |_| false).unwrap();
+            assert_eq!(answers.guesses[1], want, "{name} behind {known} tokens");
+            assert_eq!(answers.guesses[0].len(), 3);
+            both.into_iter().for_each(|s| s.held.release(&mut pages, &[]));
+        }
+    }
+}
+
+fn draft_width(stepper: &Stepper) -> usize {
+    let puna_models::Guesses::Chain { state, .. } = stepper.model.guesses().unwrap();
+    *state
 }
