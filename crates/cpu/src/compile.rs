@@ -29,6 +29,7 @@ use crate::ops::pooling::Pool;
 use crate::ops::recall::Recall;
 use crate::ops::recurrent::{Conv, Delta, Retention, Scan, Wkv, Wkv7};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
+use crate::ops::shift::Shift;
 use crate::ops::streams::{Agree, ReadStreams, StreamWeights, WriteStreams};
 use crate::step::Instruction;
 
@@ -257,6 +258,10 @@ impl Compiler<'_> {
             Op::Pick { x, start, width, period } => {
                 let x = self.place(x);
                 self.push(Pick { x, out, start, width, period });
+            }
+            Op::Shift { x, by } => {
+                let x = self.place(x);
+                self.push(Shift { x, out, by });
             }
             Op::StreamWeights { x, ref spec } => {
                 let (x, spec) = (self.place(x), (**spec).clone());

@@ -139,11 +139,11 @@ impl Stepper {
             (false, false) => &[(Want::Hidden, whole, whole)],
         };
         let mut kinds = kinds.to_vec();
-        if self.model.guesses().is_some() {
+        if let Some(guesses) = self.model.guesses() {
             // No more sequences are guessed for than a step checks rows.
-            let guesses = self.backend.exact_rows();
-            kinds.push((Want::Guess, guesses, guesses));
-            kinds.push((Want::Follow, options.num_batch, 0));
+            let (sequences, each) = (self.backend.exact_rows(), guesses.rows());
+            kinds.push((Want::Guess, sequences * each, sequences));
+            kinds.extend([(Want::Follow, options.num_batch, 0), (Want::Link, sequences, sequences)]);
         }
         // The largest result as it is handed out, and what is handed out beside it.
         let mut results = 0;

@@ -96,6 +96,8 @@ pub struct AttentionSpec {
     pub softcap: Option<f32>,
     /// Which tokens are seen.
     pub mask: Mask,
+    /// Whether tokens behind it that are of the same step are seen, too, where keys and values are kept.
+    pub sees_ahead: bool,
     /// One logit a query head that joins the softmax and contributes no value.
     pub sinks: Option<WeightId>,
     /// Scores fall with the distance of key and query, in each head by another slope: the largest exponent of two
@@ -118,6 +120,7 @@ impl AttentionSpec {
         let scale = 1.0 / (key_dim as f32).sqrt();
         let (mask, softcap, sinks, alibi, shifts, chosen) = (Mask::Causal, None, None, None, None, None);
         let (values_in_keys, only_reads, sees_tail, is_part) = (false, false, false, false);
+        let sees_ahead = false;
         Self {
             heads,
             kv_heads,
@@ -128,6 +131,7 @@ impl AttentionSpec {
             scale,
             softcap,
             mask,
+            sees_ahead,
             sinks,
             alibi,
             shifts,

@@ -429,6 +429,13 @@ impl Graph {
         self.push_like(name, Op::Mul { x, by }, x)
     }
 
+    /// For each token what the one `by` places before it is, of those of the step that are of the same sequence; zeros where there
+    /// is none.
+    pub fn shift(&mut self, name: &'static str, x: ValueId, by: usize) -> ValueId {
+        assert_eq!(self.value(x).rows, Rows::Tokens);
+        self.push_like(name, Op::Shift { x, by }, x)
+    }
+
     /// `x` by what the token's position makes of it.
     pub fn temper(&mut self, name: &'static str, x: ValueId, by: Temperature) -> ValueId {
         self.push_like(name, Op::Temper { x, by }, x)

@@ -417,6 +417,14 @@ pub enum Op {
         /// Columns of a period.
         period: usize,
     },
+    /// For each token what the one so many places before it is, of those of the step that are of the same sequence; zeros where there
+    /// is none.
+    Shift {
+        /// Input, a row a token.
+        x: ValueId,
+        /// How many places.
+        by: usize,
+    },
     /// Weights by which streams are read and written.
     StreamWeights {
         /// Numbers.
@@ -488,6 +496,7 @@ impl Op {
             Op::Recall { .. } => "recall",
             Op::Sparsify { .. } => "sparsify",
             Op::Pick { .. } => "pick",
+            Op::Shift { .. } => "shift",
             Op::StreamWeights { .. }
             | Op::ReadStreams { .. }
             | Op::WriteStreams { .. }
@@ -524,6 +533,7 @@ impl Op {
             | Op::Softcap { x, .. }
             | Op::Sparsify { x, .. }
             | Op::Pick { x, .. }
+            | Op::Shift { x, .. }
             | Op::StreamWeights { x, .. }
             | Op::GatherOutputs { x } => [Some(x), None, None, None, None],
             Op::ReadStreams { streams, by } => [Some(streams), Some(by), None, None, None],

@@ -21,6 +21,11 @@ pub(crate) trait Guesser: Send + Sync {
 
     /// Records a step of guesses, as [`Guesses`] says. The result are logits of what follows.
     fn guess(&self, g: &mut Graph, trunk: &Trunk) -> ValueId;
+
+    /// Records what is added to logits of a block, as [`Link`] says.
+    fn link(&self, _g: &mut Graph) -> Option<ValueId> {
+        None
+    }
 }
 
 /// How a draft model guesses with parts of its model.
@@ -35,6 +40,43 @@ pub enum Guesses {
         /// Whose keys and values guesses see.
         sees: Seen,
     },
+    /// Several tokens at once: the rows of a sequence are its newest token and masks, in their places behind what is computed.
+    Block(Block),
+}
+
+impl Guesses {
+    /// Rows of a sequence in a step of guesses, at most.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Chain { .. } => 1,
+            Self::Block(block) => block.rows,
+        }
+    }
+}
+
+/// A block of guesses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Block {
+    /// Rows that it was made with.
+    pub rows: usize,
+    /// The token that stands for one that is not known.
+    pub mask: u32,
+    /// The first row that says what follows: with 0 a row says what comes behind it, with 1 what is in its place.
+    pub first: usize,
+    /// How the tokens of a block depend on each other, if they do.
+    pub link: Option<Link>,
+}
+
+/// How a token of a block depends on the one before it: [`crate::Want::Link`] makes of that, and of the state that the block's step has
+/// handed out beside the token's logits, what is added to them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Link {
+    /// Features of the state; zero where none is read.
+    pub state: usize,
+    /// Whether the step hands out how sure the draft model is of its token, before a sigmoid.
+    pub says_how_sure: bool,
+    /// Of how many tokens, the likeliest ones, one is taken; of all where nothing is said.
+    pub choices: Option<usize>,
 }
 
 /// What the guesses of a chain see.
@@ -91,6 +133,8 @@ pub(crate) struct Trunk {
 /// A draft model that was loaded behind its model.
 pub(crate) struct Accompanying {
     name: &'static str,
+    /// The model's architecture.
+    model: &'static str,
     companion: Companion,
     trunk: Trunk,
     /// Whether the model's last layer must let all rows through.
@@ -102,7 +146,7 @@ impl Accompanying {
     pub fn new(name: &'static str, companion: Companion, host: &Host<'_>) -> Result<Self, ModelError> {
         let trunk = companion.needs.find(name, host)?;
         let reads_last = companion.needs.inputs.contains(&host.n_layer);
-        Ok(Self { name, companion, trunk, reads_last })
+        Ok(Self { name, model: host.architecture, companion, trunk, reads_last })
     }
 
     /// How it guesses.
@@ -145,9 +189,8 @@ impl Accompanying {
         for (input, layer) in watched {
             let is_stream = |value: Value| value.rows == Rows::Tokens && value.cols.is_multiple_of(*width);
             let Some(input) = input.filter(|&input| is_stream(g.value(input))) else {
-                let what = format!("`{}` beside this model", self.name);
-                let reason = "what its layers read is no stream of hidden states";
-                return Err(ModelError::Unsupported { what: format!("{what} (layer {layer})"), reason });
+                let difference = format!("what its layer {layer} is given is no stream of hidden states");
+                return Err(ModelError::Companion { draft: self.name, model: self.model, difference });
             };
             let streams = g.value(input).cols / width;
             inputs.push(if streams == 1 { input } else { mean(g, input, streams) });
@@ -158,6 +201,11 @@ impl Accompanying {
     /// Records a step of guesses.
     pub fn guess(&self, g: &mut Graph) -> ValueId {
         self.companion.guesser.guess(g, &self.trunk)
+    }
+
+    /// Records what is added to logits of a block, where something is.
+    pub fn link(&self, g: &mut Graph) -> Option<ValueId> {
+        self.companion.guesser.link(g)
     }
 
     /// Records a step that follows the model's, where there is such.

@@ -31,14 +31,6 @@ pub enum ModelError {
         /// What it guesses for.
         of: &'static str,
     },
-    /// A kind of draft model that this version does not guess with.
-    #[error(
-        "`{name}` is a draft model of a kind that this version does not guess with; run its model without it"
-    )]
-    UnknownGuesses {
-        /// The draft model's architecture.
-        name: &'static str,
-    },
     /// A draft model that was made for another model.
     #[error(
         "`{draft}` was made for another model than this `{model}`: {difference}; take the draft model that was published beside \

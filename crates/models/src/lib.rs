@@ -33,7 +33,7 @@ mod windows;
 
 pub use adapter::{Adapter, AdapterError};
 pub use arch::fills_masks;
-pub use companion::{Guesses, Seen};
+pub use companion::{Block, Guesses, Link, Seen};
 pub use error::ModelError;
 pub use model::{
     LoadOptions, Model, Order, Pooling, Shape, Unmasking, Want, check_architecture, check_companion,

@@ -28,6 +28,8 @@ pub enum Want {
     Guess,
     /// What that keeps of the model's tokens, for all rows; gives nothing.
     Follow,
+    /// What is added to logits of its guesses for the token before each, for all rows.
+    Link,
     /// The classifier head of a reranker, for the wanted rows: each sequence's first token, or its last in a causal
     /// model.
     Score,
@@ -360,10 +362,14 @@ impl Model {
             Want::Logits => return None,
             Want::Encode => self.arch.encode(&mut g)?,
             // What the draft model reads of the model is as the model's file has it.
-            Want::Guess | Want::Follow => {
+            Want::Guess | Want::Follow | Want::Link => {
                 g = Graph::new();
                 let companion = self.companion.as_ref()?;
-                if want == Want::Guess { companion.guess(&mut g) } else { companion.follow(&mut g)? }
+                match want {
+                    Want::Guess => companion.guess(&mut g),
+                    Want::Follow => companion.follow(&mut g)?,
+                    _ => companion.link(&mut g)?,
+                }
             }
             Want::Score => {
                 let hidden = self.arch.hidden(&mut g, true);
@@ -385,7 +391,7 @@ pub fn known_architectures() -> Vec<&'static str> {
 
 /// Names of draft models that guess with parts of their model.
 pub fn known_companions() -> Vec<&'static str> {
-    arch::COMPANIONS.iter().filter(|entry| entry.load.is_some()).map(|entry| entry.name).collect()
+    arch::COMPANIONS.iter().map(|entry| entry.name).collect()
 }
 
 /// Checks that a file is of an architecture that this version knows.
@@ -404,11 +410,8 @@ fn entry(meta: &Metadata) -> Result<&'static arch::Entry, ModelError> {
 
 /// Why nothing that is called so runs by itself.
 fn not_alone(name: &str) -> ModelError {
-    if let Some(&arch::CompanionEntry { name, of, load }) = companion_named(name) {
-        return match load {
-            Some(_) => ModelError::NeedsItsModel { name, of },
-            None => ModelError::UnknownGuesses { name },
-        };
+    if let Some(&arch::CompanionEntry { name, of, .. }) = companion_named(name) {
+        return ModelError::NeedsItsModel { name, of };
     }
     match arch::SOUND.iter().find(|(known, _)| *known == name) {
         Some(&(name, does)) => ModelError::Sound { name, does },
@@ -436,7 +439,7 @@ pub fn check_companion(view: &View) -> Result<(), ModelError> {
 
 fn companion_entry(meta: &Metadata) -> Result<(&'static str, arch::LoadCompanion), ModelError> {
     let name = meta.architecture()?;
-    let known = companion_named(name).and_then(|entry| Some((entry.name, entry.load?)));
+    let known = companion_named(name).map(|entry| (entry.name, entry.load));
     known.ok_or_else(|| not_alone(name))
 }
 

@@ -72,6 +72,11 @@ impl<'a> Weights<'a> {
         self.view.tensor(name).and_then(|tensor| tensor.shape.get(1).map(|&rows| rows as usize))
     }
 
+    /// Columns of a matrix of the file.
+    pub fn columns(&self, name: &str) -> Option<usize> {
+        self.view.tensor(name).and_then(|tensor| tensor.shape.first().map(|&columns| columns as usize))
+    }
+
     /// A tensor of this shape (fastest dimension first) that may be absent.
     pub fn opt(&mut self, name: &str, shape: &[usize]) -> Result<Option<WeightId>, ModelError> {
         let Some(tensor) = self.checked(name, shape)? else { return Ok(None) };

@@ -20,4 +20,5 @@ pub mod recurrent;
 pub mod rope;
 pub mod rotate;
 mod routing;
+pub mod shift;
 pub mod streams;

@@ -11,12 +11,13 @@
 //! log-probabilities. To the last bit it is as long as the backend computes a row in company as it does alone, and no
 //! step with guesses has more rows than [`puna_graph::Backend::exact_rows`].
 //!
-//! - [`lookup`]: guesses from the sequence's own text; [`model`]: those of a small model; [`chain`]: those of a draft model
-//!   that computes with parts of its model; [`source`]: any of these;
+//! - [`lookup`]: guesses from the sequence's own text; [`model`]: those of a small model; [`chain`] and [`blocks`]: those of a
+//!   draft model that computes with parts of its model; [`source`]: any of these;
 //! - [`record`]: how often guesses came true;
 //! - [`economy`]: how many guesses pay;
 //! - [`guesser`]: the state of a sequence; [`speculator`]: that of the loop.
 
+pub mod blocks;
 pub mod chain;
 pub mod economy;
 #[cfg(test)]

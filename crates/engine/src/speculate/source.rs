@@ -2,6 +2,7 @@
 
 use puna_models::{Guesses, Seen};
 
+use super::blocks::Blocks;
 use super::chain::Chain;
 use super::model::{Answers, Drafts, Question};
 use crate::error::EngineError;
@@ -15,6 +16,8 @@ pub enum Source {
     Model(Box<Drafts>),
     /// One that guesses token by token with parts of the model that it guesses for.
     Chain(Chain),
+    /// One that guesses blocks of tokens with such.
+    Blocks(Blocks),
 }
 
 /// Rows of a step that are a sequence's.
@@ -33,6 +36,7 @@ impl Source {
     pub fn beside(guesses: &Guesses) -> Self {
         match guesses {
             Guesses::Chain { state, sees } => Self::Chain(Chain::new(*state, *sees)),
+            Guesses::Block(form) => Self::Blocks(Blocks::new(form.clone())),
         }
     }
 
@@ -42,6 +46,7 @@ impl Source {
             Self::Model(_) => 0,
             // All guesses of a step lie in the page of the newest token.
             Self::Chain(chain) => usize::from(chain.sees() == Seen::Own),
+            Self::Blocks(blocks) => blocks.rows(),
         }
     }
 
@@ -50,14 +55,16 @@ impl Source {
         match self {
             Self::Model(drafts) => drafts.token_seconds(),
             Self::Chain(chain) => chain.token_seconds(),
+            Self::Blocks(blocks) => blocks.token_seconds(),
         }
     }
 
-    /// Seconds that it takes to read what it missed of a sequence, beyond the prompt.
-    pub fn missed_seconds(&self, id: JobId, tokens: &[u32]) -> f64 {
+    /// Seconds that it takes before the first token of a guess: to read what it missed of a sequence, beyond the prompt, or for a block.
+    pub fn first_seconds(&self, id: JobId, tokens: &[u32]) -> f64 {
         match self {
             Self::Model(drafts) => drafts.missed_seconds(id, tokens),
             Self::Chain(_) => 0.0,
+            Self::Blocks(blocks) => blocks.block_seconds(),
         }
     }
 
@@ -71,6 +78,7 @@ impl Source {
         match self {
             Self::Model(drafts) => drafts.ask(questions, is_end),
             Self::Chain(chain) => chain.ask(questions, model, is_end),
+            Self::Blocks(blocks) => blocks.ask(questions, model, is_end),
         }
     }
 
@@ -88,7 +96,7 @@ impl Source {
         model: (&mut Stepper, &Pages),
     ) -> Result<(), EngineError> {
         match self {
-            Self::Model(_) => Ok(()),
+            Self::Model(_) | Self::Blocks(_) => Ok(()),
             Self::Chain(chain) => {
                 let found = |id| sequences.iter().find(|s| s.id == id);
                 chain.follow(|id| found(id).map(|s| (&s.tokens[..], &s.held)), model)
@@ -101,6 +109,7 @@ impl Source {
         match self {
             Self::Model(drafts) => drafts.leave(id, tokens),
             Self::Chain(chain) => chain.leave(id),
+            Self::Blocks(_) => {}
         }
     }
 }

@@ -118,7 +118,7 @@ impl Speculator {
         match (found, self.source.as_ref().filter(|_| asks)) {
             (found, Some(source)) if found.is_none() || chance(Kind::Model) > known + BETTER => {
                 let offer = Offer::new(most, chance(Kind::Model));
-                let (making, before) = (source.token_seconds(), source.missed_seconds(s.id, &s.tokens));
+                let (making, before) = (source.token_seconds(), source.first_seconds(s.id, &s.tokens));
                 (Plan::Ask, Offer { making, before, ..offer })
             }
             (Some(guess), _) => {

@@ -17,6 +17,7 @@ mod deepseek;
 mod deepseek2;
 mod deepseek32;
 mod deepseek4;
+mod dflash;
 mod diffusion;
 mod dots1;
 mod dots3note;
@@ -123,15 +124,14 @@ pub(crate) struct CompanionEntry {
     pub name: &'static str,
     /// What it guesses for.
     pub of: &'static str,
-    /// `None` where it is known, but not how it guesses.
-    pub load: Option<LoadCompanion>,
+    pub load: LoadCompanion,
 }
 
 /// Every one of these, by name.
 pub(crate) const COMPANIONS: &[CompanionEntry] = &[
-    CompanionEntry { name: "dflash", of: "one model", load: None },
-    CompanionEntry { name: "eagle3", of: "one model", load: Some(eagle3::load) },
-    CompanionEntry { name: "gemma4-assistant", of: "a Gemma 4", load: Some(gemma4_assistant::load) },
+    CompanionEntry { name: "dflash", of: "one model", load: dflash::load },
+    CompanionEntry { name: "eagle3", of: "one model", load: eagle3::load },
+    CompanionEntry { name: "gemma4-assistant", of: "a Gemma 4", load: gemma4_assistant::load },
 ];
 
 /// Architectures of sound, and what they do.

@@ -1,6 +1,8 @@
 //! Zoo entries, and models stepped by hand.
 #![allow(dead_code)] // not every test uses all of it
 
+pub mod pair;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -90,9 +90,9 @@ pub(super) fn check_model(weights: &Path, adapters: &[PathBuf]) -> Result<Option
             Err(EngineError::Model(unknown @ ModelError::UnknownArchitecture { .. })) => {
                 Ok(Some(format!("warning: {unknown}; it cannot be run here")))
             }
-            Err(EngineError::Model(
-                unknown @ (ModelError::UnknownGuesses { .. } | ModelError::Sound { .. }),
-            )) => Ok(Some(format!("warning: {unknown}"))),
+            Err(EngineError::Model(sound @ ModelError::Sound { .. })) => {
+                Ok(Some(format!("warning: {sound}")))
+            }
             Err(error) => Err(engine_error(error)),
         }
     };
@@ -155,7 +155,7 @@ fn draft_error(draft: &Draft, error: EngineError, options: &EngineOptions) -> Lo
             | EngineError::RecurrentDraft { .. }
             | EngineError::EncoderDraft { .. }
             | EngineError::DiffusionDraft { .. }
-            | EngineError::Model(ModelError::Companion { .. } | ModelError::UnknownGuesses { .. })
+            | EngineError::Model(ModelError::Companion { .. })
     );
     let its_own = only_a_drafts || alone().is_some_and(|found| found == error);
     let error = engine_error(error);

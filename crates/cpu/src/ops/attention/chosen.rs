@@ -54,7 +54,7 @@ impl Attend {
             let len = RUN.min(to - at);
             let places: Vec<_> = (at..at + len).map(|row| cache.place_of(self.layer, s, row)).collect();
             for (row, visible) in visible.chunks_exact_mut(block.heads).enumerate() {
-                let (_, end) = row_visible(self.spec.mask, s, s.past + block.row + row);
+                let (_, end) = row_visible(&self.spec, s, s.past + block.row + row);
                 visible.fill((0, end.saturating_sub(at).min(len)));
             }
             for head in 0..block.kv_heads {
@@ -94,7 +94,7 @@ impl Attend {
     fn seen(&self, step: &Step<'_>, block: Block, kv_head: usize) -> Vec<usize> {
         let (Some(form), Some(place)) = (self.spec.chosen, &self.chosen) else { return Vec::new() };
         let s = &step.input.segments[block.segment];
-        let (_, end) = row_visible(self.spec.mask, s, s.past + block.row);
+        let (_, end) = row_visible(&self.spec, s, s.past + block.row);
         let list = if form.lists == 1 { 0 } else { kv_head };
         // SAFETY: computed before a barrier.
         let lists = unsafe { step.arena.row(place, s.first_row + block.row) };

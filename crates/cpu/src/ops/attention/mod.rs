@@ -238,7 +238,7 @@ impl Attend {
         while at < to {
             let len = now.0.rows;
             for (row, visible) in visible.chunks_exact_mut(block.heads).enumerate() {
-                let (from, to) = row_visible(self.spec.mask, s, s.past + block.row + row);
+                let (from, to) = row_visible(&self.spec, s, s.past + block.row + row);
                 visible.fill((from.saturating_sub(at).min(len), to.saturating_sub(at).min(len)));
             }
             for head in 0..block.kv_heads {

@@ -195,7 +195,7 @@ fn seen(
 ) -> (usize, usize) {
     let (from, to) = match spec.room().filter(|_| row >= rows_that_see_all(spec, s)) {
         Some(room) => (0, room),
-        None => visible(spec.mask, s, row, rows),
+        None => visible(spec, s, row, rows),
     };
     ((from / RUN * RUN).max(from.min(first_kept(spec.mask, s, page_tokens))), to)
 }
@@ -212,28 +212,37 @@ fn first_kept(mask: Mask, s: &Segment, page_tokens: usize) -> usize {
 }
 
 /// Positions that any row of a block sees.
-fn visible(mask: Mask, s: &Segment, row: usize, rows: usize) -> (usize, usize) {
+fn visible(spec: &AttentionSpec, s: &Segment, row: usize, rows: usize) -> (usize, usize) {
     let (first, last) = (s.past + row, s.past + row + rows - 1);
+    let mask = spec.mask;
     match mask {
         Mask::Full => (0, s.rows),
         Mask::Encoded => (0, s.encoded),
-        Mask::Decoded => (s.encoded.min(first), last + 1),
+        Mask::Decoded => (s.encoded.min(first), end(spec, s, last)),
         Mask::Around(n) => (first.saturating_sub(n as usize), s.rows.min(last + 1 + n as usize)),
         Mask::Pooled(_) => (0, (last + 1) / mask.pooled()),
-        Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => (mask.first_seen(first), last + 1),
+        Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => (mask.first_seen(first), end(spec, s, last)),
     }
 }
 
 /// Positions that the row at `position` sees.
-pub(super) fn row_visible(mask: Mask, s: &Segment, position: usize) -> (usize, usize) {
+pub(super) fn row_visible(spec: &AttentionSpec, s: &Segment, position: usize) -> (usize, usize) {
+    let mask = spec.mask;
     match mask {
         Mask::Full => (0, s.rows),
         Mask::Encoded => (0, s.encoded),
-        Mask::Decoded => (s.encoded.min(position), position + 1),
+        Mask::Decoded => (s.encoded.min(position), end(spec, s, position)),
         Mask::Around(n) => (position.saturating_sub(n as usize), s.rows.min(position + 1 + n as usize)),
         Mask::Pooled(_) => (0, (position + 1) / mask.pooled()),
-        Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => (mask.first_seen(position), position + 1),
+        Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => {
+            (mask.first_seen(position), end(spec, s, position))
+        }
     }
+}
+
+/// Where what the row at `position` sees ends.
+fn end(spec: &AttentionSpec, s: &Segment, position: usize) -> usize {
+    if spec.sees_ahead { s.past + s.rows } else { position + 1 }
 }
 
 #[cfg(test)]
@@ -244,18 +253,34 @@ mod tests {
     fn a_block_looks_at_what_any_of_its_rows_sees() {
         let s = Segment { first_row: 0, rows: 12, past: 9, ..Segment::default() };
         for mask in [Mask::Causal, Mask::Window(4), Mask::Chunk(5), Mask::Chunk(1), Mask::Pooled(4)] {
-            for (row, rows) in [(0, 1), (3, 4), (0, 12)] {
-                let each = (row..row + rows).map(|row| row_visible(mask, &s, s.past + row));
-                let all = each.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
-                assert_eq!(Some(visible(mask, &s, row, rows)), all, "{mask:?}, {rows} rows from {row}");
+            for sees_ahead in [false, true] {
+                let spec = AttentionSpec { sees_ahead, ..spec(mask) };
+                for (row, rows) in [(0, 1), (3, 4), (0, 12)] {
+                    let each = (row..row + rows).map(|row| row_visible(&spec, &s, s.past + row));
+                    let all = each.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
+                    assert_eq!(Some(visible(&spec, &s, row, rows)), all, "{mask:?}, {rows} rows from {row}");
+                }
             }
         }
+    }
+
+    fn spec(mask: Mask) -> AttentionSpec {
+        AttentionSpec { mask, ..AttentionSpec::causal(1, 1, 4, 4) }
+    }
+
+    #[test]
+    fn who_sees_ahead_sees_the_whole_step_and_no_farther_back_than_others() {
+        let s = Segment { first_row: 0, rows: 6, past: 9, ..Segment::default() };
+        let seen =
+            |mask, position| row_visible(&AttentionSpec { sees_ahead: true, ..spec(mask) }, &s, position);
+        assert_eq!([9, 14].map(|p| seen(Mask::Causal, p)), [(0, 15); 2]);
+        assert_eq!([9, 14].map(|p| seen(Mask::Window(4), p)), [(6, 15), (11, 15)]);
     }
 
     #[test]
     fn a_chunk_begins_at_a_multiple_and_an_encoder_sees_both_sides() {
         let s = Segment { first_row: 0, rows: 10, ..Segment::default() };
-        let seen = |mask, position| row_visible(mask, &s, position);
+        let seen = |mask, position| row_visible(&spec(mask), &s, position);
         assert_eq!([3, 4, 7, 8].map(|p| seen(Mask::Chunk(4), p)), [(0, 4), (4, 5), (4, 8), (8, 9)]);
         assert_eq!([0, 5, 9].map(|p| seen(Mask::Around(2), p)), [(0, 3), (3, 8), (7, 10)]);
         assert!(Mask::Chunk(4).is_cached() && !Mask::Around(2).is_cached());

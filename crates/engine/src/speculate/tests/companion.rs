@@ -2,13 +2,14 @@
 
 use puna_gguf::{Metadata, Writer};
 use puna_graph::StepInput;
-use puna_models::{Seen, Want};
+use puna_models::{Guesses, Want};
 use serde_json::Value;
 
 use super::*;
 use crate::held::Held;
 use crate::pages::{Origin, Pages};
 use crate::sequence::JobId;
+use crate::speculate::blocks::Blocks;
 use crate::speculate::chain::Chain;
 use crate::speculate::model::Question;
 use crate::speculate::source::Rows;
@@ -16,8 +17,6 @@ use crate::stepper::Stepper;
 
 const GEMMA: &str = "tests/data/zoo/gemma4.gguf";
 const ASSISTANT: &str = "tests/data/drafts/gemma4-assistant.gguf";
-const EAGLE: &str = "tests/data/drafts/eagle3.gguf";
-const EAGLE_SHARED: &str = "tests/data/drafts/eagle3-shared.gguf";
 
 fn prompt(n_vocab: u32, length: u32, step: u32) -> Vec<u32> {
     (0..length).map(|i| 9 + i * step % (n_vocab - 9)).collect()
@@ -25,14 +24,17 @@ fn prompt(n_vocab: u32, length: u32, step: u32) -> Vec<u32> {
 
 #[test]
 fn no_draft_model_changes_an_answer_whatever_the_sampling_and_the_company() {
-    for draft in [ASSISTANT, EAGLE, EAGLE_SHARED] {
-        changes_no_answer(draft);
+    for name in
+        ["gemma4-assistant", "eagle3", "eagle3-shared", "dflash", "dflash-window", "dspark-bonus", "dflash2"]
+    {
+        changes_no_answer(GEMMA, &format!("tests/data/drafts/{name}.gguf"));
     }
+    changes_no_answer("tests/data/zoo/qwen3.gguf", "tests/data/drafts/dspark.gguf");
 }
 
-fn changes_no_answer(draft: &str) {
+fn changes_no_answer(model: &str, draft: &str) {
     let options = EngineOptions { max_sequences: Some(3), num_batch: 16, ..EngineOptions::default() };
-    let engine = open_with_draft(GEMMA, draft, &options).unwrap();
+    let engine = open_with_draft(model, draft, &options).unwrap();
     let n = engine.info().n_vocab as u32;
     let mut all = Speculated::default();
     for sampling in [greedy(), Params { seed: 3, temperature: 0.6, ..Params::default() }] {
@@ -166,97 +168,132 @@ struct Kept {
     computed: usize,
 }
 
-/// The next `counts` tokens of sequences in one step, which a draft model follows.
-fn compute(
-    (stepper, pages): (&mut Stepper, &mut Pages),
-    chain: &mut Chain,
-    sequences: &mut [Kept],
-    counts: &[usize],
-) {
-    let mut input = StepInput::default();
-    let mut firsts = Vec::new();
-    for (s, &count) in sequences.iter_mut().zip(counts) {
-        assert!(s.held.grow(pages, s.computed + count));
-        let first = input.tokens.len();
-        firsts.push(first);
-        input.tokens.extend_from_slice(&s.tokens[s.computed..s.computed + count]);
-        input.positions.extend((s.computed..s.computed + count).map(|p| p as u32));
-        input.outputs.push((first + count - 1) as u32);
-        input.segments.push(s.held.segment(pages, first, count, s.computed));
+impl Kept {
+    /// What comes behind the token behind those that are computed.
+    fn question(&self, most: usize) -> Question<'_> {
+        let tokens = &self.tokens[..self.computed + 1];
+        Question { id: self.id, tokens, most, always: true, held: &self.held }
     }
-    stepper.run(Want::Logits, &input).unwrap();
-    for (row, ((s, &count), first)) in sequences.iter_mut().zip(counts).zip(firsts).enumerate() {
-        let rows = Rows { past: s.computed, first, output: Some(row) };
-        s.computed += count;
-        chain.computed(s.id, s.computed, stepper.backend.handed_out(0), rows);
+}
+
+/// A model with a draft model, and two sequences: one that goes over the border of a page, and one of the reference.
+struct Bench {
+    stepper: Stepper,
+    pages: Pages,
+    chain: Option<Chain>,
+    both: [Kept; 2],
+}
+
+impl Bench {
+    fn open(name: &str, model: &str) -> Self {
+        let draft = view(&format!("tests/data/drafts/{name}.gguf"));
+        let options =
+            EngineOptions { num_ctx: Some(200), max_sequences: Some(2), ..EngineOptions::default() };
+        let model = view(&format!("tests/data/zoo/{model}.gguf"));
+        let stepper = Stepper::accompanied(&model, backend(), &options, Some(&draft)).unwrap();
+        let pages = Pages::of(&stepper.model, &options);
+        let kept = |id| Kept { id: JobId(id), held: Held::default(), tokens: Vec::new(), computed: 0 };
+        Self { stepper, pages, chain: None, both: [kept(1), kept(2)] }
     }
-    let found = |id: JobId| sequences.iter().find(|s| s.id == id).map(|s| (&s.tokens[..], &s.held));
-    chain.follow(found, (stepper, pages)).unwrap();
+
+    /// Begins anew, with a text that goes on behind what is computed, and the reference's.
+    fn begin(&mut self, tokens: &[u32]) {
+        self.chain = match self.stepper.model.guesses().unwrap() {
+            Guesses::Chain { state, sees } => Some(Chain::new(*state, *sees)),
+            Guesses::Block(_) => None,
+        };
+        let other: Vec<u32> = (0..90).map(|i| 9 + i * 7 % 300).collect();
+        for (s, tokens) in self.both.iter_mut().zip([&other[..], tokens]) {
+            std::mem::take(&mut s.held).release(&mut self.pages, &[]);
+            (s.tokens, s.computed) = (tokens.to_vec(), 0);
+            (s.held, _) = Held::find(
+                &mut self.pages,
+                &mut *self.stepper.backend,
+                &Origin::default(),
+                &[],
+                [].into_iter(),
+            );
+        }
+    }
+
+    /// The next tokens of both in one step, which a draft model follows.
+    fn compute(&mut self, counts: [usize; 2]) {
+        let mut input = StepInput::default();
+        let mut firsts = Vec::new();
+        for (s, &count) in self.both.iter_mut().zip(&counts) {
+            assert!(s.held.grow(&mut self.pages, s.computed + count));
+            let first = input.tokens.len();
+            firsts.push(first);
+            input.tokens.extend_from_slice(&s.tokens[s.computed..s.computed + count]);
+            input.positions.extend((s.computed..s.computed + count).map(|p| p as u32));
+            input.outputs.push((first + count - 1) as u32);
+            input.segments.push(s.held.segment(&self.pages, first, count, s.computed));
+        }
+        self.stepper.run(Want::Logits, &input).unwrap();
+        for (row, ((s, &count), first)) in self.both.iter_mut().zip(&counts).zip(firsts).enumerate() {
+            let rows = Rows { past: s.computed, first, output: Some(row) };
+            s.computed += count;
+            if let Some(chain) = &mut self.chain {
+                chain.computed(s.id, s.computed, self.stepper.backend.handed_out(0), rows);
+            }
+        }
+        let found = |id: JobId| self.both.iter().find(|s| s.id == id).map(|s| (&s.tokens[..], &s.held));
+        if let Some(chain) = &mut self.chain {
+            chain.follow(found, (&mut self.stepper, &self.pages)).unwrap();
+        }
+    }
+
+    /// What is guessed behind what is computed of both, `most` tokens of the reference's.
+    fn ask(&mut self, most: usize) -> Vec<Vec<u32>> {
+        let ahead = self.stepper.model.guesses().unwrap().rows();
+        self.both.iter_mut().for_each(|s| assert!(s.held.grow(&mut self.pages, s.computed + ahead)));
+        let questions = [self.both[0].question(3), self.both[1].question(most)];
+        let model = (&mut self.stepper, &self.pages);
+        let answers = match (&mut self.chain, model.0.model.guesses().cloned()) {
+            (Some(chain), _) => chain.ask(&questions, model, |_| false),
+            (None, Some(Guesses::Block(form))) => Blocks::new(form).ask(&questions, model, |_| false),
+            (None, _) => panic!("a draft model guesses"),
+        };
+        answers.unwrap().guesses
+    }
 }
 
 #[test]
 fn guesses_in_pages_beside_others_are_the_references() {
-    for (name, sees) in
-        [("gemma4-assistant", Seen::Model), ("eagle3", Seen::Own), ("eagle3-shared", Seen::Own)]
-    {
+    for name in [
+        "gemma4-assistant",
+        "eagle3",
+        "eagle3-shared",
+        "dflash",
+        "dflash-window",
+        "dspark",
+        "dspark-bonus",
+        "dflash2",
+    ] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/drafts/{name}.json"));
         let json: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         let token = |v: &Value| v.as_u64().unwrap() as u32;
-        let tokens: Vec<u32> = json["tokens"].as_array().unwrap().iter().map(token).collect();
-        let draft = view(&format!("tests/data/drafts/{name}.gguf"));
-        let options =
-            EngineOptions { num_ctx: Some(200), max_sequences: Some(2), ..EngineOptions::default() };
-        let mut stepper = Stepper::accompanied(&view(GEMMA), backend(), &options, Some(&draft)).unwrap();
-        let mut pages = Pages::of(&stepper.model, &options);
+        let list = |v: &Value| v.as_array().unwrap().iter().map(token).collect::<Vec<u32>>();
+        let tokens = list(&json["tokens"]);
+        let mut bench = Bench::open(name, json["model"].as_str().unwrap());
         for check in json["checks"].as_array().unwrap() {
             let known = check["tokens"].as_u64().unwrap() as usize;
-            let guesses = check["guesses"].as_array().unwrap();
-            let want: Vec<u32> = guesses[1..].iter().map(|guess| token(&guess["token"])).collect();
-            let mut chain = Chain::new(draft_width(&stepper), sees);
-            let sequence = |id, tokens: &[u32], pages: &mut Pages, stepper: &mut Stepper| {
-                let (held, computed) =
-                    Held::find(pages, &mut *stepper.backend, &Origin::default(), &[], [].into_iter());
-                Kept { id: JobId(id), held, tokens: tokens.to_vec(), computed }
+            let want: Vec<u32> = match check["guesses"].as_array() {
+                // Each says the token that it was asked behind.
+                Some(guesses) => guesses[1..].iter().map(|guess| token(&guess["token"])).collect(),
+                None => list(&check["blocks"][0]["guess"]),
             };
-            let other: Vec<u32> = (0..90).map(|i| 9 + i * 7 % 300).collect();
-            let mut both = [
-                sequence(1, &other, &mut pages, &mut stepper),
-                sequence(2, &tokens[..known], &mut pages, &mut stepper),
-            ];
-            // Beside one that goes over the border of a page, in two steps.
-            let half = (known - 1) / 2;
-            compute((&mut stepper, &mut pages), &mut chain, &mut both, &[60, half.max(1)]);
-            let left = known - 1 - both[1].computed;
-            if left > 0 {
-                compute((&mut stepper, &mut pages), &mut chain, &mut both, &[20, left]);
+            bench.begin(&tokens[..known]);
+            let half = ((known - 1) / 2).max(1);
+            bench.compute([60, half]);
+            // What is guessed on the way leaves nothing behind.
+            bench.ask(2);
+            if known - 1 > half {
+                bench.compute([20, known - 1 - half]);
             }
-            both.iter_mut().for_each(|s| assert!(s.held.grow(&mut pages, s.computed + 1)));
-            let beside = &both[0];
-            let questions = [
-                Question {
-                    id: beside.id,
-                    tokens: &beside.tokens[..beside.computed + 1],
-                    most: 3,
-                    always: true,
-                    held: &beside.held,
-                },
-                Question {
-                    id: both[1].id,
-                    tokens: &both[1].tokens,
-                    most: 2,
-                    always: true,
-                    held: &both[1].held,
-                },
-            ];
-            let answers = chain.ask(&questions, (&mut stepper, &pages), |_| false).unwrap();
-            assert_eq!(answers.guesses[1], want, "{name} behind {known} tokens");
-            assert_eq!(answers.guesses[0].len(), 3);
-            both.into_iter().for_each(|s| s.held.release(&mut pages, &[]));
+            let guesses = bench.ask(want.len());
+            assert_eq!(guesses[1], want, "{name} behind {known} tokens");
+            assert_eq!(guesses[0].len(), 3);
         }
     }
-}
-
-fn draft_width(stepper: &Stepper) -> usize {
-    let puna_models::Guesses::Chain { state, .. } = stepper.model.guesses().unwrap();
-    *state
 }

@@ -1,0 +1,154 @@
+//! A model with a draft model that guesses with parts of it, in a cache of its own.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use puna_cpu::{Config, CpuBackend};
+use puna_gguf::{Gguf, Metadata, View, Writer};
+use puna_graph::{
+    Backend, CacheSpec, Capacity, KvType, Plan, ProgramId, RecentPages, Segment, StateSpec, StepInput,
+};
+use puna_models::{LoadOptions, Model, ModelError, Want};
+use serde_json::Value;
+
+use super::zoo;
+
+const PAGE: usize = 16;
+const PAGES: usize = 8;
+
+fn drafts() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/drafts")
+}
+
+pub fn view(path: &Path) -> View {
+    View::new(Arc::new(Gguf::open(path).unwrap())).unwrap()
+}
+
+/// A draft model of that name.
+pub fn draft(name: &str) -> View {
+    view(&drafts().join(format!("{name}.gguf")))
+}
+
+/// What the reference says of it, and its model.
+pub fn reference(name: &str) -> (Value, View) {
+    let json = std::fs::read(drafts().join(format!("{name}.json"))).unwrap();
+    let json: Value = serde_json::from_slice(&json).unwrap();
+    let model = view(&zoo().join(format!("{}.gguf", json["model"].as_str().unwrap())));
+    (json, model)
+}
+
+/// The tokens of a list.
+pub fn tokens_of(list: &Value) -> Vec<u32> {
+    list.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u32).collect()
+}
+
+/// A model with its draft model, and two sequences that have pages in turns.
+pub struct Pair {
+    pub backend: CpuBackend,
+    pub model: Model,
+    programs: Vec<(Want, ProgramId, usize)>,
+}
+
+impl Pair {
+    pub fn new(model: &View, draft: &View, level: &str) -> Self {
+        let model = Model::load_accompanied(model, &[], LoadOptions::default(), Some(draft)).unwrap();
+        let config = Config { threads: Some(2), kernels: Some(level.into()), ..Config::default() };
+        let mut backend = CpuBackend::new(&config).unwrap();
+        backend.adopt(model.weights().to_vec(), model.ropes().to_vec()).unwrap();
+        let layers = model.cache_layers().to_vec();
+        let (key_type, value_type, pages) = (KvType::F32, KvType::F32, 2 * PAGES);
+        let spec = CacheSpec { layers, key_type, value_type, page_tokens: PAGE, pages, recent_pages: pages };
+        backend.create_cache(spec).unwrap();
+        backend.create_states(StateSpec { states: model.states().to_vec(), slots: 2 }).unwrap();
+        let mut programs = Vec::new();
+        for want in [Want::Logits, Want::Guess, Want::Follow, Want::Link] {
+            let Some(graph) = model.graph(want) else { continue };
+            let cols = graph.value(graph.result().unwrap()).cols;
+            let plan = Plan::new(graph, Capacity { tokens: 64, outputs: 64 });
+            programs.push((want, backend.compile(plan).unwrap(), cols));
+        }
+        Self { backend, model, programs }
+    }
+
+    /// Runs a step; what it gives, row by row.
+    pub fn run(&mut self, want: Want, input: &StepInput) -> Vec<Vec<f32>> {
+        let (_, program, cols) = *self.programs.iter().find(|(made, ..)| *made == want).unwrap();
+        self.backend.run(program, input);
+        if cols == 0 {
+            return Vec::new();
+        }
+        self.backend.result().chunks_exact(cols).map(<[f32]>::to_vec).collect()
+    }
+
+    /// Computes tokens of a sequence behind so many others, in a step whose result is that of the last.
+    pub fn compute(&mut self, sequence: usize, past: usize, tokens: &[u32]) -> StepInput {
+        let input = Self::step(sequence, past, tokens);
+        self.run(Want::Logits, &input);
+        input
+    }
+
+    pub fn segment(sequence: usize, first_row: usize, past: usize, rows: usize) -> Segment {
+        let pages: Vec<u32> = (0..PAGES).map(|page| (2 * page + sequence) as u32).collect();
+        let recent = RecentPages { first: 0, pages: pages.clone() };
+        Segment { first_row, rows, past, pages, recent, encoded: 0, state: sequence as u32 }
+    }
+
+    pub fn step(sequence: usize, past: usize, tokens: &[u32]) -> StepInput {
+        StepInput {
+            tokens: tokens.to_vec(),
+            positions: (past..past + tokens.len()).map(|p| p as u32).collect(),
+            segments: vec![Self::segment(sequence, 0, past, tokens.len())],
+            outputs: vec![tokens.len() as u32 - 1],
+            ..StepInput::default()
+        }
+    }
+}
+
+/// The largest difference of entries from the reference's, over this, where every entry that the reference has is one of a draft
+/// model's, and the other way round.
+pub fn worst_of(got: &[f32], want: &Value, model: &Model, std: f64) -> f64 {
+    let want: Vec<Option<f64>> = want.as_array().unwrap().iter().map(Value::as_f64).collect();
+    assert_eq!(want.iter().flatten().count(), got.len());
+    let error = |(entry, got): (usize, &f32)| {
+        let want = want[model.guessed_token(entry) as usize].expect("the reference says this token, too");
+        let error = (f64::from(*got) - want).abs() / std;
+        if error.is_nan() { f64::INFINITY } else { error }
+    };
+    got.iter().enumerate().map(error).fold(0.0, f64::max)
+}
+
+/// A draft model's file with changed keys, and without the tensors that `without` chooses.
+pub fn changed(name: &str, change: &dyn Fn(&mut Metadata), without: &dyn Fn(&str) -> bool) -> View {
+    rewritten(name, change, |tensor, data| (!without(tensor)).then(|| data.to_vec()))
+}
+
+/// A draft model's file with other data of a tensor.
+pub fn replaced(name: &str, tensor: &str, data: &[u8]) -> View {
+    rewritten(name, &|_| {}, |other, own| Some(if other == tensor { data.to_vec() } else { own.to_vec() }))
+}
+
+fn rewritten(
+    name: &str,
+    change: &dyn Fn(&mut Metadata),
+    data_of: impl Fn(&str, &[u8]) -> Option<Vec<u8>>,
+) -> View {
+    let source = Gguf::open(&drafts().join(format!("{name}.gguf"))).unwrap();
+    let mut metadata = Metadata::new();
+    source.metadata().iter().for_each(|(key, value)| metadata.set(key, value.clone()));
+    change(&mut metadata);
+    let mut writer = Writer::with_metadata(metadata);
+    let mut all = Vec::new();
+    for tensor in source.tensors() {
+        let Some(data) = data_of(&tensor.name, source.data(tensor)) else { continue };
+        writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
+        all.push(data);
+    }
+    let bytes = writer.to_vec(all.iter().map(Vec::as_slice)).unwrap();
+    View::new(Arc::new(Gguf::from_bytes(bytes).unwrap())).unwrap()
+}
+
+/// Why a draft model is refused.
+pub fn refused(model: &str, draft: &View) -> ModelError {
+    let model = view(&zoo().join(format!("{model}.gguf")));
+    Model::load_accompanied(&model, &[], LoadOptions::default(), Some(draft)).err().unwrap()
+}
