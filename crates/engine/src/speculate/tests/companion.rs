@@ -132,6 +132,85 @@ fn an_assistant_that_is_right_is_right_all_the_time_and_goes_on_from_its_own_sta
     assert_eq!(run(&engine, &long, MODEL).0, plain);
 }
 
+/// A DSpark that says what such a model says: what follows a token is decided by its first features, which are the token's short vector.
+fn linking(name: &str, count: usize, rows: &dyn Fn(&str) -> Vec<f32>) -> Option<Vec<f32>> {
+    match name {
+        "output_norm.weight" => Some(rows("output_norm.weight")),
+        "markov_w1.weight" => {
+            let norm = rows("output_norm.weight");
+            let short = |row: &[f32]| row[..SHORT].iter().zip(&norm).map(|(x, w)| x * w).collect::<Vec<_>>();
+            Some(rows("token_embd.weight").chunks_exact(QWEN_WIDTH).flat_map(short).collect())
+        }
+        // Far more than what masks say.
+        "markov_w2.weight" => {
+            let short = |row: &[f32]| row[..SHORT].iter().map(|x| 1000.0 * x).collect::<Vec<_>>();
+            Some(rows("output.weight").chunks_exact(QWEN_WIDTH).flat_map(short).collect())
+        }
+        "conf_proj.weight" => Some(vec![0.0; count]),
+        "conf_proj.bias" => Some(vec![10.0]),
+        _ => without_layers(name, count),
+    }
+}
+
+const QWEN: &str = "tests/data/zoo/qwen3.gguf";
+const QWEN_WIDTH: usize = 48;
+/// Features of a short vector.
+const SHORT: usize = 8;
+
+#[test]
+fn a_block_that_is_right_is_right_all_the_time_over_borders_of_pages_and_contexts() {
+    let source = view(QWEN);
+    let rows = |name: &str| -> Vec<f32> {
+        let tensor = source.tensor(name).or_else(|| source.tensor("token_embd.weight")).unwrap();
+        let bytes = tensor.bytes();
+        let mut all: Vec<f32> =
+            bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        if name == "token_embd.weight" {
+            all.iter_mut().enumerate().filter(|(i, _)| i % QWEN_WIDTH >= SHORT).for_each(|(_, x)| *x = 0.0);
+        }
+        all
+    };
+    let model = changed(QWEN, &|name, count| match name {
+        "token_embd.weight" => Some(rows(name)),
+        _ => without_layers(name, count),
+    });
+    let draft = changed("tests/data/drafts/dspark.gguf", &|name, count| linking(name, count, &rows));
+    let draft = DraftModel { view: draft, backend: backend() };
+    let options = EngineOptions { num_ctx: Some(200), ..EngineOptions::default() };
+    let engine = Engine::open_with_draft(model, backend(), &options, draft).unwrap();
+    let n = engine.info().n_vocab as u32;
+    let job = Job {
+        max_tokens: Some(100),
+        ..Job::new(prompt(n, 60, 5), endless(&engine, Params { repeat_penalty: 1.0, ..greedy() }))
+    };
+    let (plain, _) = run(&engine, &job, Speculation::OFF);
+    let (guessed, counts) = run(&engine, &job, MODEL);
+    assert_eq!(guessed, plain);
+    assert!(counts.model.drafted > 60 && counts.model.accepted == counts.model.drafted, "{counts:?}");
+    let long = Job { max_tokens: Some(300), keep: 4, ..job };
+    let (plain, _) = run(&engine, &long, Speculation::OFF);
+    assert_eq!(run(&engine, &long, MODEL).0, plain);
+}
+
+#[test]
+fn the_cache_of_a_draft_models_own_layers_is_planned() {
+    let options = EngineOptions { num_ctx: Some(256), max_sequences: Some(1), ..EngineOptions::default() };
+    let alone = plan_memory(&view(GEMMA), backend(), &options).unwrap();
+    // Layers with so many heads of keys, and of values, of so many features, of two bytes.
+    for (name, layers, heads, dim) in [("eagle3", 1, 2, 12), ("dflash", 2, 1, 10), ("dspark-bonus", 2, 1, 10)]
+    {
+        let path = format!("tests/data/drafts/{name}.gguf");
+        let engine = open_with_draft(GEMMA, &path, &options).unwrap();
+        let draft = DraftModel { view: view(&path), backend: backend() };
+        let planned = plan_memory_with_draft(&view(GEMMA), backend(), &options, draft).unwrap();
+        assert_eq!(planned, engine.memory());
+        let tokens = (256 / PAGE_TOKENS + 1) * PAGE_TOKENS;
+        let own = (2 * 2 * layers * heads * dim * tokens) as u64;
+        assert_eq!(planned.cache - alone.cache, own, "{name}");
+        assert!(planned.scratch >= alone.scratch && planned.draft > 0, "{name}: {planned:?}");
+    }
+}
+
 #[test]
 fn an_assistants_memory_is_planned_and_it_needs_no_cache() {
     let options = EngineOptions { num_ctx: Some(256), ..EngineOptions::default() };
