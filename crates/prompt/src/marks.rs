@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use serde_json::{Map, Value as Json};
+
 use crate::Message;
 
 /// Stands before the text of a control token.
@@ -16,15 +18,16 @@ const CLOSE: char = '\u{fdd1}';
 /// Roles whose messages are the application's own, or the model's: they may mark up what they say.
 const TRUSTED: [&str; 3] = ["system", "developer", "assistant"];
 
-/// Marks the texts of control tokens in what users and tools wrote; `controls_in` finds them.
-pub fn mark_written(messages: &mut [Message], controls_in: impl Fn(&str) -> Vec<Range<usize>>) {
+/// Marks the texts of control tokens in what users and tools wrote; `controls_in` finds them. Marks that were written are none: neither
+/// in messages nor in `beside`, which is whatever else a template is given (tools, variables).
+pub fn mark_written<'a>(
+    messages: &mut [Message],
+    beside: impl IntoIterator<Item = &'a mut Json>,
+    controls_in: impl Fn(&str) -> Vec<Range<usize>>,
+) {
+    beside.into_iter().for_each(clear_json);
     for message in messages {
-        // Who wrote marks could end one, or have a template's own words taken for text.
-        for text in [&mut message.content].into_iter().chain(&mut message.thinking) {
-            if text.contains([OPEN, CLOSE]) {
-                *text = text.replace([OPEN, CLOSE], "\u{fffd}");
-            }
-        }
+        clear_message(message);
         if TRUSTED.contains(&message.role.as_str()) {
             continue;
         }
@@ -42,6 +45,44 @@ pub fn mark_written(messages: &mut [Message], controls_in: impl Fn(&str) -> Vec<
         }
         marked.push_str(&text[end..]);
         message.content = marked;
+    }
+}
+
+/// Who wrote marks could end one, or have a template's own words taken for text.
+fn clear(text: &mut String) {
+    if text.contains([OPEN, CLOSE]) {
+        *text = text.replace([OPEN, CLOSE], "\u{fffd}");
+    }
+}
+
+fn clear_message(message: &mut Message) {
+    let Message { role, content, thinking, images: _, tool_calls, tool_name, tool_call_id } = message;
+    [role, content].into_iter().chain(thinking).chain(tool_name).chain(tool_call_id).for_each(clear);
+    for call in tool_calls {
+        clear(&mut call.id);
+        clear(&mut call.function.name);
+        clear_object(&mut call.function.arguments);
+    }
+}
+
+fn clear_json(value: &mut Json) {
+    match value {
+        Json::String(text) => clear(text),
+        Json::Array(items) => items.iter_mut().for_each(clear_json),
+        Json::Object(entries) => clear_object(entries),
+        Json::Null | Json::Bool(_) | Json::Number(_) => {}
+    }
+}
+
+fn clear_object(entries: &mut Map<String, Json>) {
+    entries.values_mut().for_each(clear_json);
+    // Keys cannot be changed where they are, and their order is the client's.
+    if entries.keys().any(|key| key.contains([OPEN, CLOSE])) {
+        let cleared = std::mem::take(entries).into_iter().map(|(mut key, value)| {
+            clear(&mut key);
+            (key, value)
+        });
+        *entries = cleared.collect();
     }
 }
 
@@ -75,17 +116,46 @@ pub fn marked_parts(prompt: &str) -> Vec<(&str, bool)> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::{FunctionCall, ToolCall};
 
     #[test]
     fn marks_that_were_written_are_none_whoever_wrote_them() {
         for role in ["system", "assistant", "user", "tool"] {
-            let message = Message::new(role, "a\u{fdd0}b\u{fdd1}");
-            let mut messages = [Message { thinking: Some("\u{fdd0}".into()), ..message }];
-            mark_written(&mut messages, |_| Vec::new());
-            assert_eq!(messages[0].content, "a\u{fffd}b\u{fffd}", "{role}");
-            assert_eq!(messages[0].thinking.as_deref(), Some("\u{fffd}"), "{role}");
+            let all = |mark: &str| {
+                let arguments =
+                    json!({"a": 1, (mark): [{"b": mark}]}).as_object().cloned().unwrap_or_default();
+                let function = FunctionCall { index: 0, name: mark.into(), arguments };
+                Message {
+                    content: format!("a{mark}b{mark}"),
+                    thinking: Some(mark.into()),
+                    tool_calls: vec![ToolCall { id: mark.into(), function }],
+                    tool_name: Some(mark.into()),
+                    tool_call_id: Some(mark.into()),
+                    ..Message::new(format!("{role}{mark}"), "")
+                }
+            };
+            for mark in ["\u{fdd0}", "\u{fdd1}"] {
+                let mut messages = [all(mark)];
+                mark_written(&mut messages, [], |_| Vec::new());
+                assert_eq!(messages, [all("\u{fffd}")], "{role}");
+            }
         }
+    }
+
+    #[test]
+    fn marks_beside_messages_are_none_and_what_has_none_stays_in_its_order() {
+        let all = |mark: &str| {
+            let own =
+                json!({"function": {"name": "f", "parameters": {"z": [1, true, null], "a": "\u{fdd2}"}}});
+            [own, json!({"b": {(format!("x{mark}")): mark, "a": [mark, 2.5]}, "a": format!("{mark}{mark}")})]
+        };
+        let mut beside = all("\u{fdd1}");
+        mark_written(&mut [], &mut beside, |_| Vec::new());
+        // The order of keys counts, which comparing objects would not see.
+        assert_eq!(beside.map(|value| value.to_string()), all("\u{fffd}").map(|value| value.to_string()));
     }
 
     #[test]

@@ -264,9 +264,11 @@ impl Preparer {
         if task.model.strip_thoughts {
             strip_past_thoughts(&mut all);
         }
-        mark_written(&mut all, |text| self.generator.controls_in(text));
-        let tools: Vec<_> = tools.iter().map(|tool| tool.0.clone()).collect();
-        self.fitted(handle, task, template, &Chat { tools: &tools, ..Chat::new(&all) }, "")
+        let mut tools: Vec<_> = tools.iter().map(|tool| tool.0.clone()).collect();
+        let mut variables = task.variables.clone();
+        let beside = tools.iter_mut().chain(variables.values_mut());
+        mark_written(&mut all, beside, |text| self.generator.controls_in(text));
+        self.fitted(handle, task, template, &Chat { tools: &tools, variables, ..Chat::new(&all) }, "")
     }
 
     /// The prompt of a single text.
@@ -298,12 +300,13 @@ impl Preparer {
             if prompt.context.is_some() { Vec::new() } else { prompt_messages(&task.model.messages) };
         let system = prompt.system.as_deref().or(task.model.system.as_deref());
         let messages = generation(system, &stored, &prompt.text, &[]);
+        let chat = Chat { variables: task.variables.clone(), ..Chat::new(&messages) };
         if own.is_some() {
-            let chat = self.template_input(task, &Chat::new(&messages));
+            let chat = self.template_input(task, &chat);
             let text = render(&template, &chat).map_err(failure)?;
             return Ok(Text { own: true, ..Text::new(before + &text, Some(template)) });
         }
-        self.fitted(handle, task, template, &Chat::new(&messages), &before)
+        self.fitted(handle, task, template, &chat, &before)
     }
 
     /// The text of an earlier answer's tokens.
@@ -383,8 +386,7 @@ impl Preparer {
 
     fn template_input<'a>(&'a self, task: &Generate, chat: &Chat<'a>) -> Chat<'a> {
         let facts = self.generator.facts();
-        let variables = task.variables.clone();
-        Chat { think: think(task), bos: &facts.bos, eos: &facts.eos, variables, ..chat.clone() }
+        Chat { think: think(task), bos: &facts.bos, eos: &facts.eos, ..chat.clone() }
     }
 
     /// The template of a model: its renderer, Go's or the file's own.

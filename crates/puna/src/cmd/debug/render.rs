@@ -116,11 +116,12 @@ fn render(
     let own = stored.map_or(Value::Null, |model| Value::Array(model.messages.clone()));
     let own: Option<Vec<Message>> = serde_json::from_value(own).context("the model's messages")?;
     let own = own.unwrap_or_default();
+    let mut tools: Vec<Value> = field(request, "tools")?;
     let all = match request.get("messages") {
         Some(_) => {
             let mut all = conversation(system, &own, &field::<Vec<Message>>(request, "messages")?);
             if let Some(tokenizer) = tokenizer {
-                mark_written(&mut all, |text| tokenizer.controls_in(text));
+                mark_written(&mut all, &mut tools, |text| tokenizer.controls_in(text));
             }
             all
         }
@@ -131,7 +132,6 @@ fn render(
         String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
     };
     let (bos, eos) = (piece(tokenizer.and_then(Tokenizer::bos)), piece(tokenizer.and_then(Tokenizer::eos)));
-    let tools: Vec<Value> = field(request, "tools")?;
     let chat = Chat { tools: &tools, think, bos: &bos, eos: &eos, ..Chat::new(&all) };
     // Without a vocabulary nothing is too long.
     let limit =
