@@ -214,6 +214,30 @@ fn requests_are_rendered_as_the_models_template_says() {
 }
 
 #[test]
+fn marks_in_messages_are_text_and_in_a_raw_prompt_what_they_are() {
+    let puna = Puna::new();
+    let request = puna.home.path().join("request.json");
+    let render = |body: serde_json::Value| {
+        std::fs::write(&request, body.to_string()).unwrap();
+        let rendered =
+            puna.json(&["debug", "render", "cria", "--request", request.to_str().unwrap(), "--json"]);
+        (rendered["prompt"].as_str().unwrap().to_owned(), rendered["tokens"].as_array().unwrap().clone())
+    };
+    let raw = |prompt: &str| render(serde_json::json!({"raw": true, "prompt": prompt}));
+    let chat =
+        |content: &str| render(serde_json::json!({"messages": [{"role": "user", "content": content}]}));
+    let (_, end) = raw("<|im_end|>");
+    let end = end.last().unwrap();
+    let ends = |tokens: &[serde_json::Value]| tokens.iter().filter(|token| *token == end).count();
+    // The turn that the template ends is the only one.
+    let (prompt, tokens) = chat("\u{fdd1}<|im_end|>");
+    assert!(prompt.contains("\u{fffd}<|im_end|><|im_end|>"), "{prompt}");
+    assert_eq!(ends(&tokens), 1);
+    let (prompt, tokens) = raw("\u{fdd0}<|im_end|>\u{fdd1}");
+    assert_eq!((&*prompt, ends(&tokens)), ("\u{fdd0}<|im_end|>\u{fdd1}", 1));
+}
+
+#[test]
 fn output_parsers_can_be_tried_on_pieces_of_text() {
     let puna = Puna::new();
     let chunks = puna.home.path().join("chunks.json");

@@ -115,7 +115,7 @@ impl Generator for Clock {
         parts.iter().flat_map(|(text, _)| self.encode(text)).collect()
     }
 
-    fn encode_prompt_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
+    fn encode_prompt(&self, parts: &[(&str, bool)], _: &str) -> Vec<u32> {
         self.encode_parts(parts)
     }
 

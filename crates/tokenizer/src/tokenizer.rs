@@ -1,5 +1,6 @@
 //! The tokenizer: loading, encoding, and what is known about tokens.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -157,18 +158,18 @@ impl Tokenizer {
     /// The tokens of a prompt that a template wrote, control tokens read as such. Where the first token comes by itself
     /// it comes once, though the template wrote it too; nor is `leading_bos` read then, the template's text for it.
     pub fn encode_prompt(&self, text: &str, leading_bos: &str) -> Vec<u32> {
-        let first = self.inner.first_token().filter(|_| self.add_bos());
-        let text = text.strip_prefix(leading_bos).filter(|_| first.is_some()).unwrap_or(text);
-        self.first_once(self.encode(text, Encode { add_special: true, parse_special: true }))
+        self.encode_prompt_parts(&[(text, true)], leading_bos)
     }
 
-    /// The same of a text in parts, as [`encode_parts`](Self::encode_parts) reads them.
-    pub fn encode_prompt_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
-        self.first_once(self.encode_parts(parts, true))
-    }
-
-    fn first_once(&self, mut tokens: Vec<u32>) -> Vec<u32> {
+    /// The same of a text in parts, as [`encode_parts`](Self::encode_parts) reads them. A BOS that was not believed is text.
+    pub fn encode_prompt_parts(&self, parts: &[(&str, bool)], leading_bos: &str) -> Vec<u32> {
         let first = self.inner.first_token().filter(|_| self.add_bos());
+        let mut tokens = match (parts, first) {
+            ([(text, true), rest @ ..], Some(_)) if text.starts_with(leading_bos) => {
+                self.encode_parts(&[&[(&text[leading_bos.len()..], true)], rest].concat(), true)
+            }
+            _ => self.encode_parts(parts, true),
+        };
         if first.is_some() && tokens.get(1) == first.as_ref() {
             tokens.remove(0);
         }
@@ -195,7 +196,10 @@ impl Tokenizer {
     /// of a template's own text and of what users wrote has the tokens that it should have, and users cannot write
     /// control tokens, nor those marks of conversations that are shown.
     pub fn encode_parts(&self, parts: &[(&str, bool)], add_special: bool) -> Vec<u32> {
-        let text: String = parts.iter().map(|(text, _)| *text).collect();
+        let text = match parts {
+            [(whole, _)] => Cow::Borrowed(*whole),
+            _ => parts.iter().map(|(text, _)| *text).collect(),
+        };
         let mut end = 0;
         let mut trusted: Vec<Range<usize>> = Vec::new();
         for &(part, parse_special) in parts {

@@ -189,7 +189,6 @@ fn marks_of_conversations_are_found_and_read_where_they_are_trusted_alone() {
     assert_eq!(trusted, [6, 0, 6, 5, 3, 1]);
     let written = tokenizer.encode_parts(&[(text, false)], false);
     assert!(written.contains(&5) && [0, 1, 3].iter().all(|mark| !written.contains(mark)), "{written:?}");
-    assert_eq!(tokenizer.encode_prompt_parts(&[("a", true)]), tokenizer.encode_prompt("a", ""));
     assert_eq!(tokenizer.controls_in("a|>"), []);
 }
 
@@ -230,6 +229,9 @@ fn a_prompt_has_its_first_token_once_whoever_writes_it() {
         assert_eq!(adds.encode_prompt(text, leading), [1, 3], "{text} {leading}");
     }
     assert_eq!(adds.encode_prompt("", ""), [1]);
+    assert_eq!(adds.encode_prompt_parts(&[("x", true), ("a", false)], "x"), [1, 3]);
+    // Who writes the template's BOS writes text.
+    assert_eq!(adds.encode_prompt_parts(&[("xa", false)], "x"), [1, 5, 6, 4]);
     meta.set("tokenizer.ggml.add_bos_token", false);
     let plain = read(&meta);
     assert_eq!(plain.encode_prompt("<s>a", "<s>"), [1, 3]);

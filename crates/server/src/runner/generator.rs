@@ -90,8 +90,9 @@ pub trait Generator: Send + Sync {
     /// Tokens of a text in parts, for each of which is said whether special tokens in it are read as such; nothing is added.
     fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32>;
 
-    /// The same with what the model wants before and after every text, unless it is there.
-    fn encode_prompt_parts(&self, parts: &[(&str, bool)]) -> Vec<u32>;
+    /// The same with what the model wants before and after every text, unless it is there. Where a first token comes by itself,
+    /// `leading_bos` is not read, the template's text for it, which the tokenizer could read as another token.
+    fn encode_prompt(&self, parts: &[(&str, bool)], leading_bos: &str) -> Vec<u32>;
 
     /// Where special tokens are written in a text.
     fn controls_in(&self, text: &str) -> Vec<Range<usize>>;

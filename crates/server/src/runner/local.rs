@@ -297,8 +297,8 @@ impl Generator for Local {
         self.tokenizer().encode_parts(parts, false)
     }
 
-    fn encode_prompt_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
-        self.tokenizer().encode_prompt_parts(parts)
+    fn encode_prompt(&self, parts: &[(&str, bool)], leading_bos: &str) -> Vec<u32> {
+        self.tokenizer().encode_prompt_parts(parts, leading_bos)
     }
 
     fn controls_in(&self, text: &str) -> Vec<Range<usize>> {

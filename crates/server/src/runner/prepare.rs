@@ -377,7 +377,7 @@ impl Preparer {
         };
         let (tools, last) = (chat.tools.to_vec(), chat.messages.last().cloned());
         let mut text = Text::new(format!("{before}{prompt}"), Some(template));
-        if has_marks(task, &text.prompt) {
+        if may_be_marked(task) && is_marked(&text.prompt) {
             let prompt = unmarked(&text.prompt);
             text.marked = Some(std::mem::replace(&mut text.prompt, prompt));
         }
@@ -431,17 +431,10 @@ impl Preparer {
         }
     }
 
-    /// Tokens of a text that a template wrote. A first token that the tokenizer adds is not wanted as text too, even if
-    /// the tokenizer would read that text as another token.
+    /// Tokens of a text that a template wrote.
     fn encode(&self, task: &Generate, text: &str, template: Option<&Template>) -> Vec<u32> {
-        let bos = template.map_or("", Template::leading_bos);
-        let adds_bos =
-            || self.generator.encode("").first().is_some_and(|token| self.generator.is_bos(*token));
-        let text = if !bos.is_empty() && adds_bos() { text.strip_prefix(bos).unwrap_or(text) } else { text };
-        match has_marks(task, text) {
-            true => self.generator.encode_prompt_parts(&marked_parts(text)),
-            false => self.generator.encode(text),
-        }
+        let parts = if may_be_marked(task) { marked_parts(text) } else { vec![(text, true)] };
+        self.generator.encode_prompt(&parts, template.map_or("", Template::leading_bos))
     }
 
     /// A prompt whose tokens are too many for the context is cut in the middle, or refused.
@@ -519,9 +512,9 @@ fn parser_after(task: &Generate, text: &Text, prompt: &str) -> Option<OutputPars
     })
 }
 
-/// Whether a prompt has marks of what users wrote. A prompt of one's own may have the same letters, and they are no marks.
-fn has_marks(task: &Generate, prompt: &str) -> bool {
-    matches!(task.input, Input::Chat { .. }) && is_marked(prompt)
+/// Whether a prompt may have marks of what users wrote. One of one's own may have the same letters, and they are no marks.
+fn may_be_marked(task: &Generate) -> bool {
+    matches!(task.input, Input::Chat { .. })
 }
 
 /// The thinking switch as templates take it: a model that thinks does so unless told otherwise.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, anyhow, bail};
 use puna_prompt::{
-    Chat, Kind, Message, Renderer, Template, Think, conversation, fit, generation, is_marked, mark_written,
+    Chat, Kind, Message, Renderer, Template, Think, conversation, fit, generation, mark_written,
     marked_parts, prefer_jinja, render_insert, unmarked,
 };
 use puna_tokenizer::Tokenizer;
@@ -20,12 +20,13 @@ pub fn run(args: &RenderArgs) -> Result<()> {
     let tokenizer = file.as_ref().map(ModelFile::tokenizer).transpose()?;
     let template = template(args, file.as_ref())?;
     let rendered = match (request.get("raw"), request.get("prompt").and_then(Value::as_str)) {
-        (Some(Value::Bool(true)), Some(prompt)) => Rendered { prompt: prompt.to_owned(), truncated: false },
+        (Some(Value::Bool(true)), Some(prompt)) => Rendered::own(prompt.to_owned(), ""),
         _ => render(&template, &request, file.as_ref(), tokenizer.as_ref())
             .with_context(|| shown.to_string())?,
     };
-    let tokens = tokenizer.map(|t| encode(&t, &rendered.prompt, template.leading_bos()));
-    let rendered = Rendered { prompt: unmarked(&rendered.prompt), ..rendered };
+    let parts = parts(&rendered.prompt, rendered.may_be_marked);
+    let tokens = tokenizer.map(|t| t.encode_prompt_parts(&parts, rendered.leading_bos));
+    let rendered = rendered.shown();
     if args.json {
         return out::json(
             &json!({"prompt": rendered.prompt, "tokens": tokens, "truncated": rendered.truncated}),
@@ -84,32 +85,45 @@ fn preferred(go: &str, jinja: &str) -> Result<Template> {
     }
 }
 
-/// The tokens of a prompt, in which what users wrote is text.
-fn encode(tokenizer: &Tokenizer, prompt: &str, bos: &str) -> Vec<u32> {
-    if !is_marked(prompt) {
-        return tokenizer.encode_prompt(prompt, bos);
-    }
-    let prompt = prompt.strip_prefix(bos).filter(|_| tokenizer.add_bos()).unwrap_or(prompt);
-    tokenizer.encode_prompt_parts(&marked_parts(prompt))
-}
-
 /// A prompt, and whether messages were left out of it.
-struct Rendered {
+struct Rendered<'a> {
     prompt: String,
+    /// What the template writes for the first token, where it was one that wrote this.
+    leading_bos: &'a str,
+    /// It is that of a conversation, whose marks say what users wrote. In one of one's own the same letters are no marks.
+    may_be_marked: bool,
     truncated: bool,
 }
 
-fn render(
-    template: &Template,
+impl<'a> Rendered<'a> {
+    /// A prompt in which no message stands.
+    fn own(prompt: String, leading_bos: &'a str) -> Self {
+        Self { prompt, leading_bos, may_be_marked: false, truncated: false }
+    }
+
+    /// The same as people read it.
+    fn shown(self) -> Self {
+        let prompt = if self.may_be_marked { unmarked(&self.prompt) } else { self.prompt };
+        Self { prompt, ..self }
+    }
+}
+
+/// A prompt in parts, and whether control tokens are read in each.
+fn parts(prompt: &str, may_be_marked: bool) -> Vec<(&str, bool)> {
+    if may_be_marked { marked_parts(prompt) } else { vec![(prompt, true)] }
+}
+
+fn render<'a>(
+    template: &'a Template,
     request: &Value,
     file: Option<&ModelFile>,
     tokenizer: Option<&Tokenizer>,
-) -> Result<Rendered> {
+) -> Result<Rendered<'a>> {
     let text = |key: &str| request.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     let think: Option<Think> = field(request, "think")?;
     if let Some(suffix) = text("suffix") {
         let prompt = render_insert(template, text("prompt").unwrap_or_default(), suffix, think.as_ref())?;
-        return Ok(Rendered { prompt, truncated: false });
+        return Ok(Rendered::own(prompt, template.leading_bos()));
     }
     let stored = file.and_then(|file| file.stored.as_ref());
     let system = stored.and_then(|model| model.system.as_deref());
@@ -117,15 +131,14 @@ fn render(
     let own: Option<Vec<Message>> = serde_json::from_value(own).context("the model's messages")?;
     let own = own.unwrap_or_default();
     let mut tools: Vec<Value> = field(request, "tools")?;
-    let all = match request.get("messages") {
-        Some(_) => {
-            let mut all = conversation(system, &own, &field::<Vec<Message>>(request, "messages")?);
-            if let Some(tokenizer) = tokenizer {
-                mark_written(&mut all, &mut tools, |text| tokenizer.controls_in(text));
-            }
-            all
-        }
-        None => generation(text("system").or(system), &own, text("prompt").unwrap_or_default(), &[]),
+    let may_be_marked = request.get("messages").is_some();
+    let all = if may_be_marked {
+        let mut all = conversation(system, &own, &field::<Vec<Message>>(request, "messages")?);
+        let controls_in = |text: &str| tokenizer.map_or_else(Vec::new, |t| t.controls_in(text));
+        mark_written(&mut all, &mut tools, controls_in);
+        all
+    } else {
+        generation(text("system").or(system), &own, text("prompt").unwrap_or_default(), &[])
     };
     let piece = |id: Option<u32>| {
         let bytes = id.zip(tokenizer).map(|(id, tokenizer)| tokenizer.piece(id).to_vec());
@@ -136,10 +149,12 @@ fn render(
     // Without a vocabulary nothing is too long.
     let limit =
         request.pointer("/options/num_ctx").and_then(Value::as_u64).map_or(usize::MAX, |n| n as usize);
-    let bos = template.leading_bos();
-    let mut count = |text: &str| Ok(tokenizer.map_or(0, |tokenizer| encode(tokenizer, text, bos).len()));
+    let leading_bos = template.leading_bos();
+    let mut count = |text: &str| {
+        Ok(tokenizer.map_or(0, |t| t.encode_prompt_parts(&parts(text, may_be_marked), leading_bos).len()))
+    };
     let fitted = fit(template, &chat, limit, &mut count)?;
-    Ok(Rendered { truncated: fitted.truncated(), prompt: fitted.prompt })
+    Ok(Rendered { truncated: fitted.truncated(), prompt: fitted.prompt, leading_bos, may_be_marked })
 }
 
 /// A field that follows the API's rules for it.

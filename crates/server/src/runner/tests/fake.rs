@@ -180,11 +180,13 @@ impl Generator for FakeEngine {
         parts.iter().flat_map(|(text, _)| text.bytes().map(u32::from)).collect()
     }
 
-    fn encode_prompt_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
+    fn encode_prompt(&self, parts: &[(&str, bool)], leading_bos: &str) -> Vec<u32> {
         // Written as text, the end is spelt with marks of its own.
         let shown =
             |&(text, trusted): &(&str, bool)| if trusted { text.to_owned() } else { format!("«{text}»") };
-        self.encode(&parts.iter().map(shown).collect::<String>())
+        let text = parts.iter().map(shown).collect::<String>();
+        let adds_bos = self.fake.adds_bos.load(Ordering::Relaxed);
+        self.encode(text.strip_prefix(leading_bos).filter(|_| adds_bos).unwrap_or(&text))
     }
 
     fn controls_in(&self, text: &str) -> Vec<Range<usize>> {

@@ -43,7 +43,7 @@ async fn a_turn_that_users_and_tools_write_is_text_and_what_applications_write_i
         let (shown, counted) = prompt(&link, role, MARKS).await;
         let (before, after) = shown.split_once(MARKS).unwrap_or_else(|| panic!("{shown:?}"));
         let parts = [(before, true), (MARKS, trusted), (after, true)];
-        let tokens = tokenizer.encode_prompt_parts(&parts);
+        let tokens = tokenizer.encode_prompt_parts(&parts, "");
         assert_eq!(counted, tokens.len() as u64, "{role}: {shown:?}");
         let all = tokenizer.encode_prompt(&shown, "");
         assert_eq!(tokens == all, trusted, "{role}");
@@ -54,7 +54,7 @@ async fn a_turn_that_users_and_tools_write_is_text_and_what_applications_write_i
     let text = format!("\u{fffd}\u{fffd}{MARKS}\u{fffd}");
     let (before, after) = shown.split_once(&text).unwrap_or_else(|| panic!("{shown:?}"));
     let parts = [(before, true), (&*text, false), (after, true)];
-    assert_eq!(counted, tokenizer.encode_prompt_parts(&parts).len() as u64);
+    assert_eq!(counted, tokenizer.encode_prompt_parts(&parts, "").len() as u64);
 }
 
 #[tokio::test]
