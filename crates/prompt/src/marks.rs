@@ -119,7 +119,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{FunctionCall, ToolCall};
+    use crate::{Chat, FunctionCall, Kind, Template, ToolCall, render};
 
     #[test]
     fn marks_that_were_written_are_none_whoever_wrote_them() {
@@ -156,6 +156,37 @@ mod tests {
         mark_written(&mut [], &mut beside, |_| Vec::new());
         // The order of keys counts, which comparing objects would not see.
         assert_eq!(beside.map(|value| value.to_string()), all("\u{fffd}").map(|value| value.to_string()));
+    }
+
+    #[test]
+    fn whatever_spells_letters_out_leaves_marks_or_takes_them_away() {
+        let go = |call: &str| (Kind::Go, format!("{{{{ range .Messages }}}}{{{{ {call} }}}}{{{{ end }}}}"));
+        let jinja =
+            |call: &str| (Kind::Jinja, format!("{{% set c = messages[0].content %}}{{{{ {call} }}}}"));
+        let whole = [
+            go("js .Content"),
+            go("html .Content"),
+            go("urlquery .Content"),
+            go("json .Content"),
+            go(r#"printf "%q %#q %+q %v %s" .Content .Content .Content .Content .Content"#),
+            jinja("c|urlencode"),
+            jinja("c|e"),
+            jinja("c|tojson"),
+            jinja("c|tojson(ensure_ascii=true)"),
+            jinja("'%r %a'|format(c, c)"),
+            jinja("'{!r} {!a}'.format(c, c)"),
+            jinja("[c]"),
+        ];
+        let gone = [go(r#"printf "%x % X" .Content .Content"#)];
+        let text = "é\u{fdd0}<|e|>\u{fdd1}\u{200b}";
+        for (i, (kind, source)) in whole.iter().chain(&gone).enumerate() {
+            let template = Template::parse(*kind, source).unwrap();
+            let render = |text: &str| render(&template, &Chat::new(&[Message::new("user", text)])).unwrap();
+            let shown = render(text);
+            assert_eq!(unmarked(&shown), render(&unmarked(text)), "{source}");
+            let halves = [OPEN, CLOSE].map(|half| shown.contains(half));
+            assert_eq!(halves, [i < whole.len(); 2], "{source}: {shown:?}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::value::{List, Value, print};
 use crate::limits::{Bound, Budget, TEXT_BYTES_MAX};
+use crate::marks::is_half;
 
 /// Widest padding and longest precision; Go itself stops at a million.
 const WIDTH_MAX: usize = 1000;
@@ -319,6 +320,8 @@ fn str_to(out: &mut String, verb: char, spec: Spec, s: &str) {
         'q' if spec.sharp && !cut.contains('`') => pad(out, spec, &format!("`{cut}`")),
         'q' => pad(out, spec, &quote(&cut, '"')),
         'x' | 'X' => {
+            // In digits no control token is written, so marks have nothing to say.
+            let cut: String = cut.chars().filter(|c| !is_half(*c)).collect();
             let bytes = &cut.as_bytes()[..spec.precision.unwrap_or(cut.len()).min(cut.len())];
             let mut hex = String::with_capacity(bytes.len() * 2);
             for (i, b) in bytes.iter().enumerate() {
@@ -374,13 +377,14 @@ pub(super) fn quote(text: &str, mark: char) -> String {
 }
 
 /// Go's notion of a printable character, without its tables: no controls, no spaces but the ASCII one, no separators,
-/// no private use.
+/// no private use. Halves of marks stay as they are in whatever spells the others out.
 pub(super) fn is_print(c: char) -> bool {
-    !(c.is_control()
-        || (c.is_whitespace() && c != ' ')
-        || matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
-        || matches!(c, '\u{e000}'..='\u{f8ff}' | '\u{feff}' | '\u{fff0}'..='\u{fffb}' | '\u{fffe}'..='\u{ffff}')
-        || c >= '\u{e0000}')
+    is_half(c)
+        || !(c.is_control()
+            || (c.is_whitespace() && c != ' ')
+            || matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
+            || matches!(c, '\u{e000}'..='\u{f8ff}' | '\u{feff}' | '\u{fff0}'..='\u{fffb}' | '\u{fffe}'..='\u{ffff}')
+            || c >= '\u{e0000}')
 }
 
 /// The shortest text that reads back as `f`, in exponent form below 1e-4 and from 1e6 on: Go's `%v`

@@ -6,6 +6,7 @@ use std::cmp::Ordering;
 use super::fmt;
 use super::value::{List, Shows, Value, json, print};
 use crate::limits::Budget;
+use crate::marks::is_half;
 
 /// What every call may look at.
 pub(super) struct Env {
@@ -241,11 +242,12 @@ fn escape_js(text: &str) -> String {
 
 fn escape_query(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for b in text.bytes() {
-        match b {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => out.push(b as char),
-            b' ' => out.push('+'),
-            _ => out.push_str(&format!("%{b:02X}")),
+    for c in text.chars() {
+        match c {
+            'a'..='z' | 'A'..='Z' | '0'..='9' | '-' | '_' | '.' | '~' => out.push(c),
+            ' ' => out.push('+'),
+            _ if is_half(c) => out.push(c),
+            _ => c.encode_utf8(&mut [0; 4]).bytes().for_each(|b| out.push_str(&format!("%{b:02X}"))),
         }
     }
     out

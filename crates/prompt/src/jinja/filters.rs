@@ -9,6 +9,7 @@ use super::methods;
 use super::ops::take_items;
 use super::text::{JsonStyle, push, to_json, to_str};
 use super::value::{Number, Res, Value};
+use crate::marks::is_half;
 
 /// Every filter there is.
 pub(super) const NAMES: &[&str] = &[
@@ -464,10 +465,11 @@ fn strip_tags(s: &str) -> String {
 
 fn url_quote(s: &str) -> String {
     let mut out = String::with_capacity(s.len());
-    for b in s.bytes() {
-        match b {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'~' | b'/' => out.push(b as char),
-            _ => out.push_str(&format!("%{b:02X}")),
+    for c in s.chars() {
+        match c {
+            'a'..='z' | 'A'..='Z' | '0'..='9' | '_' | '.' | '-' | '~' | '/' => out.push(c),
+            _ if is_half(c) => out.push(c),
+            _ => c.encode_utf8(&mut [0; 4]).bytes().for_each(|b| out.push_str(&format!("%{b:02X}"))),
         }
     }
     out

@@ -5,6 +5,7 @@ use super::interp::Interp;
 use super::text::{float, push, repr_to, to_str};
 use super::value::{Fail, Number, Res, SeqKind, Value};
 use crate::limits::{Bound, Budget};
+use crate::marks::is_half;
 
 /// Widest field; nothing honest is wider.
 const WIDTH_MAX: usize = 10_000;
@@ -177,6 +178,7 @@ fn ascii(text: &str) -> String {
     for c in text.chars() {
         match u32::from(c) {
             0..=0x7f => out.push(c),
+            _ if is_half(c) => out.push(c),
             code @ 0x80..=0xff => out.push_str(&format!("\\x{code:02x}")),
             code @ 0x100..=0xffff => out.push_str(&format!("\\u{code:04x}")),
             code => out.push_str(&format!("\\U{code:08x}")),

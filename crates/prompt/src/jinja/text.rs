@@ -103,13 +103,15 @@ pub(super) fn repr_str(text: &str) -> String {
     out
 }
 
-/// Python's `str.isprintable`, without its tables: no separators but the blank, no formats, no private use.
+/// Python's `str.isprintable`, without its tables: no separators but the blank, no formats, no private use. Halves of marks stay as
+/// they are.
 fn is_printable(c: char) -> bool {
-    !(c.is_control()
-        || (c.is_whitespace() && c != ' ')
-        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
-        || matches!(c, '\u{e000}'..='\u{f8ff}' | '\u{feff}' | '\u{fff0}'..='\u{fffb}' | '\u{fffe}'..='\u{ffff}')
-        || c >= '\u{e0000}')
+    is_half(c)
+        || !(c.is_control()
+            || (c.is_whitespace() && c != ' ')
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
+            || matches!(c, '\u{e000}'..='\u{f8ff}' | '\u{feff}' | '\u{fff0}'..='\u{fffb}' | '\u{fffe}'..='\u{ffff}')
+            || c >= '\u{e0000}')
 }
 
 /// `repr` of a float: the shortest digits that read back, in exponent form below 1e-4 and from 1e16 on.
