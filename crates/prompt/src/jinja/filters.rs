@@ -127,6 +127,7 @@ impl Interp {
             "xmlattr" => xml_attributes(value, args),
             "random" => {
                 args.none(name)?;
+                take_items(value.size(), &mut self.budget)?;
                 let mut items = value.iterate()?;
                 // One rendering has one time, and with it one choice.
                 let at = usize::try_from(self.now.subsec_nanosecond()).unwrap_or(0) % items.len().max(1);

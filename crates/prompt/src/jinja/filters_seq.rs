@@ -19,11 +19,13 @@ impl Interp {
         if !filters::NAMES.contains(&name) {
             return Err(format!("No filter named '{}'.", cut(name)).into());
         }
-        take_items(value.size(), &mut self.budget)?;
+        match name {
+            "first" => return self.end(value, false, "No first item"),
+            "last" => return self.end(value, true, "No last item"),
+            _ => take_items(value.size(), &mut self.budget)?,
+        }
         match name {
             "list" => Value::list(value.iterate()?),
-            "first" => Ok(value.iterate()?.into_iter().next().unwrap_or_else(|| empty("No first item"))),
-            "last" => Ok(value.iterate()?.pop().unwrap_or_else(|| empty("No last item"))),
             "items" => match value {
                 Value::Dict(d) => {
                     let pairs = d.map.values().map(|(k, v)| Value::tuple(vec![k.clone(), v.clone()]));
@@ -35,7 +37,8 @@ impl Interp {
             "reverse" => match value {
                 Value::Str(s) => Ok(Value::str(s.chars().rev().collect::<String>())),
                 other => {
-                    let mut items = other.iterate().map_err(|_| "argument must be iterable")?;
+                    let mut items =
+                        other.iterate().map_err(|fail| fail.in_words("argument must be iterable"))?;
                     items.reverse();
                     Value::generator(items)
                 }
@@ -79,6 +82,20 @@ impl Interp {
             }
             _ => self.chunks(value, args, name),
         }
+    }
+
+    /// The first or last item. Only a generator is walked for it.
+    fn end(&mut self, value: &Value, last: bool, none: &str) -> Res {
+        let item = match value {
+            Value::Str(s) => end_of(s.chars(), last).map(|c| Value::str(c.encode_utf8(&mut [0; 4]))),
+            Value::Seq(s) => end_of(s.items.iter(), last).cloned(),
+            Value::Dict(d) => end_of(d.map.values(), last).map(|(key, _)| key.clone()),
+            _ => {
+                take_items(value.size(), &mut self.budget)?;
+                end_of(value.iterate()?.into_iter(), last)
+            }
+        };
+        Ok(item.unwrap_or_else(|| empty(none)))
     }
 
     fn join(&mut self, value: &Value, args: &CallArgs) -> Res {
@@ -351,6 +368,10 @@ impl Interp {
         }
         Value::generator(chunks)
     }
+}
+
+fn end_of<I: DoubleEndedIterator>(mut items: I, last: bool) -> Option<I::Item> {
+    if last { items.next_back() } else { items.next() }
 }
 
 fn empty(what: &str) -> Value {

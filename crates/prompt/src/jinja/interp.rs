@@ -346,9 +346,9 @@ impl Interp {
                 _ => Err("cannot assign attribute on non-namespace object".into()),
             },
             Target::Tuple(targets) => {
-                let values = value
-                    .iterate()
-                    .map_err(|_| format!("cannot unpack non-iterable {} object", value.type_name()))?;
+                let values = value.iterate().map_err(|fail| {
+                    fail.in_words(format!("cannot unpack non-iterable {} object", value.type_name()))
+                })?;
                 match values.len().cmp(&targets.len()) {
                     std::cmp::Ordering::Less => Err(format!(
                         "not enough values to unpack (expected {}, got {})",

@@ -426,7 +426,7 @@ pub(super) fn replace(s: &str, old: &str, new: &str, count: i128, budget: &mut B
 }
 
 pub(super) fn join(separator: &str, items: &Value, budget: &mut Budget) -> Res {
-    let items = items.iterate().map_err(|_| "can only join an iterable")?;
+    let items = items.iterate().map_err(|fail| fail.in_words("can only join an iterable"))?;
     let mut out = String::new();
     for (i, item) in items.iter().enumerate() {
         let Value::Str(part) = item else {

@@ -8,6 +8,7 @@ use indexmap::IndexMap;
 use serde_json::Value as Json;
 
 use super::ast;
+use super::ops::ITEMS_MAX;
 use crate::limits::{Bound, Budget};
 
 /// Deepest nesting of lists and dicts, so that walking or dropping a value never exhausts the stack.
@@ -21,6 +22,16 @@ pub(super) enum Fail {
     /// `raise_exception`.
     Raised(String),
     Bound(Bound),
+}
+
+impl Fail {
+    /// The same complaint in other words; a bound stays one.
+    pub(super) fn in_words(self, words: impl Into<String>) -> Self {
+        match self {
+            Fail::Error(_) => Fail::Error(words.into()),
+            Fail::Raised(_) | Fail::Bound(_) => self,
+        }
+    }
 }
 
 pub(super) type Res<T = Value> = Result<T, Fail>;
@@ -282,6 +293,8 @@ impl Value {
     pub(super) fn iterate(&self) -> Res<Vec<Value>> {
         match self {
             Value::Undefined(_) => Ok(Vec::new()),
+            // Each letter takes many times its own memory.
+            Value::Str(s) if s.len() > ITEMS_MAX => Err(Bound::Text.into()),
             Value::Str(s) => Ok(s.chars().map(|c| Value::str(c.encode_utf8(&mut [0; 4]))).collect()),
             Value::Seq(s) => Ok(s.items.clone()),
             Value::Dict(d) => Ok(d.map.values().map(|(k, _)| k.clone()).collect()),

@@ -341,6 +341,38 @@ fn what_one_step_could_do_without_end_is_paid_for() {
 }
 
 #[test]
+fn the_ends_of_what_is_long_are_told_without_listing_it() {
+    let source = "{% set s = 'a' ~ 'é' * 1000000 ~ 'z' %}{% set l = [1] * 900000 + [2] %}{% set g = 'xyz'|map('upper') %}\
+        {{ [s|first, s|last, l|first, l|last, {'k': 1, 'm': 2}|first, {'k': 1, 'm': 2}|last, g|first] }}\
+        {{ []|first is undefined }}{{ ''|last is undefined }}{{ ''|first is undefined }}";
+    let template = Template::parse(Kind::Jinja, source).expect("it parses");
+    let shown = render(&template, &Chat::new(&[])).expect("it renders");
+    assert_eq!(shown, "['a', 'z', 1, 2, 'k', 'm', 'X']TrueTrueTrue");
+}
+
+#[test]
+fn no_long_text_is_listed() {
+    let lists = [
+        "s|list",
+        "s|random",
+        "s|sort|first",
+        "dict(s)",
+        "range(*s)",
+        "''.join(s)",
+        "s|map('upper')|first",
+        "[s]|urlencode",
+        "1|tojson(separators=s)",
+    ];
+    let lists = lists.map(|list| format!("{{{{ {list} }}}}"));
+    let turns = ["{% set a, b = s %}", "{% for c in s %}{% endfor %}", "{% for c in s if 0 %}{% endfor %}"]
+        .map(str::to_owned);
+    for list in lists.iter().chain(&turns) {
+        let source = format!("{{% set s = 'a' * 30000000 %}}{list}");
+        assert_eq!(bound_of(Kind::Jinja, &source), Some(Bound::Text), "{list}");
+    }
+}
+
+#[test]
 fn a_name_is_as_long_as_names_are() {
     let name = "a".repeat(1025);
     let source = format!("{{{{ {name} }}}}");
