@@ -335,6 +335,14 @@ impl Array {
         Array { element: self.element, len, bytes: self.bytes.slice(0, end) }
     }
 
+    /// The scalars beside which there is `true`, if there is an entry for each.
+    pub(crate) fn kept(&self, keeps: &[bool]) -> Option<Array> {
+        let size = self.element.size().filter(|_| keeps.len() == self.len)?;
+        let kept = self.bytes.chunks_exact(size).zip(keeps).filter(|(_, keeps)| **keeps);
+        let bytes: Vec<u8> = kept.flat_map(|(bytes, _)| bytes).copied().collect();
+        Some(Array { element: self.element, len: bytes.len() / size, bytes: bytes.into() })
+    }
+
     /// The elements as values; nothing of an array of strings.
     fn scalars(&self) -> impl Iterator<Item = Value> + '_ {
         let size = self.element.size();

@@ -143,6 +143,27 @@ fn a_translation_says_what_it_did() {
     assert!(t.renamed.contains(&("blk.0.attn_out.weight".into(), "blk.0.attn_output.weight".into())));
 }
 
+#[test]
+fn lists_with_an_entry_for_each_block_lose_those_of_blocks_that_are_skipped() {
+    const SKIPPED: &str = "mllama.attention.cross_attention_layers";
+    let mut writer = Writer::new();
+    writer.set("general.architecture", "mllama").set("mllama.block_count", 5u32);
+    writer.set(SKIPPED, vec![1i32, 3]);
+    writer.set("mllama.attention.head_count_kv", vec![10u32, 11, 12, 13, 14]);
+    writer.set("mllama.attention.sliding_window_pattern", vec![true, false, false, false, true]);
+    writer.set("mllama.rope.dimension_sections", vec![1i32, 2, 3, 4]);
+    writer.set("mllama.names", Value::strings(["a", "b", "c", "d", "e"]));
+    let view = View::new(Arc::new(Gguf::from_bytes(writer.to_vec([]).unwrap()).unwrap())).unwrap();
+    let list = |key: &str| view.metadata().get(&format!("llama.{key}")).unwrap().clone();
+    assert_eq!(list("block_count"), Value::U32(3));
+    assert_eq!(list("attention.head_count_kv"), Value::from(vec![10u32, 12, 14]));
+    assert_eq!(list("attention.sliding_window_pattern"), Value::from(vec![true, false, true]));
+    // Of no block are the others.
+    assert_eq!(list("attention.cross_attention_layers"), Value::from(vec![1i32, 3]));
+    assert_eq!(list("rope.dimension_sections"), Value::from(vec![1i32, 2, 3, 4]));
+    assert_eq!(list("names"), Value::strings(["a", "b", "c", "d", "e"]));
+}
+
 /// A llama file of 128,010 tokens, empty but for those at their places.
 fn llama3(tokens: &[(usize, &str)], keys: &[(&str, Value)]) -> View {
     let mut texts = vec![""; 128_010];
