@@ -14,7 +14,7 @@ pub enum AdapterError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// Another kind of file.
-    #[error("`{key}` is {}; an adapter has {expected:?}", beginning(found))]
+    #[error("`{key}` is {}; an adapter has `{expected}`", shown(found.as_bytes()))]
     Kind { key: &'static str, found: String, expected: &'static str },
     /// Made for other models.
     #[error("it is made for the architecture {}, and this model's is `{model}`", shown(found.as_bytes()))]
@@ -73,12 +73,6 @@ pub enum AdapterError {
     /// A type that holds no weights.
     #[error("tensor `{tensor}` has type {ty}, which holds no weights; convert the adapter again")]
     Type { tensor: String, ty: TensorType },
-}
-
-/// What a file says, quoted, and no more of it than a message has room for.
-fn beginning(text: &str) -> String {
-    let cut: String = text.chars().take(80).collect();
-    format!("{cut:?}")
 }
 
 impl AdapterError {
