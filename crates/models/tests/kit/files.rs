@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use puna_gguf::{Gguf, Metadata, Value, View, Writer};
-use puna_models::{LoadOptions, Model};
+use puna_gguf::{Gguf, Metadata, TensorInfo, Value, View, Writer};
+use puna_models::{LoadOptions, Model, ModelError};
+use puna_quant::TensorType;
 
 /// A zoo file.
 pub fn source(name: &str) -> Gguf {
@@ -12,23 +13,55 @@ pub fn source(name: &str) -> Gguf {
     Gguf::open(&path).unwrap()
 }
 
+/// A tensor of a file that is written.
+pub struct Tensor {
+    pub name: String,
+    pub ty: TensorType,
+    pub shape: Vec<u64>,
+    pub data: Vec<u8>,
+}
+
+/// The tensors of a file.
+pub fn tensors(file: &Gguf) -> Vec<Tensor> {
+    let tensor = |tensor: &TensorInfo| Tensor {
+        name: tensor.name.to_string(),
+        ty: tensor.ty,
+        shape: tensor.shape.clone(),
+        data: file.data(tensor).to_vec(),
+    };
+    file.tensors().iter().map(tensor).collect()
+}
+
 /// The error of loading a copy of a zoo file with other metadata and without some tensors.
 pub fn refused(name: &str, change: impl Fn(&mut Metadata), drop: &str) -> String {
     let source = source(name);
     let mut metadata = source.metadata().clone();
     change(&mut metadata);
-    let mut writer = Writer::with_metadata(metadata);
-    let mut data = Vec::new();
-    for tensor in source.tensors().iter().filter(|t| &*t.name != drop) {
-        writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
-        data.push(source.data(tensor));
-    }
-    let bytes = writer.to_vec(data).unwrap();
-    let view = View::new(Arc::new(Gguf::from_bytes(bytes).unwrap())).unwrap();
-    match Model::load(&view, LoadOptions::default()) {
-        Ok(_) => panic!("{name} was taken without {drop}"),
+    let mut tensors = tensors(&source);
+    tensors.retain(|tensor| tensor.name != drop);
+    match loaded(&metadata, &tensors) {
+        Ok(()) => panic!("{name} was taken without {drop}"),
         Err(error) => error.to_string(),
     }
+}
+
+/// The error of loading a copy of a zoo file with other tensors.
+pub fn refused_by(name: &str, change: impl Fn(&mut Tensor)) -> ModelError {
+    let source = source(name);
+    let mut tensors = tensors(&source);
+    tensors.iter_mut().for_each(change);
+    loaded(source.metadata(), &tensors).expect_err(name)
+}
+
+/// Loads a file of these parts.
+pub fn loaded(metadata: &Metadata, tensors: &[Tensor]) -> Result<(), ModelError> {
+    let mut writer = Writer::with_metadata(metadata.clone());
+    for tensor in tensors {
+        writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
+    }
+    let bytes = writer.to_vec(tensors.iter().map(|tensor| &*tensor.data)).unwrap();
+    let view = View::new(Arc::new(Gguf::from_bytes(bytes).unwrap())).unwrap();
+    Model::load(&view, LoadOptions::default()).map(drop)
 }
 
 /// Sets a key.

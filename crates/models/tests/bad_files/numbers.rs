@@ -1,14 +1,9 @@
 //! Keys and tables whose numbers are none, or cannot be: the one that is wrong is named, and safe to show.
 
-#[path = "kit/files.rs"]
-mod files;
-
-use std::sync::Arc;
-
-use files::{refused, source, with};
-use puna_gguf::{Gguf, Metadata, View, Writer};
-use puna_models::{LoadOptions, Model};
+use puna_gguf::Metadata;
 use puna_quant::TensorType;
+
+use super::files::{Tensor, loaded, refused, source, tensors, with};
 
 #[test]
 fn names_of_any_length_and_kind_are_safe_to_show() {
@@ -89,16 +84,9 @@ fn a_rotary_table_that_cannot_be_one_is_named() {
     const TABLE: &str = "rope_freqs.weight";
     let with_table = |ty: TensorType, bytes: &[u8], len: u64| {
         let source = source("llama");
-        let mut writer = Writer::with_metadata(source.metadata().clone());
-        let mut data = Vec::new();
-        for tensor in source.tensors() {
-            writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
-            data.push(source.data(tensor));
-        }
-        writer.tensor(TABLE, ty, &[len]).unwrap();
-        data.push(bytes);
-        let view = View::new(Arc::new(Gguf::from_bytes(writer.to_vec(data).unwrap()).unwrap())).unwrap();
-        Model::load(&view, LoadOptions::default()).map(|_| ()).map_err(|error| error.to_string())
+        let mut tensors = tensors(&source);
+        tensors.push(Tensor { name: TABLE.to_owned(), ty, shape: vec![len], data: bytes.to_vec() });
+        loaded(source.metadata(), &tensors).map_err(|error| error.to_string())
     };
     let of = |factors: &[f32]| {
         let bytes: Vec<u8> = factors.iter().flat_map(|x| x.to_le_bytes()).collect();
