@@ -324,7 +324,8 @@ impl PoolSpec {
 
 /// The form of a [`Recurrence::Grams`]: n-grams of two ids, of three and so on, each of which has some rows of one table (Qwen, 2026).
 ///
-/// An n-gram's number is the exclusive or of its ids, each times its multiplier, modulo 2⁶⁴. Its ids end at the end of a text: where
+/// An n-gram's number is the exclusive or of its ids, each times its multiplier, modulo 2⁶⁴. It has no sign, where
+/// it is divided by a head's rows too. Its ids end at the end of a text: where
 /// that lies before the token, and before a sequence's first, there are no further ids but `end` itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GramSpec {

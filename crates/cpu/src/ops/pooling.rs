@@ -20,7 +20,7 @@ pub struct Pool {
     pub gate: Option<Place>,
     pub out: Place,
     pub spec: PoolSpec,
-    /// Added to gates, a row a place in the block; empty where nothing is.
+    /// Added to gates: `[columns, block]`, a row a place in the block, or empty where nothing is.
     pub bias: Arc<[f32]>,
 }
 
@@ -76,7 +76,10 @@ unsafe impl Instruction for Pool {
                     let gate = self.gate.as_ref().map(|gate| columns(step, gate, at, column, n));
                     let gate = gate.unwrap_or(&ZEROS[..n]);
                     let column = place * self.spec.cols() + column;
-                    let bias = self.bias.get(column..column + n).unwrap_or(&ZEROS[..n]);
+                    let bias = match self.bias.is_empty() {
+                        true => &ZEROS[..n],
+                        false => &self.bias[column..column + n],
+                    };
                     (step.level.vector.recurrent.pool)(PoolStep { max, sum, acc, x, gate, bias });
                 };
                 if place == 0 {
