@@ -9,7 +9,7 @@ use crate::hybrid::{Mixer, SsmKeys, Trail};
 use crate::mamba::conv;
 
 /// Of the norm that brings queries and keys to length one; no file says it.
-const UNIT_EPS: f32 = 1e-6;
+pub const UNIT_EPS: f32 = 1e-6;
 
 /// A layer of the gated delta rule.
 pub struct DeltaNet {

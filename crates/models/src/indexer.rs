@@ -71,6 +71,13 @@ impl IndexerForm {
         }
         Ok(form)
     }
+
+    /// A choice of `count` blocks by keys that a block of `block` tokens has one of.
+    pub fn among_blocks(&self, block: usize, count: usize) -> ChoiceSpec {
+        let Self { heads, dim, .. } = *self;
+        let (mask, chosen) = (Mask::Pooled(block as u32), Chosen { lists: 1, count, block: 1 });
+        ChoiceSpec { heads, dim, rectified: true, mask, near: 0, chosen }
+    }
 }
 
 /// Which layers have an indexer of their own, where the file says so: the others share what the last one before them has chosen.

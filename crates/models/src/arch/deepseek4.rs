@@ -215,20 +215,12 @@ impl Pooling {
 impl Indexer {
     fn load(b: &mut Block<'_, '_>, form: &Form, indexer: IndexerForm) -> Result<Self, ModelError> {
         let IndexerForm { heads, dim, count, .. } = indexer;
-        let chosen = Chosen { lists: 1, count, block: 1 };
         Ok(Self {
             query: b.linear("indexer.attn_q_b", form.query_rank, heads * dim)?,
             rope: b.w.rope(form.rope(true)),
             weights: b.linear("indexer.proj", b.hp.n_embd, heads)?,
             keys: Pooling::load(b, "indexer_compressor", form, (SHORT, dim))?,
-            spec: ChoiceSpec {
-                heads,
-                dim,
-                rectified: true,
-                mask: Mask::Pooled(SHORT as u32),
-                near: 0,
-                chosen,
-            },
+            spec: indexer.among_blocks(SHORT, count),
         })
     }
 

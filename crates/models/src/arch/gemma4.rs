@@ -97,14 +97,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
 
 impl<'a, 'k> Form<'a, 'k> {
     fn read(keys: &'a Keys<'k>, hp: &'a Hparams, w: &mut Weights<'_>) -> Result<Self, ModelError> {
-        let local_dim = keys.count("attention.key_length_swa")?;
-        same_dims(keys, hp, local_dim)?;
-        let global = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-        let local = RopeKeys { scaling: Scaling::None, dims: local_dim, ..global }.in_windows(
-            keys,
-            local_dim,
-            rope::BASE,
-        )?;
+        let (local_dim, [global_rope, local_rope]) = dims_and_ropes(keys, hp, w)?;
         let own = layers_with_own_keys(keys, hp)?;
         Ok(Self {
             keys,
@@ -112,8 +105,8 @@ impl<'a, 'k> Form<'a, 'k> {
             eps: keys.rms_eps()?,
             windows: Windows::read(keys, keys.sliding(hp.n_layer, 6)?)?,
             local_dim,
-            global_rope: w.factored_rope(&global, RopeKind::Neox)?,
-            local_rope: w.rope(local.table(RopeKind::Neox, None)),
+            global_rope,
+            local_rope,
             own,
             width: keys.opt_count("embedding_length_per_layer_input")?.unwrap_or(0),
         })
@@ -133,8 +126,23 @@ impl<'a, 'k> Form<'a, 'k> {
     }
 }
 
+/// Features of a sliding layer's head, and how heads turn in layers that see everything and in those that slide.
+pub(super) fn dims_and_ropes(
+    keys: &Keys<'_>,
+    hp: &Hparams,
+    w: &mut Weights<'_>,
+) -> Result<(usize, [RopeId; 2]), ModelError> {
+    let local_dim = keys.count("attention.key_length_swa")?;
+    same_dims(keys, hp, local_dim)?;
+    let global = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
+    let local = RopeKeys { scaling: Scaling::None, dims: local_dim, ..global };
+    let local = local.in_windows(keys, local_dim, rope::BASE)?;
+    let global = w.factored_rope(&global, RopeKind::Neox)?;
+    Ok((local_dim, [global, w.rope(local.table(RopeKind::Neox, None))]))
+}
+
 /// Keys and values have heads of the same size, in layers of either kind.
-pub(super) fn same_dims(keys: &Keys<'_>, hp: &Hparams, local_dim: usize) -> Result<(), ModelError> {
+fn same_dims(keys: &Keys<'_>, hp: &Hparams, local_dim: usize) -> Result<(), ModelError> {
     let local_values = keys.count_or("attention.value_length_swa", local_dim)?;
     if local_dim > MAX_DIM {
         let (key, value) = (keys.name("attention.key_length_swa"), local_dim.to_string());

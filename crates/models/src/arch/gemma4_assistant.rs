@@ -4,12 +4,11 @@
 
 use puna_graph::*;
 
-use super::gemma4::same_dims;
+use super::gemma4::dims_and_ropes;
 use crate::blocks::Mlp;
 use crate::companion::{Companion, Guesser, Guesses, Needs, Seen, Trunk};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::rope::{self, RopeKeys, Scaling};
 use crate::weights::Weights;
 
 struct Gemma4Assistant {
@@ -78,11 +77,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
 impl Form {
     fn read(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Self, ModelError> {
         let hp = Hparams::read_draft(keys)?;
-        let local_dim = keys.count("attention.key_length_swa")?;
-        same_dims(keys, &hp, local_dim)?;
-        let global = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-        let local = RopeKeys { scaling: Scaling::None, dims: local_dim, ..global };
-        let local = local.in_windows(keys, local_dim, rope::BASE)?;
+        let (local_dim, [global_rope, local_rope]) = dims_and_ropes(keys, &hp, w)?;
         let sliding = keys.listed_sliding(hp.n_layer)?;
         let seen = keys.count("attention.sliding_window")?;
         if seen < 2 {
@@ -95,8 +90,8 @@ impl Form {
             sliding,
             window: Mask::Window(seen as u32 - 1),
             local_dim,
-            global_rope: w.factored_rope(&global, RopeKind::Neox)?,
-            local_rope: w.rope(local.table(RopeKind::Neox, None)),
+            global_rope,
+            local_rope,
             hp,
         })
     }

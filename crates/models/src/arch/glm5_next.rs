@@ -6,6 +6,7 @@
 use puna_graph::*;
 
 use crate::decoder::{self, AnyNorm, Block, NormKind};
+use crate::delta::UNIT_EPS;
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
@@ -16,9 +17,6 @@ use crate::kda::{DeltaAttention, KdaForm};
 use crate::latent::{Latent, LatentForm};
 use crate::model::{LoadOptions, Loaded};
 use crate::weights::Weights;
-
-/// Of the norm that brings queries and keys of delta attention to length one.
-const UNIT_EPS: f32 = 1e-6;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
@@ -126,14 +124,7 @@ impl Indexer {
                 overlaps: false,
             },
             weights: b.linear("indexer.proj", n_embd, heads)?,
-            spec: ChoiceSpec {
-                heads,
-                dim,
-                rectified: true,
-                mask: Mask::Pooled(block as u32),
-                near: 0,
-                chosen: Chosen { lists: 1, count: count / block, block: 1 },
-            },
+            spec: indexers.form.among_blocks(block, count / block),
         })
     }
 

@@ -108,7 +108,7 @@ impl BlockAttention {
         let IndexerForm { heads, dim, count, .. } = indexers.form;
         let n_embd = b.hp.n_embd;
         let first = Rope { behind: block as u32 - 1, ..indexers.rope.table(RopeKind::Neox, None) };
-        let chosen = Chosen { lists: 1, count: count / block, block };
+        let spec = indexers.form.among_blocks(block, count / block);
         attention.spec.sees_tail = true;
         Ok(Self {
             attention,
@@ -124,15 +124,8 @@ impl BlockAttention {
             },
             key_norm: b.norm_of("indexer.k_norm", &[dim])?,
             ropes: [rope, b.w.rope(first)],
-            spec: ChoiceSpec {
-                heads,
-                dim,
-                rectified: true,
-                mask: Mask::Pooled(block as u32),
-                near: 0,
-                chosen: Chosen { block: 1, ..chosen },
-            },
-            chosen,
+            spec,
+            chosen: Chosen { block, ..spec.chosen },
         })
     }
 
