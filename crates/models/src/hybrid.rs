@@ -241,7 +241,7 @@ impl Attention {
         }
         if gated && spec.key_dim != spec.value_dim {
             let what = format!("values of {} features to keys of {}", spec.value_dim, spec.key_dim);
-            let reason = "gates of attention are as wide as its keys";
+            let reason = "gates of attention are as wide as its keys, and `attention.value_length` is not `attention.key_length`";
             return Err(ModelError::Unsupported { what, reason });
         }
         let [q, k, v] = hp.widths(i);

@@ -225,6 +225,7 @@ fn what_layers_must_have_in_common_is_named() {
     assert!(text.starts_with(&format!("key `{key}` is {other} in layer {}, ", layers - 1)), "{text}");
     let text = refused("qwen3next", with("qwen3next.attention.value_length", 8u32), "");
     assert!(text.contains("gates of attention are as wide as its keys"), "{text}");
+    assert!(text.contains("`attention.value_length`"), "{text}");
     for (name, key, value) in [
         ("nanbeige", "nanbeige.num_loops", 257u32),
         ("nanbeige", "nanbeige.num_loops", u32::MAX),
