@@ -7,6 +7,7 @@ use axum::response::Response;
 use puna_api::KeepAlive;
 use puna_api::native::ChatRequest;
 use puna_store::Model;
+use serde_json::{Map, Value};
 
 use crate::app::{App, Loaded, Running, key};
 use crate::canonical::{Event, Failure, Generate, Task};
@@ -26,15 +27,10 @@ pub(super) async fn chat(
     dialect::logprobs(request.logprobs, request.top_logprobs)?;
     let (name, model) = find(&app, &request.model).await?;
     let encoder = ChatEncoder { model: name.given.clone() };
-    if request.messages.is_empty() {
-        note_unheard(&model, request.keep_alive);
-    }
-    if request.messages.is_empty() && request.keep_alive.is_some_and(KeepAlive::is_zero) {
-        options::check(request.options.as_ref(), &mut |name| note_ignored(format!("options.{name}")))?;
-        app.models().expire(key(&model)).await;
+    let (stream, empty) = (request.stream.unwrap_or(true), request.messages.is_empty());
+    if empty && leaves(&app, &model, request.keep_alive, request.options.as_ref()).await? {
         return Ok(encoder.empty("unload"));
     }
-    let (stream, empty) = (request.stream.unwrap_or(true), request.messages.is_empty());
     let prepared = prepare(&app, client, request, &name, &model).await?;
     if empty {
         return Ok(encoder.empty("load"));
@@ -44,6 +40,22 @@ pub(super) async fn chat(
         return Ok(respond(vec![running], encoder).await?);
     }
     Ok(encoder.whole(collect(running).await?))
+}
+
+/// Whether a request without any text asks that its model leaves, which is seen to.
+pub(super) async fn leaves(
+    app: &App,
+    model: &Model,
+    keep_alive: Option<KeepAlive>,
+    options: Option<&Map<String, Value>>,
+) -> Result<bool, Failure> {
+    note_unheard(model, keep_alive);
+    if !keep_alive.is_some_and(KeepAlive::is_zero) {
+        return Ok(false);
+    }
+    options::check(options, &mut |name| note_ignored(format!("options.{name}")))?;
+    app.models().expire(key(model)).await;
+    Ok(true)
 }
 
 /// The model of a chat.

@@ -8,14 +8,14 @@ use puna_api::KeepAlive;
 use puna_api::native::GenerateRequest;
 use puna_store::Model;
 
+use super::chat::leaves;
 use crate::app::{App, Loaded, key};
 use crate::canonical::{Failure, Generate, Task};
 use crate::dialect::native::{self, GenerateEncoder};
 use crate::dialect::{self, collect, respond};
-use crate::http::{Client, Json, Native, Refused, note_ignored};
+use crate::http::{Client, Json, Native, Refused};
 use crate::names::Name;
-use crate::options;
-use crate::remote::{has_option, note_unheard};
+use crate::remote::has_option;
 use crate::scheduler::{Key, LoadOptions};
 
 pub(super) async fn generate(
@@ -81,12 +81,7 @@ pub(super) async fn check(app: &App, request: GenerateRequest) -> Result<Checked
     let name = Name::to_run(&request.model)?;
     let model = app.find(&name, || missing(&name.given)).await?;
     let (empty, keep_alive) = (request.prompt.is_empty(), request.keep_alive);
-    if empty {
-        note_unheard(&model, keep_alive);
-    }
-    if empty && keep_alive.is_some_and(KeepAlive::is_zero) {
-        options::check(request.options.as_ref(), &mut |name| note_ignored(format!("options.{name}")))?;
-        app.models().expire(key(&model)).await;
+    if empty && leaves(app, &model, keep_alive, request.options.as_ref()).await? {
         return Ok(Checked::Unloaded);
     }
     native::check_generate(&request, &model, &name)?;
