@@ -72,6 +72,18 @@ impl IndexerForm {
         Ok(form)
     }
 
+    /// Of the keys of a block one; `part` is the tensor that says how wide they are, `bias` what is added to their gates.
+    pub fn pool(
+        &self,
+        b: &mut Block<'_, '_>,
+        part: &str,
+        block: usize,
+        bias: Option<WeightId>,
+    ) -> Result<PoolSpec, ModelError> {
+        let (state, dim) = (b.state(part, 3, self.dim)?, self.dim);
+        Ok(PoolSpec { state, block, dim, overlaps: false, bias })
+    }
+
     /// A choice of `count` blocks by keys that a block of `block` tokens has one of.
     pub fn among_blocks(&self, block: usize, count: usize) -> ChoiceSpec {
         let Self { heads, dim, .. } = *self;

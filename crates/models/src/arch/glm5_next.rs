@@ -111,18 +111,13 @@ impl Indexer {
         let IndexerForm { heads, dim, count, .. } = indexers.form;
         let (n_embd, block) = (b.hp.n_embd, indexers.block);
         let norm = NormKind::Layer(indexers.eps);
+        let bias = b.tensor(BIAS, &[dim, block])?;
         Ok(Self {
             query: b.linear("indexer.attn_q_b", thin, heads * dim)?,
             key: b.linear("indexer.attn_k", n_embd, dim)?,
             key_norm: norm.load(b.w, &format!("{}.indexer.k_norm", b.name), &[dim])?,
             gate: b.linear("indexer_compressor_gate", n_embd, dim)?,
-            pool: PoolSpec {
-                bias: Some(b.tensor(BIAS, &[dim, block])?),
-                state: b.state(BIAS, 3, dim)?,
-                block,
-                dim,
-                overlaps: false,
-            },
+            pool: indexers.form.pool(b, BIAS, block, Some(bias))?,
             weights: b.linear("indexer.proj", n_embd, heads)?,
             spec: indexers.form.among_blocks(block, count / block),
         })
