@@ -16,6 +16,7 @@ use crate::memory::Shared;
 use crate::ops::attention::{Attend, StoreKv, Work};
 use crate::ops::choose::{self, Choose};
 use crate::ops::dose::{Dose, Steer};
+use crate::ops::dynamic_conv::DynamicConv;
 use crate::ops::elementwise::{Add, Concat, GluRows, Map, Mul, Resize, Unary};
 use crate::ops::embed::{Embed, EmbedListed, GatherOutputs, Given, Table};
 use crate::ops::grams::Grams;
@@ -29,7 +30,6 @@ use crate::ops::pooling::Pool;
 use crate::ops::recall::Recall;
 use crate::ops::recurrent::{Conv, Delta, Retention, Scan, Wkv, Wkv7};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
-use crate::ops::shift::Shift;
 use crate::ops::streams::{Agree, ReadStreams, StreamWeights, WriteStreams};
 use crate::step::Instruction;
 
@@ -259,9 +259,9 @@ impl Compiler<'_> {
                 let x = self.place(x);
                 self.push(Pick { x, out, start, width, period });
             }
-            Op::Shift { x, by } => {
-                let x = self.place(x);
-                self.push(Shift { x, out, by });
+            Op::DynamicConv { x, own, constant, .. } => {
+                let (x, own, constant) = (self.place(x), self.place(own), self.floats(Some(constant))?);
+                self.push(DynamicConv { x, own, out, constant });
             }
             Op::StreamWeights { x, ref spec } => {
                 let (x, spec) = (self.place(x), (**spec).clone());

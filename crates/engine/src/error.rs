@@ -1,6 +1,6 @@
 //! Why the engine cannot load a model or take a job.
 
-use puna_graph::BackendError;
+use puna_graph::{BackendError, KvType};
 use puna_models::ModelError;
 use puna_tokenizer::TokenizerError;
 
@@ -123,6 +123,19 @@ pub enum EngineError {
     EncoderDraft {
         /// The draft model's architecture.
         architecture: &'static str,
+    },
+    /// A draft model whose keys and values the cache of its model cannot hold.
+    #[error(
+        "the draft model has heads of {dim} features, and a {ty} cache needs multiples of {multiple}: use f16, or run the model \
+         without it"
+    )]
+    DraftCacheType {
+        /// The type.
+        ty: KvType,
+        /// What head sizes must be a multiple of.
+        multiple: usize,
+        /// The head size.
+        dim: usize,
     },
     /// Log-probabilities of a prompt that an encoder reads.
     #[error(

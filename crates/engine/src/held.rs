@@ -211,6 +211,15 @@ impl Held {
         true
     }
 
+    /// Gives back pages of its own that are not needed for `tokens` tokens.
+    pub fn shrink(&mut self, pages: &mut Pages, tokens: usize) {
+        while self.room() >= tokens + PAGE_TOKENS
+            && let Some(page) = self.own.pop()
+        {
+            pages.give_back(page);
+        }
+    }
+
     /// Where the next copy of the state of a prompt of `tokens` tokens is to be made, of which `computed` are: at the end but for
     /// the last token, which is always computed anew; where others part; and now and then on the way.
     pub fn next_copy(&self, computed: usize, tokens: usize) -> usize {

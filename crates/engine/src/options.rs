@@ -19,7 +19,7 @@ use crate::stepper::Stepper;
 pub struct EngineOptions {
     /// Tokens of a sequence at most; `None` takes the context that the model was trained with.
     pub num_ctx: Option<usize>,
-    /// Tokens of a step at most.
+    /// Tokens of a step of the model at most.
     pub num_batch: usize,
     /// Storage of keys.
     pub cache_k: KvType,
@@ -96,10 +96,31 @@ pub struct ModelInfo {
 }
 
 impl ModelInfo {
-    /// Whether a draft model is of use: a recurrent state cannot take back what did not come true, and what an encoder has read no draft
-    /// model reads.
+    /// Those of a model in an engine with these options.
+    pub(crate) fn of(model: &Model, view: &View, options: &EngineOptions) -> Self {
+        let shape = model.shape();
+        Self {
+            architecture: model.architecture(),
+            n_ctx: context(model, options),
+            n_ctx_train: shape.n_ctx,
+            n_embd: shape.n_embd,
+            n_layer: shape.n_layer,
+            n_vocab: shape.n_vocab,
+            causal: shape.causal,
+            recurrent: !model.states().is_empty(),
+            start: shape.start,
+            can_generate: shape.has_logits,
+            unmasking: shape.unmasking,
+            can_rank: model.pooling() == Pooling::Rank && shape.score_labels > 0,
+            pooling: model.pooling(),
+            parameters: view.gguf().parameter_count(),
+        }
+    }
+
+    /// Whether a draft model is of use: a recurrent state cannot take back what did not come true, what an encoder has read no draft
+    /// model reads, and where nothing is written token by token nothing is guessed.
     pub(crate) fn takes_drafts(&self) -> bool {
-        !self.recurrent && self.start.is_none()
+        !self.recurrent && self.start.is_none() && self.can_generate && self.causal
     }
 }
 
@@ -114,7 +135,7 @@ pub struct MemoryReport {
     pub states: u64,
     /// Intermediate results.
     pub scratch: u64,
-    /// All of that for the draft model, where there is one.
+    /// All of that for a draft model with an engine of its own; of one that guesses with parts of its model the weights alone.
     pub draft: u64,
 }
 

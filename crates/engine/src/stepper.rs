@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 
 use puna_graph::{Backend, Capacity, Plan, ProgramId, Rows, StepInput};
-use puna_models::{LoadOptions, Model, Pooling, Want};
+use puna_models::{Guesses, LoadOptions, Model, Want};
 
 use puna_gguf::View;
 
 use crate::diffusion::longest_block;
 use crate::error::EngineError;
-use crate::options::{EngineOptions, MemoryReport, ModelInfo, cache_spec, context, state_spec};
+use crate::options::{EngineOptions, MemoryReport, ModelInfo, cache_spec, state_spec};
 
 /// Logits of a step that there is room for, however many sequences run: 16 MiB.
 const LOGITS: usize = 1 << 22;
@@ -84,28 +84,14 @@ impl Stepper {
         let load = LoadOptions { n_ctx: options.num_ctx };
         let load = |companion| Model::load_accompanied(view, &options.adapters, load, companion);
         let mut model = load(companion)?;
-        if companion.is_some() && (!model.states().is_empty() || model.shape().start.is_some()) {
-            // It fits, but is of no use here, see `ModelInfo::takes_drafts`.
+        let info = ModelInfo::of(&model, view, options);
+        if companion.is_some() && !info.takes_drafts() {
+            // It fits, but is of no use here.
             model = load(None)?;
         }
+        check_draft_cache(&model, options)?;
         backend.adopt(model.weights().to_vec(), model.ropes().to_vec())?;
         let shape = model.shape();
-        let info = ModelInfo {
-            architecture: model.architecture(),
-            n_ctx: context(&model, options),
-            n_ctx_train: shape.n_ctx,
-            n_embd: shape.n_embd,
-            n_layer: shape.n_layer,
-            n_vocab: shape.n_vocab,
-            causal: shape.causal,
-            recurrent: !model.states().is_empty(),
-            start: shape.start,
-            can_generate: shape.has_logits,
-            unmasking: shape.unmasking,
-            can_rank: model.pooling() == Pooling::Rank && shape.score_labels > 0,
-            pooling: model.pooling(),
-            parameters: view.gguf().parameter_count(),
-        };
         let guesses = options.speculation.is_on() && shape.causal && !info.recurrent;
         let guessed = if guesses { backend.exact_rows() } else { 1 };
         let open = || (LOGITS / shape.n_vocab.max(1)).max(LEAST_RESULTS).min(options.num_batch);
@@ -139,11 +125,17 @@ impl Stepper {
             (false, false) => &[(Want::Hidden, whole, whole)],
         };
         let mut kinds = kinds.to_vec();
+        // What goes from step to step by way of the loop.
+        let mut carried = 0;
         if let Some(guesses) = self.model.guesses() {
             // No more sequences are guessed for than a step checks rows.
             let (sequences, each) = (self.backend.exact_rows(), guesses.rows());
             kinds.push((Want::Guess, sequences * each, sequences));
             kinds.extend([(Want::Follow, options.num_batch, 0), (Want::Link, sequences, sequences)]);
+            carried = match guesses {
+                Guesses::Chain { state, .. } => 2 * 4 * (options.num_batch * state) as u64,
+                Guesses::Block(_) => 4 * (sequences * (self.info.n_vocab + self.info.n_embd)) as u64,
+            };
         }
         // The largest result as it is handed out, and what is handed out beside it.
         let mut results = 0;
@@ -164,7 +156,7 @@ impl Stepper {
         let tokens = kinds.iter().map(|(_, tokens, _)| tokens.next_power_of_two());
         let sizes = u64::from(tokens.max().unwrap_or(1).ilog2());
         let smaller = 2 * half.saturating_sub(largest) + sizes * one.saturating_sub(half);
-        Ok(MemoryReport { weights, cache, states, scratch: largest + smaller + results, draft })
+        Ok(MemoryReport { weights, cache, states, scratch: largest + smaller + results + carried, draft })
     }
 
     /// Rows of a step that sequences may draw from.
@@ -224,4 +216,14 @@ impl Stepper {
         self.programs.insert((want, capacity), made);
         Ok(Some(made))
     }
+}
+
+/// Whether the draft model's own layers can be kept as those of its model are.
+fn check_draft_cache(model: &Model, options: &EngineOptions) -> Result<(), EngineError> {
+    let sizes = model.draft_cache_layers().iter();
+    let sizes = sizes.flat_map(|l| [(options.cache_k, l.key_dim), (options.cache_v, l.value_dim)]);
+    let mut wrong = sizes.filter(|(ty, dim)| !dim.is_multiple_of(ty.block_values()));
+    wrong
+        .next()
+        .map_or(Ok(()), |(ty, dim)| Err(EngineError::DraftCacheType { ty, multiple: ty.block_values(), dim }))
 }

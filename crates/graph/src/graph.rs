@@ -429,11 +429,22 @@ impl Graph {
         self.push_like(name, Op::Mul { x, by }, x)
     }
 
-    /// For each token what the one `by` places before it is, of those of the step that are of the same sequence; zeros where there
-    /// is none.
-    pub fn shift(&mut self, name: &'static str, x: ValueId, by: usize) -> ValueId {
-        assert_eq!(self.value(x).rows, Rows::Tokens);
-        self.push_like(name, Op::Shift { x, by }, x)
+    /// `x` mixed with earlier tokens of the step and the same sequence, see [`Op::DynamicConv`]: `constant` is `[features, taps]`, and `own`
+    /// has for each tap a column a group.
+    pub fn dynamic_conv(
+        &mut self,
+        name: &'static str,
+        x: ValueId,
+        own: ValueId,
+        (constant, taps): (WeightId, usize),
+    ) -> ValueId {
+        let (of, groups) = (self.value(x), self.value(own).cols / taps);
+        assert!(
+            of.rows == Rows::Tokens
+                && self.value(own).cols == taps * groups
+                && of.cols.is_multiple_of(groups)
+        );
+        self.push_like(name, Op::DynamicConv { x, own, constant, taps }, x)
     }
 
     /// `x` by what the token's position makes of it.

@@ -417,13 +417,17 @@ pub enum Op {
         /// Columns of a period.
         period: usize,
     },
-    /// For each token what the one so many places before it is, of those of the step that are of the same sequence; zeros where there
-    /// is none.
-    Shift {
+    /// For each token `Σ (constantᵢ + ownᵢ) · xᵢ`, where `xᵢ` is the token `i` places before it, of those of the step that are of the
+    /// same sequence, and `ownᵢ` a column for each group of features that lie together.
+    DynamicConv {
         /// Input, a row a token.
         x: ValueId,
-        /// How many places.
-        by: usize,
+        /// The token's own taps: for each the groups' columns.
+        own: ValueId,
+        /// `[features, taps]`.
+        constant: WeightId,
+        /// How many taps there are.
+        taps: usize,
     },
     /// Weights by which streams are read and written.
     StreamWeights {
@@ -496,7 +500,7 @@ impl Op {
             Op::Recall { .. } => "recall",
             Op::Sparsify { .. } => "sparsify",
             Op::Pick { .. } => "pick",
-            Op::Shift { .. } => "shift",
+            Op::DynamicConv { .. } => "dynamic_conv",
             Op::StreamWeights { .. }
             | Op::ReadStreams { .. }
             | Op::WriteStreams { .. }
@@ -533,12 +537,12 @@ impl Op {
             | Op::Softcap { x, .. }
             | Op::Sparsify { x, .. }
             | Op::Pick { x, .. }
-            | Op::Shift { x, .. }
             | Op::StreamWeights { x, .. }
             | Op::GatherOutputs { x } => [Some(x), None, None, None, None],
             Op::ReadStreams { streams, by } => [Some(streams), Some(by), None, None, None],
             Op::WriteStreams { streams, part, by, mix } => [Some(streams), Some(part), Some(by), mix, None],
             Op::Resize { x, like } => [Some(x), Some(like), None, None, None],
+            Op::DynamicConv { x, own, .. } => [Some(x), Some(own), None, None, None],
             Op::Attention { q, k, v, chosen, before, .. } => [Some(q), Some(k), Some(v), chosen, before],
             Op::Choose { q, k, weights, .. } => [Some(q), Some(k), weights, None, None],
             Op::Keep { k, v, .. } => [Some(k), Some(v), None, None, None],

@@ -77,6 +77,8 @@ pub struct Link {
     pub says_how_sure: bool,
     /// Of how many tokens, the likeliest ones, one is taken; of all where nothing is said.
     pub choices: Option<usize>,
+    /// Whether what is added is for the model's tokens in their order, also where logits are for fewer.
+    pub by_token: bool,
 }
 
 /// What the guesses of a chain see.
@@ -120,10 +122,8 @@ pub(crate) struct Needs {
 /// What it has found there.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Trunk {
-    /// The model's embeddings.
-    pub table: WeightId,
-    /// The model's output matrix.
-    pub head: Linear,
+    /// The model's embeddings and its output matrix, where it uses these.
+    pub shared: Option<(WeightId, Linear)>,
     /// For each of the layers that are read the number that it has in the model's cache.
     pub layers: Vec<usize>,
     /// The number of the draft model's first layer in that cache.
@@ -189,8 +189,7 @@ impl Accompanying {
         for (input, layer) in watched {
             let is_stream = |value: Value| value.rows == Rows::Tokens && value.cols.is_multiple_of(*width);
             let Some(input) = input.filter(|&input| is_stream(g.value(input))) else {
-                let difference = format!("what its layer {layer} is given is no stream of hidden states");
-                return Err(ModelError::Companion { draft: self.name, model: self.model, difference });
+                return Err(ModelError::UnreadLayer { draft: self.name, model: self.model, layer: *layer });
             };
             let streams = g.value(input).cols / width;
             inputs.push(if streams == 1 { input } else { mean(g, input, streams) });
@@ -248,14 +247,33 @@ impl Needs {
             )));
         }
         if let Some(layer) = self.inputs.iter().find(|&&layer| layer == 0 || layer > host.n_layer) {
-            let layers = host.n_layer;
-            return Err(differ(format!("it reads what layer {layer} of 1 to {layers} is given")));
+            let last = host.n_layer;
+            return Err(differ(format!(
+                "it reads the input of layer {layer}, and those of layers 1 to {last} can be read"
+            )));
         }
         let layers = self.layers.iter().map(|layer| of_kind(layer, host.cache).map_err(differ));
         let layers = layers.collect::<Result<_, _>>()?;
-        let table = host.table.ok_or_else(|| ModelError::MissingTensor { name: TABLE.into() })?;
-        let tied = Linear { w: table, scale: 1.0, bias: None, out: n_vocab };
-        Ok(Trunk { table, head: host.head.unwrap_or(tied), layers, own: host.cache.len() })
+        let shared = |_| -> Result<_, ModelError> {
+            let table = host.table.ok_or_else(|| {
+                differ(format!("it has none of its own and finds no `{TABLE}` with a row for each token"))
+            })?;
+            let tied = Linear { w: table, scale: 1.0, bias: None, out: n_vocab };
+            Ok((table, host.head.unwrap_or(tied)))
+        };
+        Ok(Trunk { shared: self.shares.map(shared).transpose()?, layers, own: host.cache.len() })
+    }
+}
+
+impl Trunk {
+    /// The draft model's own embeddings, else the model's.
+    pub fn table_or(&self, own: Option<WeightId>) -> WeightId {
+        own.or(self.shared.map(|(table, _)| table)).expect("a model without embeddings was refused")
+    }
+
+    /// The draft model's own output matrix, else the model's.
+    pub fn head_or<'a>(&'a self, own: Option<&'a Linear>) -> &'a Linear {
+        own.or(self.shared.as_ref().map(|(_, head)| head)).expect("a model without one was refused")
     }
 }
 
@@ -311,12 +329,22 @@ mod tests {
         let cache =
             cache.map(|mask| if mask == Mask::Causal { layer(1, 16, mask) } else { layer(2, 8, mask) });
         let host = host(32, 100, &cache);
-        let tied = Linear { w: WeightId(7), scale: 1.0, bias: None, out: 100 };
-        let trunk = Trunk { table: WeightId(7), head: tied, layers: vec![2, 3, 2], own: 4 };
-        assert_eq!(needs().find("draft", &host), Ok(trunk.clone()));
+        let trunk = Trunk { shared: None, layers: vec![2, 3, 2], own: 4 };
+        assert_eq!(needs().find("draft", &host), Ok(trunk));
+    }
+
+    #[test]
+    fn what_the_model_shares_are_its_embeddings_and_its_output_matrix_or_the_same_once_more() {
+        let (tied, table) = (Linear { w: WeightId(7), scale: 1.0, bias: None, out: 100 }, WeightId(7));
         let own = Linear { w: WeightId(9), scale: 2.0, ..tied };
-        let found = needs().find("draft", &Host { head: Some(own), ..host });
-        assert_eq!(found, Ok(Trunk { head: own, ..trunk }));
+        let needs = Needs { shares: Some(32), layers: Vec::new(), ..needs() };
+        let shared = |host: &Host<'_>| needs.find("draft", host).map(|trunk| trunk.shared);
+        assert_eq!(shared(&host(32, 100, &[])), Ok(Some((table, tied))));
+        assert_eq!(shared(&Host { head: Some(own), ..host(32, 100, &[]) }), Ok(Some((table, own))));
+        let error = shared(&Host { table: None, ..host(32, 100, &[]) }).unwrap_err().to_string();
+        assert!(error.contains("`token_embd.weight`"), "{error}");
+        let alone = Needs { shares: None, ..needs.clone() };
+        assert!(alone.find("draft", &Host { table: None, ..host(32, 100, &[]) }).is_ok());
     }
 
     #[test]
@@ -330,8 +358,8 @@ mod tests {
         };
         let wants = |needs: Needs| needs.find("draft", &host(32, 100, &cache)).unwrap_err().to_string();
         said(wants(Needs { shares: Some(24), ..needs() }), &["24 features", "32"]);
-        said(wants(Needs { inputs: vec![1, 7], ..needs() }), &["layer 7", "1 to 6"]);
-        said(wants(Needs { inputs: vec![0], ..needs() }), &["layer 0", "1 to 6"]);
+        said(wants(Needs { inputs: vec![1, 7], ..needs() }), &["input of layer 7", "1 to 6"]);
+        said(wants(Needs { inputs: vec![0], ..needs() }), &["input of layer 0", "1 to 6"]);
         said(of(48, 100, &cache), &["`draft`", "`some`", "32 features", "48"]);
         said(of(32, 120, &cache), &["100 entries", "120"]);
         said(of(32, 100, &cache[..1]), &["a view of everything", "none"]);

@@ -44,6 +44,19 @@ pub enum ModelError {
         /// What does not fit.
         difference: String,
     },
+    /// A draft model that reads what this version cannot read of its model.
+    #[error(
+        "`{draft}` reads the input of layer {layer}, which this version does not know of a model of architecture `{model}`; run \
+         the model without it"
+    )]
+    UnreadLayer {
+        /// The draft model's architecture.
+        draft: &'static str,
+        /// The model's.
+        model: &'static str,
+        /// The layer.
+        layer: usize,
+    },
     /// A model of sound.
     #[error(
         "`{name}` is a model of sound, which {does} and neither reads nor writes text: it cannot be run here"

@@ -260,6 +260,7 @@ impl Model {
     fn accompany(&mut self, own: &View, draft: &View) -> Result<(), ModelError> {
         let (name, load) = companion_entry(draft.metadata())?;
         let (table, head) = (self.table_named(TABLE), self.table_named(HEAD));
+        // The architecture has it with its own matrix, which is not seen from here.
         let scale = Weights::new(own).numbers("output.scale", 1)?.map_or(1.0, |scale| scale[0]);
         let (tensors, ropes) = (std::mem::take(&mut self.weights), std::mem::take(&mut self.ropes));
         let mut weights = Weights::behind(draft, tensors, ropes);
@@ -276,6 +277,7 @@ impl Model {
             head: head.map(|w| Linear { w, scale, bias: None, out: n_vocab }),
         };
         let companion = Accompanying::new(name, companion, &host)?;
+        // Whether its layers' inputs can be read shows when they are recorded.
         companion.hidden(Graph::new(), &*self.arch)?;
         self.cache.extend_from_slice(companion.cache());
         self.companion = Some(companion);
@@ -324,6 +326,11 @@ impl Model {
         &self.cache
     }
 
+    /// Those of the draft model that was loaded with the model, the last ones.
+    pub fn draft_cache_layers(&self) -> &[CacheLayer] {
+        self.companion.as_ref().map_or(&[], Accompanying::cache)
+    }
+
     /// The tensors, in the order of the graph's ids.
     pub fn weights(&self) -> &[Weight] {
         &self.weights
@@ -362,14 +369,17 @@ impl Model {
             Want::Logits => return None,
             Want::Encode => self.arch.encode(&mut g)?,
             // What the draft model reads of the model is as the model's file has it.
-            Want::Guess | Want::Follow | Want::Link => {
+            Want::Guess => {
                 g = Graph::new();
-                let companion = self.companion.as_ref()?;
-                match want {
-                    Want::Guess => companion.guess(&mut g),
-                    Want::Follow => companion.follow(&mut g)?,
-                    _ => companion.link(&mut g)?,
-                }
+                self.companion.as_ref()?.guess(&mut g)
+            }
+            Want::Follow => {
+                g = Graph::new();
+                self.companion.as_ref()?.follow(&mut g)?
+            }
+            Want::Link => {
+                g = Graph::new();
+                self.companion.as_ref()?.link(&mut g)?
             }
             Want::Score => {
                 let hidden = self.arch.hidden(&mut g, true);

@@ -295,8 +295,9 @@ impl<'a> Weights<'a> {
             return Err(ModelError::TensorType { name: name.into(), ty: tensor.ty });
         }
         if tensor.shape.len() != 1 || tensor.shape[0] == 0 || tensor.shape[0] > end as u64 {
-            let found = tensor.shape.iter().map(|&n| n as usize).collect();
-            return Err(ModelError::TensorShape { name: name.into(), found, expected: vec![end] });
+            let what = format!("`{name}` of shape {:?}", tensor.shape);
+            let reason = "it must be a list of no more tokens than the vocabulary has";
+            return Err(ModelError::Unsupported { what, reason });
         }
         let number = |bytes: &[u8]| {
             let number = u64::from_le_bytes(bytes.try_into().unwrap_or([u8::MAX; 8]));

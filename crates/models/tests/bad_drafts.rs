@@ -128,7 +128,10 @@ fn layers_that_the_model_does_not_have_and_other_models_are_refused_with_the_num
     for (name, key) in [("eagle3", "eagle3.target_layers"), ("dflash", "dflash.target_layers")] {
         for layer in [0u32, 7, u32::MAX] {
             let error = refused_with(name, &|meta| meta.set(key, vec![1u32, 3, layer]));
-            assert!(error.contains(&format!("layer {layer} of 1 to 6")), "{error}");
+            assert!(
+                error.contains(&format!("input of layer {layer}, and those of layers 1 to 6")),
+                "{error}"
+            );
         }
         // What the last layer hands on is read, too.
         let last = changed(name, &|meta| meta.set(key, vec![1u32, 3, 6]), &|_| false);

@@ -3,6 +3,7 @@
 pub mod attention;
 pub mod choose;
 pub mod dose;
+pub mod dynamic_conv;
 pub mod elementwise;
 pub mod embed;
 pub mod expert_changes;
@@ -20,5 +21,4 @@ pub mod recurrent;
 pub mod rope;
 pub mod rotate;
 mod routing;
-pub mod shift;
 pub mod streams;

@@ -5,6 +5,7 @@
 
 mod borrowed;
 mod encode;
+mod results;
 mod turns;
 
 use std::collections::{HashMap, VecDeque};
@@ -25,7 +26,6 @@ use crate::job::Finish;
 use crate::pages::{NodeId, PAGE_TOKENS, Pages, Windows};
 use crate::sequence::{JobId, Sequence};
 use crate::speculate::Guess;
-use crate::speculate::source::Rows;
 use crate::speculate::speculator::{Limits, Ran, Speculator};
 use crate::stats::Stats;
 use crate::stepper::Stepper;
@@ -378,12 +378,12 @@ impl Driver {
             }
             return Ok(());
         }
-        let guesses = self.guess(&chosen)?;
         for &(id, rows) in &chosen {
             if let Some(at) = self.running.iter().position(|s| s.id == id) {
                 self.make_room(at, self.running[at].computed + rows);
             }
         }
+        let guesses = self.guess(&chosen)?;
         let guesses = self.make_room_for(guesses);
         let (input, parts) = self.assemble(&chosen, guesses);
         if parts.is_empty() {
@@ -422,12 +422,8 @@ impl Driver {
         if company.len() < chosen.len() {
             return Ok(Vec::new());
         }
-        for s in &mut company {
-            // Where there are no more pages, less is guessed.
-            s.held.grow(&mut self.pages, s.computed + self.speculator.ahead());
-        }
         let limits = Limits { n_ctx: self.stepper.info.n_ctx, rows: self.num_batch, target: STEP_TARGET };
-        let model = (&mut self.stepper, &self.pages);
+        let model = (&mut self.stepper, &mut self.pages);
         self.speculator.guess(&mut company, &self.tokenizer, limits, model)
     }
 
@@ -474,82 +470,6 @@ impl Driver {
             parts.push(Part { running, first_row, rows, prompt: !s.is_decoding(), scores, outputs, guess });
         }
         (input, parts)
-    }
-
-    /// Makes up for postponed draws as far as that can be done by `end`; how many those were.
-    fn catch_up(&mut self, end: Instant) -> u64 {
-        let (mut ended, mut generated) = (Vec::new(), 0);
-        for s in &mut self.running {
-            let (drawn, open) = s.catch_up(&self.tokenizer, end);
-            generated += u64::from(drawn);
-            if !open {
-                ended.push(s.id);
-            }
-        }
-        self.dismiss(&ended);
-        if generated > 0 {
-            self.stats.lock().expect("nobody panics with the statistics").generated_tokens += generated;
-        }
-        generated
-    }
-
-    /// Lets go of sequences that have ended.
-    fn dismiss(&mut self, ended: &[JobId]) {
-        for id in ended {
-            if let Some(at) = self.running.iter().position(|s| s.id == *id) {
-                let mut sequence = self.running.swap_remove(at);
-                self.release(&mut sequence);
-            }
-        }
-    }
-
-    /// Advances the sequences of a step. Returns how many guessed tokens came true.
-    fn hand_out(&mut self, parts: &[Part], cols: usize, prompt_rows: usize) -> Result<usize, EngineError> {
-        let mut ended = Vec::new();
-        let (mut generated, mut all_true) = (0, 0);
-        let end = Instant::now() + FORM_WAIT;
-        for part in parts {
-            let s = &mut self.running[part.running];
-            let mut open = s.score(
-                &self.stepper.backend.result()[part.scores.start * cols..part.scores.end * cols],
-                cols,
-            );
-            let copies = part.prompt && self.pages.has_states();
-            let is_place = copies && s.held.next_copy(s.computed, s.tokens.len()) == s.computed + part.rows;
-            let mut own = Rows { past: s.computed, first: part.first_row, output: None };
-            s.computed += part.rows;
-            if is_place {
-                s.held.copy_state(&mut self.pages, &mut *self.stepper.backend, s.computed);
-            }
-            open = open && s.prefill_progress();
-            if open && !part.outputs.is_empty() {
-                let rows = &self.stepper.backend.result()[part.outputs.start * cols..part.outputs.end * cols];
-                let came_true;
-                (came_true, open) = s.advance_through(rows, cols, part.guess.as_ref(), &self.tokenizer, end);
-                // What was not drawn says nothing about guesses.
-                if let Some(guess) = part.guess.as_ref().filter(|_| !s.is_postponed()) {
-                    self.speculator.checked(s, guess.kind, guess.tokens.len(), came_true);
-                }
-                own.output = Some(part.outputs.start + came_true);
-                generated += came_true + usize::from(!s.is_postponed());
-                all_true += came_true;
-            }
-            self.speculator.computed(s, self.stepper.backend.handed_out(0), own);
-            if !open {
-                ended.push(s.id);
-            }
-        }
-        self.speculator.follow(&self.running, (&mut self.stepper, &self.pages))?;
-        for s in &mut self.running {
-            s.held.publish(&mut self.pages, &s.tokens[..s.computed]);
-        }
-        self.dismiss(&ended);
-        let mut stats = self.stats.lock().expect("nobody panics with the statistics");
-        stats.steps += 1;
-        stats.prompt_tokens += prompt_rows as u64;
-        stats.generated_tokens += generated as u64;
-        stats.speculated = self.speculator.counts;
-        Ok(all_true)
     }
 
     /// Says before the work what there is to do: should a step hang, that is what is seen of it.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use puna_graph::StepInput;
 use puna_models::{Block, Link, Want};
 
-use super::model::{Answers, CONFIDENT, Question, TIMES, likeliest};
+use super::model::{Answers, Question, TIMES, likeliest};
 use super::newest::Newest;
 use crate::error::EngineError;
 use crate::pages::Pages;
@@ -53,6 +53,11 @@ impl Blocks {
         Self { form, steps: Newest::default(), links: Newest::default() }
     }
 
+    /// Tokens that a block guesses.
+    pub fn most(&self) -> usize {
+        self.form.rows - self.form.first
+    }
+
     /// Rows of a block.
     pub fn rows(&self) -> usize {
         self.form.rows
@@ -95,7 +100,7 @@ impl Blocks {
             let mut going_on = Vec::with_capacity(asked.len());
             for (mut one, (entry, chance)) in asked.into_iter().zip(said) {
                 let token = stepper.model.guessed_token(entry as usize);
-                let is_sure = (chance >= CONFIDENT || questions[one.at].always) && !is_end(token);
+                let is_sure = questions[one.at].takes(token, chance, &is_end);
                 if is_sure {
                     one.guess.push(token);
                     one.before = token;

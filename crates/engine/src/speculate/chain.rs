@@ -7,9 +7,9 @@ use std::time::Instant;
 use puna_graph::{Segment, StepInput};
 use puna_models::{Seen, Want};
 
-use super::model::{Answers, CONFIDENT, Question, TIMES, likeliest};
+use super::model::{Answers, Question, TIMES, likeliest};
 use super::newest::Newest;
-use super::source::Rows;
+use super::source::Computed;
 use crate::error::EngineError;
 use crate::held::Held;
 use crate::pages::Pages;
@@ -71,10 +71,10 @@ impl Chain {
     }
 
     /// Takes note of what a step has handed out for a sequence, of whose tokens `computed` are computed now.
-    pub fn computed(&mut self, id: JobId, computed: usize, handed_out: &[f32], rows: Rows) {
+    pub fn computed(&mut self, id: JobId, computed: usize, handed_out: &[f32], step: Computed) {
         let width = self.width;
-        let all = match (self.sees, rows.output) {
-            (Seen::Own, _) => &handed_out[rows.first * width..][..(computed - rows.past) * width],
+        let all = match (self.sees, step.output) {
+            (Seen::Own, _) => &handed_out[step.first * width..][..(computed - step.past) * width],
             (Seen::Model, Some(output)) => &handed_out[output * width..][..width],
             (Seen::Model, None) => return,
         };
@@ -82,11 +82,11 @@ impl Chain {
         let known = self.states.entry(id).or_insert_with(|| State { tokens: 0, features: Vec::new() });
         if self.sees == Seen::Own {
             // Nothing came with what is before the text; what came with a token that others have computed is not known.
-            let known_before = known.tokens == rows.past && rows.past > 0;
+            let known_before = known.tokens == step.past && step.past > 0;
             let mut states =
                 if known_before { std::mem::take(&mut known.features) } else { vec![0.0; width] };
             states.extend_from_slice(&all[..newest]);
-            self.pending.push(Pending { id, past: rows.past, states });
+            self.pending.push(Pending { id, past: step.past, states });
         }
         known.tokens = computed;
         known.features.clear();
@@ -140,7 +140,7 @@ impl Chain {
                 let question = &questions[one.at];
                 let (entry, chance) = likeliest(row);
                 let token = stepper.model.guessed_token(entry as usize);
-                let is_sure = (chance >= CONFIDENT || question.always) && !is_end(token);
+                let is_sure = question.takes(token, chance, &is_end);
                 if is_sure {
                     one.guess.push(token);
                     one.token = token;
@@ -214,8 +214,8 @@ mod tests {
         Question { id: JobId(id), tokens, most, always: true, held }
     }
 
-    fn output(row: usize) -> Rows {
-        Rows { past: 0, first: 0, output: Some(row) }
+    fn output(row: usize) -> Computed {
+        Computed { past: 0, first: 0, output: Some(row) }
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
     fn what_is_kept_of_a_token_is_made_with_the_state_of_the_one_before() {
         let mut chain = Chain::new(1, Seen::Own);
         let computed = |chain: &mut Chain, past, computed, handed_out: &[f32], first| {
-            chain.computed(JobId(1), computed, handed_out, Rows { past, first, output: None });
+            chain.computed(JobId(1), computed, handed_out, Computed { past, first, output: None });
             let pending = chain.pending.pop().unwrap();
             (pending.past, pending.states)
         };
@@ -258,7 +258,7 @@ mod tests {
     fn guesses_that_keep_something_end_where_there_is_no_room() {
         let held = Held::default();
         let mut chain = Chain::new(1, Seen::Own);
-        chain.computed(JobId(1), 1, &[1.0], Rows { past: 0, first: 0, output: None });
+        chain.computed(JobId(1), 1, &[1.0], Computed { past: 0, first: 0, output: None });
         assert!(chain.begin(0, &question(1, &[5, 6], 3, &held)).is_none());
     }
 }

@@ -23,7 +23,7 @@ use crate::speculate::Speculation;
 use crate::stepper::Stepper;
 
 /// Guesses end before a token that the model itself gives less than this probability.
-pub(super) const CONFIDENT: f32 = 0.4;
+const CONFIDENT: f32 = 0.4;
 /// Rows of a step that only reads what was missed, where other sequences wait.
 const SHORT_CHUNK: usize = 64;
 /// Steps of up to this many rows a sequence are taken for ones that guess.
@@ -79,6 +79,13 @@ pub struct Question<'a> {
     pub always: bool,
     /// The model's pages of it.
     pub held: &'a Held,
+}
+
+impl Question<'_> {
+    /// Whether a token of this chance is guessed.
+    pub(super) fn takes(&self, token: u32, chance: f32, is_end: impl Fn(u32) -> bool) -> bool {
+        (chance >= CONFIDENT || self.always) && !is_end(token)
+    }
 }
 
 /// A question on its way through the rounds.
@@ -185,7 +192,7 @@ impl Drafts {
                 follower.has_read = true;
                 asked.feed.clear();
                 let (token, chance) = likeliest(row);
-                if (chance >= CONFIDENT || asked.question.always) && !is_end(token) {
+                if asked.question.takes(token, chance, &is_end) {
                     asked.guess.push(token);
                     asked.feed.push(token);
                 }

@@ -20,12 +20,12 @@ pub enum Source {
     Blocks(Blocks),
 }
 
-/// Rows of a step that are a sequence's.
+/// What a step has computed of a sequence.
 #[derive(Debug, Clone, Copy)]
-pub struct Rows {
-    /// Its tokens before them.
+pub struct Computed {
+    /// Its tokens before those of the step.
     pub past: usize,
-    /// The first of them.
+    /// The first of its rows.
     pub first: usize,
     /// Among the rows whose results were wanted that of the token that the next one was drawn from, or will be.
     pub output: Option<usize>,
@@ -40,11 +40,19 @@ impl Source {
         }
     }
 
-    /// Places behind a sequence's newest computed token that guesses write to.
+    /// Tokens that a guess can have at most.
+    pub fn most(&self) -> usize {
+        match self {
+            Self::Model(_) | Self::Chain(_) => usize::MAX,
+            Self::Blocks(blocks) => blocks.most(),
+        }
+    }
+
+    /// Places behind what is computed of a sequence that a step of guesses writes to.
     pub fn ahead(&self) -> usize {
         match self {
             Self::Model(_) => 0,
-            // All guesses of a step lie in the page of the newest token.
+            // Those of further steps are in the same page: guesses end with it.
             Self::Chain(chain) => usize::from(chain.sees() == Seen::Own),
             Self::Blocks(blocks) => blocks.rows(),
         }
@@ -83,9 +91,9 @@ impl Source {
     }
 
     /// Takes note of what a step has computed of a sequence, and handed out.
-    pub fn computed(&mut self, s: &Sequence, handed_out: &[f32], rows: Rows) {
+    pub fn computed(&mut self, s: &Sequence, handed_out: &[f32], step: Computed) {
         if let Self::Chain(chain) = self {
-            chain.computed(s.id, s.computed, handed_out, rows);
+            chain.computed(s.id, s.computed, handed_out, step);
         }
     }
 

@@ -7,7 +7,7 @@ use puna_tokenizer::Tokenizer;
 use super::economy::{Bounds, Economy, Offer, all_of};
 use super::model::Question;
 use super::record::Record;
-use super::source::{Rows, Source};
+use super::source::{Computed, Source};
 use super::{Guess, Kind, Speculated};
 use crate::error::EngineError;
 use crate::pages::Pages;
@@ -62,7 +62,8 @@ impl Speculator {
         Self { economy, record, source, exact_rows, guessing: 0.0, counts }
     }
 
-    /// Guesses for a step of these sequences, all of which only lack their newest token. `model` runs them, and has their pages.
+    /// Guesses for a step of these sequences, all of which only lack their newest token, and have room for it. `model` runs them, and
+    /// has their pages.
     ///
     /// # Errors
     /// The draft model cannot be computed.
@@ -71,7 +72,7 @@ impl Speculator {
         company: &mut [&mut Sequence],
         tokenizer: &Tokenizer,
         limits: Limits,
-        model: (&mut Stepper, &Pages),
+        model: (&mut Stepper, &mut Pages),
     ) -> Result<Vec<(JobId, Guess)>, EngineError> {
         self.guessing = 0.0;
         let n = company.len();
@@ -93,7 +94,7 @@ impl Speculator {
             true => all_of(&offers, rows),
             false => self.economy.decide(&offers, bounds),
         };
-        self.ask(company, &mut plans, &taken, tokenizer, model)?;
+        self.ask(company, &mut plans, &taken, (tokenizer, limits.n_ctx), model)?;
         let mut chosen = Vec::new();
         for ((s, plan), taken) in company.iter_mut().zip(plans).zip(taken) {
             match plan {
@@ -117,7 +118,7 @@ impl Speculator {
         let asks = s.guesser.speculation.draft && most > 0;
         match (found, self.source.as_ref().filter(|_| asks)) {
             (found, Some(source)) if found.is_none() || chance(Kind::Model) > known + BETTER => {
-                let offer = Offer::new(most, chance(Kind::Model));
+                let offer = Offer::new(most.min(source.most()), chance(Kind::Model));
                 let (making, before) = (source.token_seconds(), source.first_seconds(s.id, &s.tokens));
                 (Plan::Ask, Offer { making, before, ..offer })
             }
@@ -132,17 +133,23 @@ impl Speculator {
     /// Asks the draft model for the sequences that are to have its guesses.
     fn ask(
         &mut self,
-        company: &[&mut Sequence],
+        company: &mut [&mut Sequence],
         plans: &mut [Plan],
         taken: &[usize],
-        tokenizer: &Tokenizer,
-        model: (&mut Stepper, &Pages),
+        (tokenizer, n_ctx): (&Tokenizer, usize),
+        (stepper, pages): (&mut Stepper, &mut Pages),
     ) -> Result<(), EngineError> {
         let Some(source) = &mut self.source else { return Ok(()) };
         let asks = |i: &usize| matches!(plans[*i], Plan::Ask) && taken[*i] > 0;
         let who: Vec<usize> = (0..plans.len()).filter(asks).collect();
         if who.is_empty() {
             return Ok(());
+        }
+        for &i in &who {
+            let s = &mut company[i];
+            // Where there are no more pages, less is guessed.
+            let wanted = (s.computed + source.ahead()).min(s.context(n_ctx));
+            s.held.grow(pages, wanted);
         }
         let question = |&i: &usize| {
             let s = &company[i];
@@ -151,9 +158,13 @@ impl Speculator {
         };
         let questions: Vec<_> = who.iter().map(question).collect();
         let known = |token: u32| (token as usize) < tokenizer.vocab_size();
-        let answers = source.ask(&questions, model, |token| tokenizer.is_eog(token) || !known(token))?;
+        let is_end = |token| tokenizer.is_eog(token) || !known(token);
+        let answers = source.ask(&questions, (stepper, &*pages), is_end)?;
         self.guessing = answers.guessing;
         for (i, tokens) in who.into_iter().zip(answers.guesses) {
+            // A page that was taken for a guess alone is somebody else's again.
+            let s = &mut company[i];
+            s.held.shrink(pages, s.computed + 1);
             if !tokens.is_empty() {
                 plans[i] = Plan::Known(Guess { tokens, kind: Kind::Model });
             }
@@ -169,9 +180,9 @@ impl Speculator {
     }
 
     /// Takes note of what a step has computed of a sequence, see [`Source::computed`].
-    pub fn computed(&mut self, s: &Sequence, handed_out: &[f32], rows: Rows) {
+    pub fn computed(&mut self, s: &Sequence, handed_out: &[f32], step: Computed) {
         if let Some(source) = &mut self.source {
-            source.computed(s, handed_out, rows);
+            source.computed(s, handed_out, step);
         }
     }
 
@@ -182,11 +193,6 @@ impl Speculator {
         model: (&mut Stepper, &Pages),
     ) -> Result<(), EngineError> {
         self.source.as_mut().map_or(Ok(()), |source| source.follow(sequences, model))
-    }
-
-    /// Places behind a sequence's newest computed token that guesses are better for.
-    pub fn ahead(&self) -> usize {
-        self.source.as_ref().map_or(0, Source::ahead)
     }
 
     /// Takes note of a step's time.

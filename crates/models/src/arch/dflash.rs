@@ -10,6 +10,8 @@ use crate::blocks::Mlp;
 use crate::companion::{self, Companion, Guesser, Guesses, Needs, Trunk};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
+use crate::link::{self, Link};
+use crate::neighbours::{self, Mixing, Neighbours};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 use crate::windows::Windows;
@@ -51,33 +53,6 @@ struct Layer {
     scale: f32,
 }
 
-/// A convolution with earlier tokens of the block: for each feature a constant and what the token makes of it, which is one for a group
-/// of features. What goes into a part of a layer has other taps than what comes out of it.
-struct Neighbours {
-    /// `[features, taps]`, of the two sides.
-    constant: [WeightId; 2],
-    /// To the taps of both sides: for each a column a group.
-    own: Linear,
-    taps: usize,
-    groups: usize,
-}
-
-/// How a token depends on the one before it.
-struct Link {
-    /// A short vector for each token.
-    before: WeightId,
-    rank: usize,
-    to_logits: Linear,
-    kind: LinkKind,
-}
-
-enum LinkKind {
-    /// DSpark: by the token before alone. How sure it is, it says of both the token before and the state.
-    Markov { sure: Option<Linear> },
-    /// DFlash 2: the state weighs the token before.
-    Selector { weigh: Linear, choices: usize, scale: f32, cap: Option<f32> },
-}
-
 /// What all layers are loaded with.
 struct Form {
     hp: Hparams,
@@ -88,18 +63,13 @@ struct Form {
     scale: Option<f32>,
     value_scale: f32,
     unit: Glu,
-    /// Taps and features of a group of [`Neighbours`].
-    mixing: Option<(usize, usize)>,
+    mixing: Option<Mixing>,
 }
 
 /// Rows of a block where the file does not say it.
 const ROWS: usize = 16;
-/// More rows, and taps, than any draft model has, to bound what a file can ask for.
+/// More rows than any block has, to bound what a file can ask for.
 const MOST_ROWS: usize = 256;
-/// The tensor that makes it DSpark.
-const MARKOV: &str = "markov_w1.weight";
-/// The tensor that makes it DFlash 2.
-const SELECTOR: &str = "selector_hidden.weight";
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, ModelError> {
     if keys.opt_count("hyper_connection.count")?.is_some_and(|count| count > 0) {
@@ -122,7 +92,9 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
     let link = Link::load(keys, w, (n, n_vocab, entries))?;
     let block = block(keys, hp, link.as_ref())?;
     let layers = (0..hp.n_layer).map(|i| Layer::load(w, &form, i)).collect::<Result<Vec<_>, _>>()?;
-    let cache = layers.iter().map(|layer| layer.attention.cache_layer()).collect();
+    // A window would have the model's own pages come and go by what the draft model sees.
+    let kept = |layer: &Layer| CacheLayer { mask: Mask::Causal, ..layer.attention.cache_layer() };
+    let cache = layers.iter().map(kept).collect();
     let shares = (table.is_none() || head.is_none()).then_some(n);
     let dflash = Dflash {
         n_embd: n,
@@ -152,12 +124,13 @@ fn block(keys: &Keys<'_>, hp: &Hparams, link: Option<&Link>) -> Result<companion
         Some(_) => keys.count("block_size")?,
     };
     // Those of DSpark may have no mask for the token that the newest one is followed by.
-    let from_newest = link.is_some_and(|link| matches!(link.kind, LinkKind::Markov { .. }))
-        && keys.opt_bool("sample_from_anchor")?.unwrap_or(true);
+    let from_newest =
+        link.is_some_and(Link::is_markov) && keys.opt_bool("sample_from_anchor")?.unwrap_or(true);
     let first = usize::from(!from_newest);
     if rows <= first || rows > MOST_ROWS {
         let (key, value) = (keys.name("block_size"), rows.to_string());
-        return Err(ModelError::KeyValue { key, value, reason: "must be between 2 and 256" });
+        let reason = "must be at most 256, and more than the newest token where its row says nothing";
+        return Err(ModelError::KeyValue { key, value, reason });
     }
     let mask = keys.meta().opt_u32(MASK)?;
     let Some(mask) = mask.filter(|&mask| (mask as usize) < hp.n_vocab) else {
@@ -165,7 +138,7 @@ fn block(keys: &Keys<'_>, hp: &Hparams, link: Option<&Link>) -> Result<companion
         let reason = "the token that stands for one that is not known is needed";
         return Err(ModelError::KeyValue { key, value, reason });
     };
-    Ok(companion::Block { rows, mask, first, link: link.map(|link| link.form(hp.n_embd)) })
+    Ok(companion::Block { rows, mask, first, link: link.map(Link::form) })
 }
 
 impl Form {
@@ -191,7 +164,7 @@ impl Form {
                 return Err(ModelError::KeyValue { key, value, reason: "use silu or gelu_pytorch_tanh" });
             }
         };
-        let is_second = w.has(SELECTOR);
+        let is_second = w.has(link::SELECTOR);
         Ok(Self {
             eps: keys.rms_eps()?,
             windows: Windows::read_optional(keys, sliding)?,
@@ -200,25 +173,10 @@ impl Form {
             scale: keys.factor("attention.scale")?,
             value_scale: keys.factor("attention.value_scale")?.unwrap_or(1.0),
             unit,
-            mixing: is_second.then(|| mixing(keys, hp.n_embd)).transpose()?,
+            mixing: is_second.then(|| Mixing::read(keys, hp.n_embd)).transpose()?,
             hp,
         })
     }
-}
-
-/// Taps of convolutions and features of a group.
-fn mixing(keys: &Keys<'_>, n_embd: usize) -> Result<(usize, usize), ModelError> {
-    let (taps, group) = (keys.count("conv_kernel_size")?, keys.count("conv_group_size")?);
-    let wrong = |key: &str, value: usize, reason| {
-        Err(ModelError::KeyValue { key: keys.name(key), value: value.to_string(), reason })
-    };
-    if taps > MOST_ROWS {
-        return wrong("conv_kernel_size", taps, "must be at most 256");
-    }
-    if !n_embd.is_multiple_of(group) {
-        return wrong("conv_group_size", group, "the features must come in groups of one size");
-    }
-    Ok((taps, group))
 }
 
 impl Layer {
@@ -277,11 +235,11 @@ impl Layer {
     /// The stream behind the layer, whose keys and values are in this layer of the cache.
     fn forward(&self, g: &mut Graph, x: ValueId, layer: usize) -> ValueId {
         let h = g.rms_norm("noise_norm", &self.attn_norm, x);
-        let a = around(g, self.attn_mix.as_ref(), h, |g, h| self.attend(g, h, layer));
+        let a = neighbours::around(g, self.attn_mix.as_ref(), h, |g, h| self.attend(g, h, layer));
         let a = self.post_attn_norm.as_ref().map_or(a, |norm| g.rms_norm("attn_post_norm", norm, a));
         let x = g.add("ffn_inp", x, a);
         let h = g.rms_norm("ffn_norm", &self.ffn_norm, x);
-        let f = around(g, self.ffn_mix.as_ref(), h, |g, h| self.ffn.forward(g, h));
+        let f = neighbours::around(g, self.ffn_mix.as_ref(), h, |g, h| self.ffn.forward(g, h));
         let f = self.post_ffn_norm.as_ref().map_or(f, |norm| g.rms_norm("ffn_post_norm", norm, f));
         let x = g.add("l_out", x, f);
         scaled(g, "l_out_scaled", x, self.scale)
@@ -302,93 +260,6 @@ fn scaled(g: &mut Graph, name: &'static str, x: ValueId, by: f32) -> ValueId {
     if by == 1.0 { x } else { g.scale(name, x, by) }
 }
 
-/// A part of a layer that reads `h`, with neighbours mixed before and behind it, both by what `h` makes of the taps.
-fn around(
-    g: &mut Graph,
-    mix: Option<&Neighbours>,
-    h: ValueId,
-    part: impl FnOnce(&mut Graph, ValueId) -> ValueId,
-) -> ValueId {
-    let Some(mix) = mix else { return part(g, h) };
-    let taps = g.linear("conv_taps", &mix.own, h);
-    let h = mix.forward(g, h, taps, 0);
-    let y = part(g, h);
-    mix.forward(g, y, taps, 1)
-}
-
-impl Neighbours {
-    /// `NAME_conv_base` and `NAME_conv_proj`.
-    fn load(
-        w: &mut Weights<'_>,
-        name: &str,
-        n_embd: usize,
-        (taps, group): (usize, usize),
-    ) -> Result<Self, ModelError> {
-        let groups = n_embd / group;
-        let constant = w.parts(&format!("{name}_conv_base"), &[n_embd, taps, 2])?;
-        let own = w.linear(&format!("{name}_conv_proj"), n_embd, 2 * taps * groups)?;
-        Ok(Self { constant: [constant[0], constant[1]], own, taps, groups })
-    }
-
-    /// `Σ (constant + own) · xᵢ` over the taps, of which the first is the token itself.
-    fn forward(&self, g: &mut Graph, x: ValueId, taps: ValueId, side: usize) -> ValueId {
-        let n_embd = g.value(x).cols;
-        let mut sum = None;
-        for tap in 0..self.taps {
-            let at = if tap == 0 { x } else { g.shift("conv_shifted", x, tap) };
-            let constant = g.embed("conv_base", self.constant[side], n_embd, Index::Fixed(tap as u32));
-            let constant = g.mul("conv_constant", constant, at);
-            let own = g.slice(taps, (side * self.taps + tap) * self.groups, self.groups);
-            let own = g.mul("conv_own", at, own);
-            let part = g.add("conv_tap", constant, own);
-            sum = Some(sum.map_or(part, |sum| g.add("conv", sum, part)));
-        }
-        sum.unwrap_or(x)
-    }
-}
-
-impl Link {
-    fn load(
-        keys: &Keys<'_>,
-        w: &mut Weights<'_>,
-        (n_embd, n_vocab, entries): (usize, usize, usize),
-    ) -> Result<Option<Self>, ModelError> {
-        if w.has(SELECTOR) {
-            let rank = keys.count("selector_rank")?;
-            return Ok(Some(Self {
-                before: w.tensor("selector_predecessor.weight", &[rank, n_vocab])?,
-                rank,
-                to_logits: w.linear("selector_successor", rank, n_vocab)?,
-                kind: LinkKind::Selector {
-                    weigh: w.linear("selector_hidden", n_embd, rank)?,
-                    choices: keys.count("selector_top_k")?,
-                    scale: keys.factor("logit_scale")?.unwrap_or(1.0),
-                    cap: keys.bound("final_logit_softcapping")?,
-                },
-            }));
-        }
-        let Some(rank) = w.columns(MARKOV) else { return Ok(None) };
-        Ok(Some(Self {
-            before: w.tensor(MARKOV, &[rank, n_vocab])?,
-            rank,
-            to_logits: w.linear("markov_w2", rank, entries)?,
-            kind: LinkKind::Markov { sure: w.opt_linear("conf_proj", n_embd + rank, 1)? },
-        }))
-    }
-
-    fn form(&self, n_embd: usize) -> companion::Link {
-        match &self.kind {
-            LinkKind::Markov { sure } => {
-                let state = if sure.is_some() { n_embd } else { 0 };
-                companion::Link { state, says_how_sure: sure.is_some(), choices: None }
-            }
-            LinkKind::Selector { choices, .. } => {
-                companion::Link { state: self.rank, says_how_sure: false, choices: Some(*choices) }
-            }
-        }
-    }
-}
-
 impl Guesser for Dflash {
     fn read(&self, g: &mut Graph, _hidden: ValueId, inputs: &[ValueId], trunk: &Trunk) {
         let mut all = inputs[0];
@@ -404,7 +275,7 @@ impl Guesser for Dflash {
     }
 
     fn guess(&self, g: &mut Graph, trunk: &Trunk) -> ValueId {
-        let x = g.embed("inp_noise_embd", self.table.unwrap_or(trunk.table), self.n_embd, Index::Token);
+        let x = g.embed("inp_noise_embd", trunk.table_or(self.table), self.n_embd, Index::Token);
         let mut x = scaled(g, "inp_scaled", x, self.embd_scale);
         for (i, layer) in self.layers.iter().enumerate() {
             g.set_layer(Some(i));
@@ -413,38 +284,11 @@ impl Guesser for Dflash {
         g.set_layer(None);
         let x = g.rms_norm("result_norm", &self.norm, x);
         let x = g.gather_outputs(x);
-        let logits = g.linear("result_output", self.head.as_ref().unwrap_or(&trunk.head), x);
-        match self.link.as_ref().map(|link| &link.kind) {
-            None | Some(LinkKind::Markov { sure: None }) => logits,
-            Some(LinkKind::Markov { sure: Some(_) }) => {
-                g.hand_out(x);
-                logits
-            }
-            Some(LinkKind::Selector { weigh, scale, cap, .. }) => {
-                let weights = g.linear("selector_gate", weigh, x);
-                g.hand_out(weights);
-                let logits = scaled(g, "result_scaled", logits, *scale);
-                cap.map_or(logits, |cap| g.softcap("result_capped", logits, cap))
-            }
-        }
+        let logits = g.linear("result_output", trunk.head_or(self.head.as_ref()), x);
+        self.link.as_ref().map_or(logits, |link| link.prepare(g, x, logits))
     }
 
     fn link(&self, g: &mut Graph) -> Option<ValueId> {
-        let Link { before, rank, to_logits, kind } = self.link.as_ref()?;
-        let mut before = g.embed("link_before", *before, *rank, Index::Token);
-        match kind {
-            LinkKind::Markov { sure: None } => {}
-            LinkKind::Markov { sure: Some(sure) } => {
-                let state = g.given("link_state", self.n_embd);
-                let both = g.concat("link_both", state, before);
-                let sure = g.linear("link_sure", sure, both);
-                g.hand_out(sure);
-            }
-            LinkKind::Selector { .. } => {
-                let weights = g.given("link_weights", *rank);
-                before = g.mul("link_weighed", before, weights);
-            }
-        }
-        Some(g.linear("link_logits", to_logits, before))
+        self.link.as_ref().map(|link| link.forward(g))
     }
 }

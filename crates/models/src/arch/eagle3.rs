@@ -98,7 +98,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
 impl Eagle3 {
     /// A step's tokens beside the states that came with those before them.
     fn enter(&self, g: &mut Graph, trunk: &Trunk) -> Entered {
-        let token = g.embed("inp_embd", self.table.unwrap_or(trunk.table), self.n_embd, Index::Token);
+        let token = g.embed("inp_embd", trunk.table_or(self.table), self.n_embd, Index::Token);
         let token = g.rms_norm("embd_norm", &self.token_norm, token);
         let state = g.given("inp_g_embeddings", self.n_embd);
         let normed = g.rms_norm("g_norm", &self.state_norm, state);
@@ -145,6 +145,6 @@ impl Guesser for Eagle3 {
         let x = g.add("eagle3_prenorm", x, f);
         g.hand_out(x);
         let x = g.rms_norm("result_norm", &self.norm, x);
-        g.linear("result_output", self.head.as_ref().unwrap_or(&trunk.head), x)
+        g.linear("result_output", trunk.head_or(self.head.as_ref()), x)
     }
 }

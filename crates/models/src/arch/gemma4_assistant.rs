@@ -68,7 +68,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
     Ok(Companion {
         guesser: Box::new(guesser),
         guesses: Guesses::Chain { state: width, sees: Seen::Model },
-        needs: Needs { width, n_vocab: hp.n_vocab, layers, ..Needs::default() },
+        needs: Needs { width, n_vocab: hp.n_vocab, shares: Some(width), layers, ..Needs::default() },
         cache: Vec::new(),
         tokens: None,
     })
@@ -145,7 +145,7 @@ impl Guesser for Gemma4Assistant {
     }
 
     fn guess(&self, g: &mut Graph, trunk: &Trunk) -> ValueId {
-        let x = g.embed("inp_embd_target", trunk.table, self.width, Index::Token);
+        let x = g.embed("inp_embd_target", trunk.table_or(None), self.width, Index::Token);
         let x = g.scale("inp_scaled", x, (self.width as f32).sqrt());
         let state = g.given("inp_h", self.width);
         let both = g.concat("inp_xh", x, state);

@@ -155,7 +155,8 @@ fn draft_error(draft: &Draft, error: EngineError, options: &EngineOptions) -> Lo
             | EngineError::RecurrentDraft { .. }
             | EngineError::EncoderDraft { .. }
             | EngineError::DiffusionDraft { .. }
-            | EngineError::Model(ModelError::Companion { .. })
+            | EngineError::DraftCacheType { .. }
+            | EngineError::Model(ModelError::Companion { .. } | ModelError::UnreadLayer { .. })
     );
     let its_own = only_a_drafts || alone().is_some_and(|found| found == error);
     let error = engine_error(error);

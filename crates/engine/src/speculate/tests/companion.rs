@@ -1,8 +1,9 @@
 //! Draft models that guess with parts of their model.
 
 use puna_gguf::{Metadata, Writer};
-use puna_graph::StepInput;
-use puna_models::{Guesses, Want};
+use puna_graph::{KvType, StepInput};
+use puna_models::{Adapter, Guesses, Want};
+use puna_quant::TensorType;
 use serde_json::Value;
 
 use super::*;
@@ -12,7 +13,7 @@ use crate::sequence::JobId;
 use crate::speculate::blocks::Blocks;
 use crate::speculate::chain::Chain;
 use crate::speculate::model::Question;
-use crate::speculate::source::Rows;
+use crate::speculate::source::Computed;
 use crate::stepper::Stepper;
 
 const GEMMA: &str = "tests/data/zoo/gemma4.gguf";
@@ -29,7 +30,9 @@ fn no_draft_model_changes_an_answer_whatever_the_sampling_and_the_company() {
     {
         changes_no_answer(GEMMA, &format!("tests/data/drafts/{name}.gguf"));
     }
-    changes_no_answer("tests/data/zoo/qwen3.gguf", "tests/data/drafts/dspark.gguf");
+    for name in ["dspark", "dflash-window-causal"] {
+        changes_no_answer(QWEN, &format!("tests/data/drafts/{name}.gguf"));
+    }
 }
 
 fn changes_no_answer(model: &str, draft: &str) {
@@ -53,6 +56,93 @@ fn changes_no_answer(model: &str, draft: &str) {
         }
     }
     assert!(all.model.drafted > 100, "{draft}: {all:?}");
+}
+
+#[test]
+fn nobody_is_sent_away_for_a_block_and_contexts_are_filled_and_shifted_as_without() {
+    for name in ["eagle3", "dflash"] {
+        // As many pages as both sequences fill.
+        let options = EngineOptions {
+            num_ctx: Some(2 * PAGE_TOKENS),
+            max_sequences: Some(2),
+            cache_pages: Some(4),
+            num_batch: 16,
+            ..EngineOptions::default()
+        };
+        let engine = open_with_draft(GEMMA, &format!("tests/data/drafts/{name}.gguf"), &options).unwrap();
+        let n = engine.info().n_vocab as u32;
+        let sampling = endless(&engine, greedy());
+        let jobs = [3, 7].map(|step| Job {
+            max_tokens: Some(2 * PAGE_TOKENS - 31),
+            ..Job::new(prompt(n, 30, step), sampling.clone())
+        });
+        let alone = jobs.each_ref().map(|job| run(&engine, job, Speculation::OFF).0);
+        let started = jobs.map(|job| start(&engine, &Job { speculation: Some(MODEL), ..job }));
+        assert_eq!(started.each_ref().map(|events| hear(events).0), alone, "{name}");
+        assert_eq!(engine.stats().preempted, 0, "{name}");
+        let long = Job { max_tokens: Some(300), keep: 4, ..Job::new(prompt(n, 60, 5), sampling) };
+        let (plain, _) = run(&engine, &long, Speculation::OFF);
+        let (guessed, counts) = run(&engine, &long, MODEL);
+        assert_eq!(guessed, plain, "{name}");
+        assert!(counts.model.drafted > 100, "{name}: {counts:?}");
+    }
+}
+
+#[test]
+fn draft_models_guess_beside_adapters_and_see_what_those_make_of_the_model() {
+    let of = "blk.3.attn_output.weight";
+    let shape = view(GEMMA).tensor(of).unwrap().shape.to_vec();
+    let mut writer = Writer::new();
+    writer.set("general.architecture", "gemma4").set("general.type", "adapter").set("adapter.type", "lora");
+    writer.set("adapter.lora.alpha", 4.0f32);
+    writer.tensor(&format!("{of}.lora_a"), TensorType::F32, &[shape[0], 1]).unwrap();
+    writer.tensor(&format!("{of}.lora_b"), TensorType::F32, &[1, shape[1]]).unwrap();
+    let numbers = |count: u64, step: f32| -> Vec<u8> {
+        (0..count).flat_map(|i| (i as f32 * step).sin().to_le_bytes()).collect()
+    };
+    let data = [numbers(shape[0], 0.3), numbers(shape[1], 0.7)];
+    let bytes = writer.to_vec(data.iter().map(|d| &d[..])).unwrap();
+    let adapter = Adapter::new("wild", Arc::new(Gguf::from_bytes(bytes).unwrap()));
+    let plain = EngineOptions::default();
+    let options = EngineOptions { adapters: vec![adapter], ..plain.clone() };
+    for name in ["gemma4-assistant", "eagle3", "dflash"] {
+        let path = format!("tests/data/drafts/{name}.gguf");
+        let engine = open_with_draft(GEMMA, &path, &options).unwrap();
+        let n = engine.info().n_vocab as u32;
+        let job = Job { max_tokens: Some(40), ..Job::new(prompt(n, 50, 3), endless(&engine, greedy())) };
+        let adapted = run(&engine, &job, Speculation::OFF).0;
+        let (guessed, counts) = run(&engine, &job, MODEL);
+        assert_eq!(guessed, adapted, "{name}");
+        assert!(counts.model.drafted > 10, "{name}: {counts:?}");
+        let without = open_with_draft(GEMMA, &path, &plain).unwrap();
+        assert_ne!(run(&without, &job, MODEL).0, adapted, "the adapter does something");
+    }
+}
+
+#[test]
+fn a_model_with_states_leaves_its_draft_model_and_takes_no_memory_for_it() {
+    let (model, draft) = ("tests/data/zoo/qwen35.gguf", "tests/data/drafts/dflash-mrope.gguf");
+    let options = EngineOptions { num_ctx: Some(256), max_sequences: Some(1), ..EngineOptions::default() };
+    let engine = open_with_draft(model, draft, &options).unwrap();
+    assert_eq!(engine.memory(), plan_memory(&view(model), backend(), &options).unwrap());
+    let n = engine.info().n_vocab as u32;
+    let job = Job { max_tokens: Some(20), ..Job::new(prompt(n, 30, 3), endless(&engine, greedy())) };
+    assert_eq!(run(&engine, &job, ALWAYS).1.model, Drafted::default());
+}
+
+#[test]
+fn a_cache_that_cannot_hold_the_draft_models_keys_is_refused_as_its_matter() {
+    let options = EngineOptions { cache_k: KvType::Q8_0, ..EngineOptions::default() };
+    let path = "tests/data/drafts/eagle3.gguf";
+    let draft = DraftModel { view: view(path), backend: backend() };
+    let planned = plan_memory_with_draft(&view(GEMMA), backend(), &options, draft).unwrap_err();
+    let opened = open_with_draft(GEMMA, path, &options).err().unwrap();
+    assert_eq!(planned, opened);
+    let error = opened.to_string();
+    assert!(
+        error.contains("draft model") && error.contains("12 features") && error.contains("q8_0"),
+        "{error}"
+    );
 }
 
 /// A file with some of its tensors replaced, all of them f32.
@@ -310,10 +400,10 @@ impl Bench {
         }
         self.stepper.run(Want::Logits, &input).unwrap();
         for (row, ((s, &count), first)) in self.both.iter_mut().zip(&counts).zip(firsts).enumerate() {
-            let rows = Rows { past: s.computed, first, output: Some(row) };
+            let step = Computed { past: s.computed, first, output: Some(row) };
             s.computed += count;
             if let Some(chain) = &mut self.chain {
-                chain.computed(s.id, s.computed, self.stepper.backend.handed_out(0), rows);
+                chain.computed(s.id, s.computed, self.stepper.backend.handed_out(0), step);
             }
         }
         let found = |id: JobId| self.both.iter().find(|s| s.id == id).map(|s| (&s.tokens[..], &s.held));

@@ -1,0 +1,50 @@
+//! Tokens mixed with earlier ones of the step, by taps that are partly their own.
+
+use puna_graph::Place;
+
+use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
+
+/// Mixes each token with those before it.
+pub struct DynamicConv {
+    pub x: Place,
+    /// For each tap a column a group.
+    pub own: Place,
+    pub out: Place,
+    /// For each tap as many as `x` has columns.
+    pub constant: Vec<f32>,
+}
+
+// SAFETY: a task writes rows of the result that are its own.
+unsafe impl Instruction for DynamicConv {
+    fn name(&self) -> &'static str {
+        "dynamic_conv"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        row_tasks(&self.out, step)
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        let segments = &step.input.segments;
+        let taps = self.constant.len() / self.x.cols;
+        let groups = self.own.cols / taps;
+        for row in task_rows(task, &self.out, step) {
+            let segment = &segments[segments.partition_point(|s| s.first_row + s.rows <= row)];
+            // SAFETY: each row belongs to one task; the planner keeps inputs and `out` apart.
+            let (own, out) = unsafe { (step.arena.row(&self.own, row), step.arena.row_mut(&self.out, row)) };
+            out.fill(0.0);
+            let rows = (segment.first_row..=row).rev();
+            let taps = self.constant.chunks_exact(self.x.cols).zip(own.chunks_exact(groups));
+            for (from, (constant, own)) in rows.zip(taps) {
+                // SAFETY: computed before a barrier.
+                let x = unsafe { step.arena.row(&self.x, from) };
+                let each = x.len() / groups;
+                let pairs = x.chunks_exact(each).zip(constant.chunks_exact(each)).zip(own);
+                for (out, ((x, constant), own)) in out.chunks_exact_mut(each).zip(pairs) {
+                    let parts = out.iter_mut().zip(x).zip(constant);
+                    parts.for_each(|((out, x), constant)| *out += (constant + own) * x);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What a step's results are for: draws of the sequences that took part, and what comes of them.
+
+use std::time::Instant;
+
+use super::{Driver, FORM_WAIT, Part};
+use crate::error::EngineError;
+use crate::sequence::JobId;
+use crate::speculate::source::Computed;
+
+impl Driver {
+    /// Makes up for postponed draws as far as that can be done by `end`; how many those were.
+    pub(super) fn catch_up(&mut self, end: Instant) -> u64 {
+        let (mut ended, mut generated) = (Vec::new(), 0);
+        for s in &mut self.running {
+            let (drawn, open) = s.catch_up(&self.tokenizer, end);
+            generated += u64::from(drawn);
+            if !open {
+                ended.push(s.id);
+            }
+        }
+        self.dismiss(&ended);
+        if generated > 0 {
+            self.stats.lock().expect("nobody panics with the statistics").generated_tokens += generated;
+        }
+        generated
+    }
+
+    /// Lets go of sequences that have ended.
+    pub(super) fn dismiss(&mut self, ended: &[JobId]) {
+        for id in ended {
+            if let Some(at) = self.running.iter().position(|s| s.id == *id) {
+                let mut sequence = self.running.swap_remove(at);
+                self.release(&mut sequence);
+            }
+        }
+    }
+
+    /// Advances the sequences of a step. Returns how many guessed tokens came true.
+    pub(super) fn hand_out(
+        &mut self,
+        parts: &[Part],
+        cols: usize,
+        prompt_rows: usize,
+    ) -> Result<usize, EngineError> {
+        let mut ended = Vec::new();
+        let (mut generated, mut all_true) = (0, 0);
+        let end = Instant::now() + FORM_WAIT;
+        for part in parts {
+            let s = &mut self.running[part.running];
+            let mut open = s.score(
+                &self.stepper.backend.result()[part.scores.start * cols..part.scores.end * cols],
+                cols,
+            );
+            let copies = part.prompt && self.pages.has_states();
+            let is_place = copies && s.held.next_copy(s.computed, s.tokens.len()) == s.computed + part.rows;
+            let mut step = Computed { past: s.computed, first: part.first_row, output: None };
+            s.computed += part.rows;
+            if is_place {
+                s.held.copy_state(&mut self.pages, &mut *self.stepper.backend, s.computed);
+            }
+            open = open && s.prefill_progress();
+            if open && !part.outputs.is_empty() {
+                let rows = &self.stepper.backend.result()[part.outputs.start * cols..part.outputs.end * cols];
+                let came_true;
+                (came_true, open) = s.advance_through(rows, cols, part.guess.as_ref(), &self.tokenizer, end);
+                // What was not drawn says nothing about guesses.
+                if let Some(guess) = part.guess.as_ref().filter(|_| !s.is_postponed()) {
+                    self.speculator.checked(s, guess.kind, guess.tokens.len(), came_true);
+                }
+                step.output = Some(part.outputs.start + came_true);
+                generated += came_true + usize::from(!s.is_postponed());
+                all_true += came_true;
+            }
+            self.speculator.computed(s, self.stepper.backend.handed_out(0), step);
+            if !open {
+                ended.push(s.id);
+            }
+        }
+        let followed = self.speculator.follow(&self.running, (&mut self.stepper, &self.pages));
+        for s in &mut self.running {
+            s.held.publish(&mut self.pages, &s.tokens[..s.computed]);
+        }
+        self.dismiss(&ended);
+        let mut stats = self.stats.lock().expect("nobody panics with the statistics");
+        stats.steps += 1;
+        stats.prompt_tokens += prompt_rows as u64;
+        stats.generated_tokens += generated as u64;
+        stats.speculated = self.speculator.counts;
+        followed.map(|()| all_true)
+    }
+}
