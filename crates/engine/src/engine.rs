@@ -21,7 +21,7 @@ use crate::options::{EngineOptions, MemoryReport, ModelInfo};
 use crate::pages::Pages;
 use crate::sequence::{JobId, Sequence};
 use crate::speculate::lookup::Lookup;
-use crate::speculate::model::{DraftModel, Drafts, check_companion, name_of};
+use crate::speculate::model::{DraftModel, Drafts, check_companion_tokens, name_of};
 use crate::speculate::source::Source;
 use crate::speculate::speculator::Speculator;
 use crate::speculate::{Drafter, Speculation};
@@ -93,13 +93,19 @@ impl Engine {
             draft => (None, draft),
         };
         if let Some(draft) = &companion {
-            check_companion(draft, &name_of(&view), &tokenizer)?;
+            check_companion_tokens(draft, &name_of(&view), &tokenizer)?;
         }
         let stepper = Stepper::accompanied(&view, backend, options, companion.as_ref())?;
         // What the model was shortened to holds for both.
         let alike = EngineOptions { num_ctx: Some(stepper.info.n_ctx), ..options.clone() };
         if draft.is_some() || companion.is_some() {
             diffusion::takes_draft(&stepper.info)?;
+        }
+        if (draft.is_some() || companion.is_some()) && !stepper.info.takes_drafts() {
+            let architecture = stepper.info.architecture;
+            tracing::warn!(
+                "models of architecture {architecture} are not guessed for: the draft model is left out"
+            );
         }
         let draft = draft.filter(|_| stepper.info.takes_drafts());
         let drafts =

@@ -11,7 +11,7 @@ use crate::diffusion;
 use crate::error::EngineError;
 use crate::pages::{PAGE_TOKENS, Pages, Windows};
 use crate::speculate::Speculation;
-use crate::speculate::model::{DraftModel, Drafts};
+use crate::speculate::model::{DraftModel, Drafts, check_companion_tokens, check_tokens, name_of};
 use crate::stepper::Stepper;
 
 /// How a model is to be loaded.
@@ -160,6 +160,26 @@ pub fn check_model(view: &View, adapters: &[Adapter]) -> Result<(), EngineError>
     Tokenizer::from_metadata(view.metadata())?;
     Model::load_adapted(view, adapters, LoadOptions::default())?;
     Ok(())
+}
+
+/// Checks that a draft model can guess for a model: it can be loaded, its tokens mean what the model's do, and what it reads of the
+/// model is there. Where guessing is of no use ([`ModelInfo::takes_drafts`]), a draft model that is a model of its own is left out,
+/// whatever it is.
+///
+/// # Errors
+/// As [`check_model`] for the draft model; and [`EngineError::DraftVocabulary`], or [`ModelError::Companion`](puna_models::ModelError::Companion).
+pub fn check_draft(model: &View, draft: &View) -> Result<(), EngineError> {
+    let (name, tokenizer) = (name_of(model), Tokenizer::from_metadata(model.metadata())?);
+    if is_companion(draft.metadata()) {
+        check_companion_tokens(draft, &name, &tokenizer)?;
+        return Ok(Model::load_accompanied(model, &[], LoadOptions::default(), Some(draft)).map(drop)?);
+    }
+    check_model(draft, &[])?;
+    let loaded = Model::load(model, LoadOptions::default())?;
+    match ModelInfo::of(&loaded, model, &EngineOptions::default()).takes_drafts() {
+        true => check_tokens(draft, &name, &tokenizer),
+        false => Ok(()),
+    }
 }
 
 /// What loading a file with these options will take. `backend` is one of the kind that is to run it, for this purpose

@@ -292,7 +292,8 @@ impl<'a> Weights<'a> {
     pub fn tokens(&self, name: &str, end: usize) -> Result<Option<Vec<u32>>, ModelError> {
         let Some(tensor) = self.view.tensor(name) else { return Ok(None) };
         if tensor.ty != TensorType::I64 {
-            return Err(ModelError::TensorType { name: name.into(), ty: tensor.ty });
+            let what = format!("`{name}` of type {}", tensor.ty);
+            return Err(ModelError::Unsupported { what, reason: "a list of tokens is of type I64" });
         }
         if tensor.shape.len() != 1 || tensor.shape[0] == 0 || tensor.shape[0] > end as u64 {
             let what = format!("`{name}` of shape {:?}", tensor.shape);
@@ -308,6 +309,27 @@ impl<'a> Weights<'a> {
             what: format!("the entry {} of `{name}`", number.cast_signed()),
             reason: "there is nothing with that number",
         })
+    }
+
+    /// The output matrix of a draft model with these tokens, or with all, if the file has one.
+    ///
+    /// # Errors
+    /// There are tokens and no matrix, or one of another height.
+    pub fn head_of(
+        &mut self,
+        tokens: Option<&[u32]>,
+        n_embd: usize,
+        n_vocab: usize,
+    ) -> Result<Option<Linear>, ModelError> {
+        let entries = tokens.map_or(n_vocab, <[u32]>::len);
+        match (tokens, self.rows("output.weight")) {
+            (Some(_), None) => Err(ModelError::MissingTensor { name: "output.weight".into() }),
+            (Some(_), Some(rows)) if rows != entries => {
+                let what = format!("`d2t` with {entries} tokens beside `output.weight` with {rows} rows");
+                Err(ModelError::Unsupported { what, reason: "each row stands for one of the tokens" })
+            }
+            _ => self.opt_linear("output", n_embd, entries),
+        }
     }
 
     /// Numbers of a small tensor, for constants that are needed while the graph is built.

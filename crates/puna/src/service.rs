@@ -22,8 +22,13 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a server that listens may take for its first answer, which costs it nothing.
 const CONTACT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the draft model of a file is called in the store that exists for the file alone.
-pub const DRAFT_NAME: &str = "draft-of-the-file";
+/// What a draft model is called in the store that exists for a file alone: as its own file is, and other than that.
+pub fn draft_name(model: &Path, draft: &Path) -> ModelName {
+    let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let (model, draft) = (name_of(&stem(model)), stem(draft));
+    let own = name_of(&draft);
+    if own.same(&model) { name_of(&format!("draft-{draft}")) } else { own }
+}
 
 /// A server that answers, and the runtime on which to ask it.
 pub struct Service {
@@ -132,7 +137,7 @@ impl Service {
         if let Some(draft) = draft {
             crate::local::check_file(draft)?;
             puna_gguf::Gguf::open(draft).with_context(|| draft.display().to_string())?;
-            store.link_file(&ModelName::parse(DRAFT_NAME)?, draft)?;
+            store.link_file(&draft_name(path, draft), draft)?;
         }
         let mut config = Config::from_env()?;
         config.models = dir.path().to_owned();

@@ -28,3 +28,8 @@ fn the_manual_names_every_architecture_and_no_other() {
         cells.flat_map(|cell| cell.split(['`', ',', ';', ' '])).filter(|name| !name.is_empty()).collect();
     assert_eq!(named, known);
 }
+
+#[test]
+fn the_store_knows_which_models_answer_nothing_themselves() {
+    assert_eq!(puna_models::known_companions(), puna_store::Facts::DRAFTS);
+}

@@ -92,6 +92,8 @@ pub enum StoreError {
     NoTensors { file: String },
     #[error("the model is not made, since it could not be loaded: {reason}")]
     NotLoadable { reason: String },
+    #[error("the model is not made, since its DRAFT could not guess for it: {reason}")]
+    NotADraftOfIt { reason: String },
     #[error("template error: {0}")]
     Template(String),
     #[error("info field \"{field}\" must be {want}")]
@@ -196,6 +198,7 @@ impl StoreError {
                 | NoTensors { .. }
                 | NotWeights { .. }
                 | NotLoadable { .. }
+                | NotADraftOfIt { .. }
                 | BadFile { .. }
                 | Template(_)
                 | Info { .. }

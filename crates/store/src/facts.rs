@@ -40,6 +40,14 @@ impl Facts {
     /// The [`Facts::pooling`] of models that rank texts rather than embed them.
     pub const RANK: u32 = 4;
 
+    /// Architectures of draft models that guess with parts of one model, and answer nothing themselves.
+    pub const DRAFTS: [&str; 3] = ["dflash", "eagle3", "gemma4-assistant"];
+
+    /// Whether it is such a draft model.
+    pub fn is_draft(&self) -> bool {
+        Self::DRAFTS.contains(&self.architecture.as_str())
+    }
+
     /// Reads a file's metadata.
     pub fn of(gguf: &Gguf) -> Self {
         let meta = gguf.metadata();

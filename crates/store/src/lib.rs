@@ -68,8 +68,8 @@ pub use adopt::{Adopt, Adopted};
 pub use blobs::{BlobWriter, NewBlob};
 pub use builtin::{BuiltIn, PARSERS, RENDERERS};
 pub use create::{
-    CheckModel, CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, LocalFile, LocalPlan,
-    NamedTemplate, Progress, ProgressFn, check_quantize_type, plan_local,
+    CheckDraft, CheckModel, CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, LocalFile,
+    LocalPlan, NamedTemplate, Progress, ProgressFn, check_quantize_type, plan_local,
 };
 pub use digest::{Digest, DigestError, Hasher};
 pub use error::StoreError;

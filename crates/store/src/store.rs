@@ -294,7 +294,11 @@ impl Store {
         let digest = Digest::of(format!("{}\n{size}\n{time:?}", path.display()).as_bytes());
         let blob = self.own_blob_path(&digest);
         files::create_dir(&self.root.join("blobs"))?;
-        link(&path, &blob).map_err(|e| StoreError::io("link", &blob, &e))?;
+        match link(&path, &blob) {
+            // Under another name it is there already.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            linked => linked.map_err(|e| StoreError::io("link", &blob, &e))?,
+        }
         let manifest = Manifest { config: None, layers: vec![Layer::new(media::MODEL, digest, size)] };
         self.write_manifest(name, &manifest.to_bytes(), true)
     }

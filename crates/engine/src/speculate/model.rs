@@ -116,7 +116,7 @@ impl Drafts {
         tokenizer: &Tokenizer,
         options: &EngineOptions,
     ) -> Result<Self, EngineError> {
-        check(&draft.view, name, tokenizer)?;
+        check_tokens(&draft.view, name, tokenizer)?;
         let options = options_of(options);
         let stepper = Stepper::new(&draft.view, draft.backend, &options)?;
         writes_in_order(&stepper)?;
@@ -334,15 +334,19 @@ fn can_take_back(stepper: &Stepper) -> Result<(), EngineError> {
 }
 
 /// Whether a draft model that brings a vocabulary has that of its model.
-pub(crate) fn check_companion(draft: &View, model: &str, tokenizer: &Tokenizer) -> Result<(), EngineError> {
+pub(crate) fn check_companion_tokens(
+    draft: &View,
+    model: &str,
+    tokenizer: &Tokenizer,
+) -> Result<(), EngineError> {
     match draft.metadata().get("tokenizer.ggml.tokens") {
-        Some(_) => check(draft, model, tokenizer),
+        Some(_) => check_tokens(draft, model, tokenizer),
         None => Ok(()),
     }
 }
 
 /// Whether a draft model's tokens mean what those of the model called `model` mean.
-fn check(draft: &View, model: &str, tokenizer: &Tokenizer) -> Result<(), EngineError> {
+pub(crate) fn check_tokens(draft: &View, model: &str, tokenizer: &Tokenizer) -> Result<(), EngineError> {
     let theirs = Tokenizer::from_metadata(draft.metadata())?;
     let differ = |difference| EngineError::DraftVocabulary {
         draft: name_of(draft),

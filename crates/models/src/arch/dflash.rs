@@ -84,11 +84,9 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
     let tokens = w.tokens("d2t", n_vocab)?;
     let entries = tokens.as_ref().map_or(n_vocab, Vec::len);
     let table = w.opt("token_embd.weight", &[n, n_vocab])?;
-    let head = match (w.opt_linear("output", n, entries)?, &tokens) {
-        (None, Some(_)) => return Err(ModelError::MissingTensor { name: "output.weight".into() }),
-        (None, None) => table.map(|w| Linear { w, scale: 1.0, bias: None, out: n_vocab }),
-        (own, _) => own,
-    };
+    let tied = table.filter(|_| tokens.is_none());
+    let tied = tied.map(|w| Linear { w, scale: 1.0, bias: None, out: n_vocab });
+    let head = w.head_of(tokens.as_deref(), n, n_vocab)?.or(tied);
     let link = Link::load(keys, w, (n, n_vocab, entries))?;
     let block = block(keys, hp, link.as_ref())?;
     let layers = (0..hp.n_layer).map(|i| Layer::load(w, &form, i)).collect::<Result<Vec<_>, _>>()?;

@@ -58,7 +58,6 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
     }
     let read = inputs.len() * width;
     let tokens = w.tokens("d2t", hp.n_vocab)?;
-    let entries = tokens.as_ref().map_or(hp.n_vocab, Vec::len);
     let rope = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let [q, k, v] = hp.widths(0);
     let eagle = Eagle3 {
@@ -80,11 +79,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
         ffn_norm: w.norm("blk.0.ffn_norm", n, eps)?,
         ffn: Mlp::load(w, "blk.0", n, hp.ff(0), Glu::Silu)?,
         norm: w.norm("output_norm", n, eps)?,
-        head: w.opt_linear("output", n, entries)?,
+        head: w.head_of(tokens.as_deref(), n, hp.n_vocab)?,
     };
-    if let (Some(_), None) = (&tokens, &eagle.head) {
-        return Err(ModelError::MissingTensor { name: "output.weight".into() });
-    }
     let shares = eagle.table.is_none() || eagle.head.is_none();
     Ok(Companion {
         needs: Needs { width, n_vocab: hp.n_vocab, shares: shares.then_some(n), inputs, ..Needs::default() },

@@ -23,7 +23,7 @@ use crate::chat::{
 };
 use crate::cli::RunArgs;
 use crate::local::is_a_path;
-use crate::service::{DRAFT_NAME, Service};
+use crate::service::{Service, draft_name};
 use crate::{out, usage};
 
 pub fn run(args: &RunArgs) -> Result<()> {
@@ -102,17 +102,23 @@ fn draft_file(draft: &str) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Options that the command line sets.
+/// Options that the command line sets. A draft model goes with what is said of how to guess, if that is.
 fn parameters(args: &RunArgs, draft: Option<&str>) -> Result<Map<String, Value>> {
     let mut parameters = named_parameters(&args.parameter)?;
-    let how = args.speculate.as_deref().map(|how| match draft {
+    let Some(how) = args.speculate.as_deref() else { return Ok(parameters) };
+    let how = match draft.map(Path::new) {
         // In the store of a single file its draft model has a name of its own.
-        Some(draft) if is_a_path(&args.model) && draft_file(draft).is_ok_and(|file| file.is_some()) => {
-            DRAFT_NAME
-        }
-        _ => how,
-    });
-    parameters.extend(how.map(|how| ("speculate".to_owned(), Value::from(how))));
+        Some(file) if is_a_path(&args.model) => match draft_file(how)? {
+            Some(_) => draft_name(Path::new(&args.model), file).to_string(),
+            None => how.to_owned(),
+        },
+        _ => how.to_owned(),
+    };
+    let option = match draft {
+        Some(_) if parameters.contains_key("speculate") => "draft_model",
+        _ => "speculate",
+    };
+    parameters.insert(option.to_owned(), Value::from(how));
     Ok(parameters)
 }
 

@@ -198,7 +198,18 @@ fn a_draft_model_of_one_model_runs_beside_it_and_says_so_alone() {
     let told = ["`gemma4-assistant` is a draft model", "--speculate", "DRAFT"];
     assert!(status == 1 && told.iter().all(|part| error.contains(part)), "{error}");
     let (status, error) = puna.fails(&["run", &other, "--speculate", &draft, "x"]);
-    assert!(status == 1 && error.contains("cannot be a draft model"), "{error}");
+    assert!(status == 1 && error.contains("gemma4-assistant:latest cannot be a draft model"), "{error}");
+    // How to guess is said beside it; the model's own file is a draft model, too.
+    let count = |said: &str| said.lines().any(|line| line.starts_with("guessed by draft:"));
+    let always = |draft: &str| {
+        let fixed = ["-p", "speculate=always", "-p", "temperature=0", "-p", "num_predict=30"];
+        let done =
+            puna.run(&[&["run", &model, "--verbose", "--speculate", draft], &fixed[..], &["the"]].concat());
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(done.status.success() && count(&said), "{said}");
+        String::from_utf8_lossy(&done.stdout).into_owned()
+    };
+    [&draft, &model].into_iter().for_each(|draft| assert_eq!(always(draft), plain));
     let shown = puna.json(&["inspect", &draft, "--json"]);
     assert_eq!(shown["architecture"], "gemma4-assistant");
     assert!(shown["memory"]["unknown"].as_str().unwrap().contains("is a draft model"), "{shown}");

@@ -277,11 +277,17 @@ pub(crate) fn check_completion(model: &Model, name: &Name, verb: &str) -> Result
     if has(model, "completion") {
         return Ok(());
     }
-    let ranks = match model.facts.pooling {
-        Some(Facts::RANK) => "; it ranks texts: POST /api/rerank",
-        _ => "",
+    let facts = &model.facts;
+    let does = match facts.pooling {
+        Some(Facts::RANK) => "; it ranks texts: POST /api/rerank".to_owned(),
+        _ if facts.is_draft() => format!(
+            "; `{}` is a draft model, which guesses ahead for another: name it with --speculate or draft_model, or as DRAFT in \
+             the other's Modelfile",
+            facts.architecture
+        ),
+        _ => String::new(),
     };
-    Err(Failure::bad_request(format!("{:?} does not support {verb}{ranks}", name.given)))
+    Err(Failure::bad_request(format!("{:?} does not support {verb}{does}", name.given)))
 }
 
 /// Refuses a wish to think where the model cannot.

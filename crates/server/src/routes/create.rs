@@ -15,7 +15,7 @@ use crate::app::{App, store_failure};
 use crate::canonical::{Failure, RunOptions};
 use crate::http::{Json, Native, Refused, note_ignored};
 use crate::options;
-use crate::runner::{check_model, check_template, detect_template};
+use crate::runner::{check_draft, check_model, check_template, detect_template};
 use crate::scheduler::LoadOptions;
 use crate::version::OLLAMA_VERSION;
 
@@ -110,6 +110,7 @@ fn hooks() -> Hooks<'static> {
     Hooks {
         check_template: Some(&check_template),
         check_model: Some(&check_model),
+        check_draft: Some(&check_draft),
         detect_template: Some(&detect_template),
         version: Some(OLLAMA_VERSION),
         ..Hooks::default()

@@ -99,6 +99,12 @@ pub(super) fn check_model(weights: &Path, adapters: &[PathBuf]) -> Result<Option
     check().map_err(|error: LoadError| error.message)
 }
 
+/// Why a draft model cannot guess for these weights.
+pub(super) fn check_draft(weights: &Path, draft: &Path) -> Result<(), String> {
+    let check = || puna_engine::check_draft(&view(Some(weights))?, &view(Some(draft))?).map_err(engine_error);
+    check().map_err(|error: LoadError| error.message)
+}
+
 /// How a model takes pairs. The marks are llama.cpp's: each only where the file wants it around texts.
 fn pair_form(tokenizer: &Tokenizer, template: Option<String>) -> PairForm {
     let end = tokenizer.eos().or(tokenizer.sep()).filter(|_| tokenizer.add_eos());

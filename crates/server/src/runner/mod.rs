@@ -64,6 +64,11 @@ pub(crate) fn check_model(weights: &Path, adapters: &[PathBuf]) -> Result<Option
     local::check_model(weights, adapters)
 }
 
+/// Tests a draft model beside a file of weights: the reason why it cannot guess for them.
+pub(crate) fn check_draft(weights: &Path, draft: &Path) -> Result<(), String> {
+    local::check_draft(weights, draft)
+}
+
 /// Tests a Go template: the reason why it is none.
 pub(crate) fn check_template(text: &str) -> Result<(), String> {
     puna_prompt::Template::parse(puna_prompt::Kind::Go, text).map(drop).map_err(|e| e.to_string())

@@ -13,7 +13,8 @@ use serde_json::{Map, Value};
 pub use files::check_quantize_type;
 pub use local::{LocalFile, LocalPlan, plan_local};
 pub use request::{
-    CheckModel, CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, NamedTemplate, Progress,
+    CheckDraft, CheckModel, CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, NamedTemplate,
+    Progress,
 };
 
 use crate::builtin;
@@ -261,22 +262,26 @@ impl Draft {
         hooks: &Hooks<'_>,
         progress: ProgressFn<'_>,
     ) -> Result<(), StoreError> {
-        let Some(check) = hooks.check_model else { return Ok(()) };
-        let paths = |ty: &str| -> Result<Vec<PathBuf>, StoreError> {
-            let layers = self.layers.iter().filter(|l| l.layer.media_type == ty);
-            layers.map(|l| store.layer_path(&l.layer)).collect()
+        let path = |ty: &str| -> Result<Option<PathBuf>, StoreError> {
+            let layer = self.layers.iter().rfind(|l| l.layer.media_type == ty);
+            layer.map(|l| store.layer_path(&l.layer)).transpose()
         };
         let has_new = request.files.is_some() && request.from.is_none() || !request.adapters.is_empty();
-        let mut tests = Vec::new();
-        if has_new && let Some(model) = paths(media::MODEL)?.pop() {
-            tests.push((model, paths(media::ADAPTER)?));
-        }
-        if !request.draft_files.is_empty() {
-            tests.extend(paths(media::DRAFT)?.into_iter().map(|draft| (draft, Vec::new())));
-        }
-        for (weights, adapters) in tests {
+        if has_new
+            && let Some(check) = hooks.check_model
+            && let Some(weights) = path(media::MODEL)?
+        {
+            let adapters = self.layers.iter().filter(|l| l.layer.media_type == media::ADAPTER);
+            let adapters: Vec<_> =
+                adapters.map(|l| store.layer_path(&l.layer)).collect::<Result<_, StoreError>>()?;
             let remark = check(&weights, &adapters).map_err(|reason| StoreError::NotLoadable { reason })?;
             remark.into_iter().for_each(|remark| progress(Progress::status(remark)));
+        }
+        if (has_new || !request.draft_files.is_empty())
+            && let Some(check) = hooks.check_draft
+            && let (Some(weights), Some(draft)) = (path(media::MODEL)?, path(media::DRAFT)?)
+        {
+            check(&weights, &draft).map_err(|reason| StoreError::NotADraftOfIt { reason })?;
         }
         Ok(())
     }

@@ -141,6 +141,9 @@ pub type DetectTemplate<'a> = &'a dyn Fn(&FileTemplate) -> Option<NamedTemplate>
 /// does not know it says so: another one on the same folder may know it.
 pub type CheckModel<'a> = &'a dyn Fn(&Path, &[PathBuf]) -> Result<Option<String>, String>;
 
+/// A test of a file of weights with that of a draft model: the reason why this cannot guess for it.
+pub type CheckDraft<'a> = &'a dyn Fn(&Path, &Path) -> Result<(), String>;
+
 /// What other crates know and the store does not.
 #[derive(Clone, Copy, Default)]
 pub struct Hooks<'a> {
@@ -148,6 +151,8 @@ pub struct Hooks<'a> {
     pub check_template: Option<CheckTemplate<'a>>,
     /// Tests weights and adapters that are new to the model.
     pub check_model: Option<CheckModel<'a>>,
+    /// Tests a draft model that is new, or whose model is.
+    pub check_draft: Option<CheckDraft<'a>>,
     /// Finds a Go template for the Jinja template of a GGUF file.
     pub detect_template: Option<DetectTemplate<'a>>,
     /// The version of Ollama that the program is compatible with; models that require a newer one are refused.

@@ -228,13 +228,17 @@ fn requests_that_cannot_work_fail_before_anything_is_done() {
 #[test]
 fn new_weights_and_adapters_must_be_such_as_the_program_can_load() {
     let kit = Kit::new();
-    let asked = std::cell::RefCell::new(Vec::new());
+    let (asked, pairs) = (std::cell::RefCell::new(Vec::new()), std::cell::RefCell::new(Vec::new()));
     let check = |weights: &std::path::Path, adapters: &[std::path::PathBuf]| {
         asked.borrow_mut().push((weights.to_owned(), adapters.len()));
         Ok(Some("warning: not for us".to_owned()))
     };
     let create = |request: &CreateRequest, check: crate::CheckModel<'_>| {
-        let hooks = Hooks { check_model: Some(check), ..Hooks::default() };
+        let check_draft = |weights: &std::path::Path, draft: &std::path::Path| {
+            pairs.borrow_mut().push((weights.to_owned(), draft.to_owned()));
+            if pairs.borrow().len() == 1 { Ok(()) } else { Err("they differ".to_owned()) }
+        };
+        let hooks = Hooks { check_model: Some(check), check_draft: Some(&check_draft), ..Hooks::default() };
         let mut lines = Vec::new();
         kit.store.create(&name("m"), request, &hooks, &mut |p| lines.push(p.status)).map(|()| lines)
     };
@@ -245,9 +249,14 @@ fn new_weights_and_adapters_must_be_such_as_the_program_can_load() {
     // What is stored was looked at, or is what somebody else made of it.
     create(&CreateRequest { system: Some("x".into()), ..from_model("m") }, &check).unwrap();
     assert_eq!(asked.take(), []);
-    let draft = [("d.gguf".to_owned(), kit.upload(2).digest.to_string())];
-    create(&CreateRequest { draft_files: draft.into(), ..from_model("m") }, &check).unwrap();
-    assert_eq!(asked.take().len(), 1);
+    assert_eq!(pairs.take(), []);
+    let small = kit.upload(2).digest;
+    let draft_files = std::collections::BTreeMap::from([("d.gguf".to_owned(), small.to_string())]);
+    create(&CreateRequest { draft_files: draft_files.clone(), ..from_model("m") }, &check).unwrap();
+    let pair = (kit.store.blob_path(&weights), kit.store.blob_path(&small));
+    assert_eq!((asked.take(), pairs.borrow().clone()), (Vec::new(), vec![pair]));
+    let error = create(&CreateRequest { draft_files, ..from_model("cria") }, &check).unwrap_err();
+    assert!(error.is_bad_request() && error.to_string().ends_with("guess for it: they differ"), "{error}");
     let other = kit.upload(3).digest;
     let error = create(&from_files(&[("m.gguf", other)]), &|_, _| Err("tensor `a` is missing".into()));
     let error = error.unwrap_err();
