@@ -20,6 +20,7 @@ use crate::ops::dynamic_conv::DynamicConv;
 use crate::ops::elementwise::{Add, Concat, GluRows, Map, Mul, Resize, Unary};
 use crate::ops::embed::{Embed, EmbedListed, GatherOutputs, Given, Table};
 use crate::ops::grams::Grams;
+use crate::ops::group_norm::GroupNorm;
 use crate::ops::heads::LinearOfHeads;
 use crate::ops::linear::{LinearGroup, Matrix};
 use crate::ops::moe::State;
@@ -31,6 +32,7 @@ use crate::ops::recall::Recall;
 use crate::ops::recurrent::{Conv, Delta, Retention, Scan, Wkv, Wkv7};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
 use crate::ops::streams::{Agree, ReadStreams, StreamWeights, WriteStreams};
+use crate::ops::unfold::Unfold;
 use crate::step::Instruction;
 
 /// Numbers of weights in the order in which instructions want them, which the programs of all sizes share.
@@ -258,6 +260,14 @@ impl Compiler<'_> {
             Op::Pick { x, start, width, period } => {
                 let x = self.place(x);
                 self.push(Pick { x, out, start, width, period });
+            }
+            Op::Unfold { x, taps } => {
+                let x = self.place(x);
+                self.push(Unfold { x, out, taps });
+            }
+            Op::GroupNorm { x, w, b, eps, groups } => {
+                let (x, w, b) = (self.place(x), self.floats(Some(w))?, self.floats(Some(b))?);
+                self.push(GroupNorm { x, out, w, b, eps, groups });
             }
             Op::DynamicConv { x, own, constant, .. } => {
                 let (x, own, constant) = (self.place(x), self.place(own), self.floats(Some(constant))?);

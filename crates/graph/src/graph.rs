@@ -447,6 +447,26 @@ impl Graph {
         self.push_like(name, Op::DynamicConv { x, own, constant, taps }, x)
     }
 
+    /// What lies around each token, see [`Op::Unfold`]: `x · taps` columns, from which a product makes a convolution.
+    pub fn unfold(&mut self, name: &'static str, x: ValueId, taps: usize) -> ValueId {
+        let Value { rows, cols, .. } = self.value(x);
+        assert!(rows == Rows::Tokens && taps % 2 == 1);
+        self.push(name, Op::Unfold { x, taps }, rows, cols * taps)
+    }
+
+    /// Norm over the tokens of a sequence and each of so many groups of columns.
+    pub fn group_norm(
+        &mut self,
+        name: &'static str,
+        x: ValueId,
+        [w, b]: [WeightId; 2],
+        (groups, eps): (usize, f32),
+    ) -> ValueId {
+        let Value { rows, cols, .. } = self.value(x);
+        assert!(rows == Rows::Tokens && cols.is_multiple_of(groups));
+        self.push_like(name, Op::GroupNorm { x, w, b, eps, groups }, x)
+    }
+
     /// `x` by what the token's position makes of it.
     pub fn temper(&mut self, name: &'static str, x: ValueId, by: Temperature) -> ValueId {
         self.push_like(name, Op::Temper { x, by }, x)

@@ -429,6 +429,27 @@ pub enum Op {
         /// How many taps there are.
         taps: usize,
     },
+    /// For each token what lies around it, of those of the step that are of the same sequence, and zeros where there is nothing: for each
+    /// column that of as many tokens as there are taps, the middle one being its own.
+    Unfold {
+        /// Input, a row a token.
+        x: ValueId,
+        /// How many there are, an odd number.
+        taps: usize,
+    },
+    /// `(x - mean) / √(variance + eps) · w + b` with mean and variance over all tokens of a sequence and a group of columns.
+    GroupNorm {
+        /// Input, a row a token.
+        x: ValueId,
+        /// A number a column.
+        w: WeightId,
+        /// A number a column.
+        b: WeightId,
+        /// Added to the biased variance.
+        eps: f32,
+        /// How many groups there are.
+        groups: usize,
+    },
     /// Weights by which streams are read and written.
     StreamWeights {
         /// Numbers.
@@ -501,6 +522,8 @@ impl Op {
             Op::Sparsify { .. } => "sparsify",
             Op::Pick { .. } => "pick",
             Op::DynamicConv { .. } => "dynamic_conv",
+            Op::Unfold { .. } => "unfold",
+            Op::GroupNorm { .. } => "group_norm",
             Op::StreamWeights { .. }
             | Op::ReadStreams { .. }
             | Op::WriteStreams { .. }
@@ -537,6 +560,8 @@ impl Op {
             | Op::Softcap { x, .. }
             | Op::Sparsify { x, .. }
             | Op::Pick { x, .. }
+            | Op::Unfold { x, .. }
+            | Op::GroupNorm { x, .. }
             | Op::StreamWeights { x, .. }
             | Op::GatherOutputs { x } => [Some(x), None, None, None, None],
             Op::ReadStreams { streams, by } => [Some(streams), Some(by), None, None, None],

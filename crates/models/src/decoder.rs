@@ -139,6 +139,18 @@ impl Decoder {
         layers: Vec<Layer>,
     ) -> Result<Self, ModelError> {
         let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
+        let head = w.head(table, hp.n_embd, hp.n_vocab)?;
+        Self::with_head(w, hp, (norm, head), layers)
+    }
+
+    /// The same with this output matrix behind it.
+    pub fn with_head(
+        w: &mut Weights<'_>,
+        hp: &Hparams,
+        (norm, head): (AnyNorm, Linear),
+        layers: Vec<Layer>,
+    ) -> Result<Self, ModelError> {
+        let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
         Ok(Self {
             n_embd: hp.n_embd,
             table,
@@ -150,7 +162,7 @@ impl Decoder {
             streams: None,
             residual_scale: 1.0,
             norm,
-            head: w.head(table, hp.n_embd, hp.n_vocab)?,
+            head,
             logit_scale: 1.0,
             logit_cap: None,
             projections: Vec::new(),

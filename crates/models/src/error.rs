@@ -57,16 +57,6 @@ pub enum ModelError {
         /// The layer.
         layer: usize,
     },
-    /// A model of sound.
-    #[error(
-        "`{name}` is a model of sound, which {does} and neither reads nor writes text: it cannot be run here"
-    )]
-    Sound {
-        /// Its architecture.
-        name: &'static str,
-        /// What it does.
-        does: &'static str,
-    },
     /// A tensor that the architecture needs.
     #[error("tensor `{name}` is missing")]
     MissingTensor {

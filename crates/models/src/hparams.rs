@@ -76,7 +76,30 @@ impl<'a> Keys<'a> {
         Ok(self.meta.opt_u32(&self.name(key))?.map(|v| v as usize))
     }
 
-    /// Features of the hidden states of a model that this one goes with.
+    /// A number of layers.
+    pub fn layers(&self, key: &str) -> Result<usize, ModelError> {
+        let layers = self.count(key)?;
+        if layers > MAX_LAYERS as usize {
+            let (key, value) = (self.name(key), layers.to_string());
+            return Err(ModelError::KeyValue { key, value, reason: "must be at most 512" });
+        }
+        Ok(layers)
+    }
+
+    /// Entries of the vocabulary: the key, else the length of the token list.
+    pub fn vocabulary(&self) -> Result<usize, ModelError> {
+        let listed = self.meta.array("tokenizer.ggml.tokens")?.map(|tokens| tokens.len());
+        match (listed, self.opt_count("vocab_size")?) {
+            (Some(n), _) | (None, Some(n)) => Ok(n),
+            (None, None) => Err(ModelError::KeyValue {
+                key: "tokenizer.ggml.tokens".into(),
+                value: "absent".into(),
+                reason: "the vocabulary is needed",
+            }),
+        }
+    }
+
+    /// A number of features that the file names.
     pub fn hidden_size(&self, key: &str) -> Result<usize, ModelError> {
         let width = self.count(key)?;
         if width > MAX_WIDTH {
@@ -211,7 +234,8 @@ impl<'a> Keys<'a> {
         Ok(listed.map_or(1, |labels| labels.len().max(1)))
     }
 
-    fn epsilon(&self, key: &str) -> Result<f32, ModelError> {
+    /// A number that is added to a variance.
+    pub fn epsilon(&self, key: &str) -> Result<f32, ModelError> {
         let value = self.meta.f32(&self.name(key))?;
         if !value.is_finite() || value <= 0.0 {
             let (key, value) = (self.name(key), value.to_string());
@@ -372,7 +396,7 @@ impl Hparams {
             key_dim,
             value_dim,
             ff: keys.per_layer("feed_forward_length", n_layer)?.unwrap_or_default(),
-            n_vocab: vocabulary(keys)?,
+            n_vocab: keys.vocabulary()?,
         })
     }
 }
@@ -385,17 +409,4 @@ fn finite(key: String, number: f32) -> Result<f32, ModelError> {
         return Ok(number);
     }
     Err(ModelError::KeyValue { key, value: number.to_string(), reason: NO_NUMBER })
-}
-
-/// Entries of the vocabulary: the key, else the length of the token list.
-fn vocabulary(keys: &Keys<'_>) -> Result<usize, ModelError> {
-    let listed = keys.meta().array("tokenizer.ggml.tokens")?.map(|tokens| tokens.len());
-    match (listed, keys.opt_count("vocab_size")?) {
-        (Some(n), _) | (None, Some(n)) => Ok(n),
-        (None, None) => Err(ModelError::KeyValue {
-            key: "tokenizer.ggml.tokens".into(),
-            value: "absent".into(),
-            reason: "the vocabulary is needed",
-        }),
-    }
 }

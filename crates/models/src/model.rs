@@ -423,10 +423,7 @@ fn not_alone(name: &str) -> ModelError {
     if let Some(&arch::CompanionEntry { name, of, .. }) = companion_named(name) {
         return ModelError::NeedsItsModel { name, of };
     }
-    match arch::SOUND.iter().find(|(known, _)| *known == name) {
-        Some(&(name, does)) => ModelError::Sound { name, does },
-        None => ModelError::UnknownArchitecture { name: name.into(), known: known_architectures() },
-    }
+    ModelError::UnknownArchitecture { name: name.into(), known: known_architectures() }
 }
 
 fn companion_named(name: &str) -> Option<&'static arch::CompanionEntry> {

@@ -66,7 +66,7 @@ struct Pair {
 }
 
 /// What is stored in several dimensions and is no matrix.
-const NO_MATRICES: [&str; 12] = [
+const NO_MATRICES: [&str; 13] = [
     "altup_",
     "attn_compressor_ape",
     "attn_k_norm",
@@ -75,6 +75,7 @@ const NO_MATRICES: [&str; 12] = [
     "conv",
     "ffn_gate_tid2eid",
     "indexer_compressor_ape",
+    "posnet",
     "ssm_norm",
     "time_mix_first",
     "time_mix_lerp_fused",

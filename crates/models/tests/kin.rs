@@ -33,6 +33,28 @@ fn kin_give_the_logits_of_those_whose_graph_they_have() {
     check("deepseek", "bailingmoe", &keep);
 }
 
+#[test]
+fn a_model_that_writes_codes_alone_gives_nothing_else_a_chance() {
+    let plain = Entry::load("qwen3tts");
+    let (n_vocab, codes) = (plain.want[0].len(), 100);
+    let table = values(&Gguf::open(&plain.file).unwrap(), "token_embd.weight").unwrap();
+    let width = table.len() / n_vocab;
+    let last = table[(n_vocab - codes) * width..].to_vec();
+    let matrix = ("output.weight".to_owned(), [width, codes], last);
+    let entry = rewritten(&plain, "qwen3tts", &|_| {}, &[matrix]);
+    for how in ["whole", "one", "batch"] {
+        let mut rows = feed(&entry, "portable", how);
+        for row in &mut rows {
+            assert!(row[..n_vocab - codes].iter().all(|&logit| logit == f32::NEG_INFINITY), "{how}");
+            row.drain(..n_vocab - codes);
+        }
+        let want = plain.want.iter().map(|row| row[n_vocab - codes..].to_vec()).collect();
+        let of_codes = Entry { want, ..Entry::load("qwen3tts") };
+        assert_eq!(complaint(&of_codes, &rows, true), None, "{how}");
+    }
+    std::fs::remove_file(&entry.file).unwrap();
+}
+
 /// As embedding models that were made of decoders ask for it; references are llama.cpp's for the file with this key.
 #[test]
 fn a_decoder_whose_file_says_so_sees_the_whole_text() {

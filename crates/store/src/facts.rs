@@ -43,6 +43,14 @@ impl Facts {
     /// Architectures of draft models that guess with parts of one model, and answer nothing themselves.
     pub const DRAFTS: [&str; 3] = ["dflash", "eagle3", "gemma4-assistant"];
 
+    /// Architectures of sound, whose results are neither text nor vectors of text.
+    pub const SOUND: [&str; 3] = ["pockettts", "qwen3tts", "wavtokenizer-dec"];
+
+    /// Whether what it computes is for sound.
+    pub fn is_sound(&self) -> bool {
+        Self::SOUND.contains(&self.architecture.as_str())
+    }
+
     /// Whether it is such a draft model.
     pub fn is_draft(&self) -> bool {
         Self::DRAFTS.contains(&self.architecture.as_str())

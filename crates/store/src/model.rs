@@ -308,7 +308,7 @@ impl Facts {
 fn capabilities(facts: &Facts, projectors: &[Arc<Facts>], go: &str, config: &Config) -> Vec<String> {
     let mut found: Vec<&str> = Vec::new();
     match facts.pooling {
-        None if facts.is_draft() => {}
+        None if facts.is_draft() || facts.is_sound() => {}
         None => found.push("completion"),
         Some(Facts::RANK) => found.push("rerank"),
         Some(_) => found.push("embedding"),

@@ -86,6 +86,7 @@ mod qwen2;
 mod qwen2moe;
 mod qwen3;
 mod qwen3next;
+mod qwen3tts;
 mod qwen4exp;
 mod refact;
 mod rwkv6;
@@ -100,6 +101,7 @@ mod step35;
 mod t5;
 mod t5encoder;
 mod talkie;
+mod wavtokenizer;
 
 pub use diffusion::fills_masks;
 
@@ -132,13 +134,6 @@ pub(crate) const COMPANIONS: &[CompanionEntry] = &[
     CompanionEntry { name: "dflash", of: "one model", load: dflash::load },
     CompanionEntry { name: "eagle3", of: "one model", load: eagle3::load },
     CompanionEntry { name: "gemma4-assistant", of: "a Gemma 4", load: gemma4_assistant::load },
-];
-
-/// Architectures of sound, and what they do.
-pub(crate) const SOUND: &[(&str, &str)] = &[
-    ("pockettts", "makes speech of text"),
-    ("qwen3tts", "makes codes of speech of text"),
-    ("wavtokenizer-dec", "makes sound of codes"),
 ];
 
 /// Every architecture, by name.
@@ -260,6 +255,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "plamo2", load: plamo2::load },
     Entry { name: "plamo3", load: plamo3::load },
     Entry { name: "plm", load: minicpm3::load_plm },
+    Entry { name: "pockettts", load: starcoder2::load_pocket },
     Entry { name: "qwen", load: exaone::load_qwen },
     Entry { name: "qwen2", load: qwen2::load },
     Entry { name: "qwen2moe", load: qwen2moe::load },
@@ -269,6 +265,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "qwen35moe", load: qwen3next::load },
     Entry { name: "qwen3moe", load: qwen3::load_moe },
     Entry { name: "qwen3next", load: qwen3next::load },
+    Entry { name: "qwen3tts", load: qwen3tts::load },
     Entry { name: "qwen3vl", load: qwen3::load_dense },
     Entry { name: "qwen3vlmoe", load: qwen3::load_moe },
     Entry { name: "qwen4exp", load: qwen4exp::load },
@@ -288,5 +285,6 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "t5", load: t5::load },
     Entry { name: "t5encoder", load: t5encoder::load },
     Entry { name: "talkie", load: talkie::load },
+    Entry { name: "wavtokenizer-dec", load: wavtokenizer::load },
     Entry { name: "xverse", load: llama::load },
 ];

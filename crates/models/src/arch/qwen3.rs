@@ -1,7 +1,7 @@
 //! Qwen3: pre-norm decoder, grouped-query attention with RMS-normed query and key heads, SwiGLU or a mixture of experts;
 //! rerankers have a projection to labels, whose probabilities are the scores.
 //! GGUF: `general.architecture = "qwen3"` and `"qwen3moe"`, `"qwen3vl"` and `"qwen3vlmoe"` for the language models of Qwen 3 VL, whose sections of the rotation are
-//! all the same for text, `"openelm"`, whose layers have numbers of heads of their own, and `"grovemoe"`, whose experts have smaller
+//! all the same for text `"openelm"`, whose layers have numbers of heads of their own, and `"grovemoe"`, whose experts have smaller
 //! ones beside them.
 
 use puna_graph::*;
@@ -55,13 +55,23 @@ pub(super) fn decoder(
 ) -> Result<(Hparams, Decoder), ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
-    let layers = decoder::layers(w, &hp, norm, |b| {
-        let ffn = feed_forward(b)?;
-        let qk_norm = QkNorm::Before(b.head_norms()?);
-        Ok(Layer { qk_norm, rope: Some(rope), ..b.pre_norm(ffn)? })
-    })?;
+    let layers = layers(keys, w, (&hp, norm), feed_forward)?;
     let classifier = w.opt_linear("cls.output", hp.n_embd, keys.labels()?)?;
     let decoder = Decoder { classifier, ..Decoder::new(w, &hp, norm, layers)? };
     Ok((hp, decoder))
+}
+
+/// Its layers.
+pub(super) fn layers(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    (hp, norm): (&Hparams, NormKind),
+    feed_forward: impl Fn(&mut Block<'_, '_>) -> Result<FeedForward, ModelError>,
+) -> Result<Vec<Layer>, ModelError> {
+    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    decoder::layers(w, hp, norm, |b| {
+        let ffn = feed_forward(b)?;
+        let qk_norm = QkNorm::Before(b.head_norms()?);
+        Ok(Layer { qk_norm, rope: Some(rope), ..b.pre_norm(ffn)? })
+    })
 }

@@ -285,6 +285,10 @@ pub(crate) fn check_completion(model: &Model, name: &Name, verb: &str) -> Result
              the other's Modelfile",
             facts.architecture
         ),
+        _ if facts.is_sound() => {
+            let architecture = &facts.architecture;
+            format!("; `{architecture}` is a model of sound: what it makes is for a vocoder, and no text")
+        }
         _ => String::new(),
     };
     Err(Failure::bad_request(format!("{:?} does not support {verb}{does}", name.given)))

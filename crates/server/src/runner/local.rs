@@ -90,9 +90,6 @@ pub(super) fn check_model(weights: &Path, adapters: &[PathBuf]) -> Result<Option
             Err(EngineError::Model(unknown @ ModelError::UnknownArchitecture { .. })) => {
                 Ok(Some(format!("warning: {unknown}; it cannot be run here")))
             }
-            Err(EngineError::Model(sound @ ModelError::Sound { .. })) => {
-                Ok(Some(format!("warning: {sound}")))
-            }
             Err(error) => Err(engine_error(error)),
         }
     };

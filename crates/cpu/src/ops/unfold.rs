@@ -1,0 +1,46 @@
+//! What lies around each token, for convolutions that are products.
+
+use puna_graph::Place;
+
+use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
+
+/// Puts neighbours side by side.
+pub struct Unfold {
+    pub x: Place,
+    pub out: Place,
+    /// How many of them, each token's own being the middle one.
+    pub taps: usize,
+}
+
+// SAFETY: a task writes rows of the result that are its own.
+unsafe impl Instruction for Unfold {
+    fn name(&self) -> &'static str {
+        "unfold"
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        row_tasks(&self.out, step)
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+        let segments = &step.input.segments;
+        for row in task_rows(task, &self.out, step) {
+            let s = &segments[segments.partition_point(|s| s.first_row + s.rows <= row)];
+            let rows = s.first_row..s.first_row + s.rows;
+            // SAFETY: each row belongs to one task; the planner keeps `x` and `out` apart.
+            let out = unsafe { step.arena.row_mut(&self.out, row) };
+            for tap in 0..self.taps {
+                let from = (row + tap).checked_sub(self.taps / 2).filter(|from| rows.contains(from));
+                let columns = out[tap..].iter_mut().step_by(self.taps);
+                match from {
+                    // SAFETY: computed before a barrier.
+                    Some(from) => {
+                        let x = unsafe { step.arena.row(&self.x, from) };
+                        columns.zip(x).for_each(|(out, x)| *out = *x);
+                    }
+                    None => columns.for_each(|out| *out = 0.0),
+                }
+            }
+        }
+    }
+}
