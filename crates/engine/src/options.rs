@@ -163,8 +163,7 @@ pub fn check_model(view: &View, adapters: &[Adapter]) -> Result<(), EngineError>
 }
 
 /// Checks that a draft model can guess for a model: it can be loaded, its tokens mean what the model's do, and what it reads of the
-/// model is there. Where guessing is of no use ([`ModelInfo::takes_drafts`]), a draft model that is a model of its own is left out,
-/// whatever it is.
+/// model is there. Where guessing is of no use, a draft model that is a model of its own is left out, whatever it is.
 ///
 /// # Errors
 /// As [`check_model`] for the draft model; and [`EngineError::DraftVocabulary`], or [`ModelError::Companion`](puna_models::ModelError::Companion).

@@ -13,7 +13,7 @@ use puna_gguf::{Gguf, View};
 use puna_graph::{BackendError, KvType};
 use puna_sampler::{Constraint, Grammar};
 use puna_store::embedded;
-use puna_tokenizer::{Encode, Tokenizer};
+use puna_tokenizer::{Encode, Tokenizer, TokenizerError};
 
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, PairForm, RankDone};
 use super::protocol::{Counts, LoadSpec, MemoryParts, Pulse, is_out_of_memory};
@@ -89,6 +89,9 @@ pub(super) fn check_model(weights: &Path, adapters: &[PathBuf]) -> Result<Option
             Ok(()) => Ok(None),
             Err(EngineError::Model(unknown @ ModelError::UnknownArchitecture { .. })) => {
                 Ok(Some(format!("warning: {unknown}; it cannot be run here")))
+            }
+            Err(EngineError::Tokenizer(none @ TokenizerError::NoVocabulary { .. })) => {
+                Ok(Some(format!("warning: {none}")))
             }
             Err(error) => Err(engine_error(error)),
         }
@@ -467,6 +470,13 @@ mod tests {
             let refused = check("llama", key, value).unwrap_err();
             assert!(refused.contains("unknown") && refused.contains(value), "{refused}");
         }
+    }
+
+    #[test]
+    fn a_model_of_sound_without_a_vocabulary_is_remarked_on() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo/wavtokenizer-dec.gguf");
+        let remark = check_model(&path, &[]).unwrap().unwrap();
+        assert!(remark.contains("no vocabulary") && remark.contains("cannot take or give text"), "{remark}");
     }
 
     #[test]
