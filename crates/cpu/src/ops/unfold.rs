@@ -32,12 +32,9 @@ unsafe impl Instruction for Unfold {
             for tap in 0..self.taps {
                 let from = (row + tap).checked_sub(self.taps / 2).filter(|from| rows.contains(from));
                 let columns = out[tap..].iter_mut().step_by(self.taps);
-                match from {
-                    // SAFETY: computed before a barrier.
-                    Some(from) => {
-                        let x = unsafe { step.arena.row(&self.x, from) };
-                        columns.zip(x).for_each(|(out, x)| *out = *x);
-                    }
+                // SAFETY: computed before a barrier.
+                match from.map(|from| unsafe { step.arena.row(&self.x, from) }) {
+                    Some(x) => columns.zip(x).for_each(|(out, x)| *out = *x),
                     None => columns.for_each(|out| *out = 0.0),
                 }
             }
