@@ -124,7 +124,7 @@ impl Service {
     }
 
     /// A server of its own for a file that is in no store, and the name that the model has there. The file of its draft
-    /// model is called [`DRAFT_NAME`] there.
+    /// model is called [`draft_name`] there.
     pub fn for_file(path: &Path, draft: Option<&Path>) -> Result<(Self, String)> {
         crate::local::check_file(path)?;
         // What is wrong with the file is said of the file, not of the model that it would be.
