@@ -1,6 +1,6 @@
 //! What instructions see of a step, and how threads share one.
 
-use puna_graph::{BackendError, Place, Rope, Rows, StepInput, Weight};
+use puna_graph::{BackendError, Place, Rope, Rows, Segment, StepInput, Weight};
 
 use crate::cache::Cache;
 use crate::deal::Deal;
@@ -146,6 +146,12 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
+    /// The sequence's part of the step that a row belongs to.
+    pub fn segment_of(&self, row: usize) -> &Segment {
+        let segments = &self.input.segments;
+        &segments[segments.partition_point(|s| s.first_row + s.rows <= row)]
+    }
+
     /// Rows of a value in this step.
     pub fn rows(&self, rows: Rows) -> usize {
         match rows {

@@ -277,6 +277,11 @@ impl Trunk {
     }
 }
 
+/// What several layers read, side by side.
+pub(crate) fn side_by_side(g: &mut Graph, name: &'static str, inputs: &[ValueId]) -> ValueId {
+    inputs[1..].iter().fold(inputs[0], |all, &input| g.concat(name, all, input))
+}
+
 /// What files call the embeddings.
 pub(crate) const TABLE: &str = "token_embd.weight";
 /// What they call the output matrix.

@@ -25,11 +25,10 @@ unsafe impl Instruction for DynamicConv {
     }
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
-        let segments = &step.input.segments;
         let taps = self.constant.len() / self.x.cols;
         let groups = self.own.cols / taps;
         for row in task_rows(task, &self.out, step) {
-            let segment = &segments[segments.partition_point(|s| s.first_row + s.rows <= row)];
+            let segment = step.segment_of(row);
             // SAFETY: each row belongs to one task; the planner keeps inputs and `out` apart.
             let (own, out) = unsafe { (step.arena.row(&self.own, row), step.arena.row_mut(&self.out, row)) };
             out.fill(0.0);

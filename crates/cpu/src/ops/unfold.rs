@@ -23,9 +23,8 @@ unsafe impl Instruction for Unfold {
     }
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
-        let segments = &step.input.segments;
         for row in task_rows(task, &self.out, step) {
-            let s = &segments[segments.partition_point(|s| s.first_row + s.rows <= row)];
+            let s = step.segment_of(row);
             let rows = s.first_row..s.first_row + s.rows;
             // SAFETY: each row belongs to one task; the planner keeps `x` and `out` apart.
             let out = unsafe { step.arena.row_mut(&self.out, row) };

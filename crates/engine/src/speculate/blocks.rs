@@ -100,15 +100,10 @@ impl Blocks {
             let mut going_on = Vec::with_capacity(asked.len());
             for (mut one, (entry, chance)) in asked.into_iter().zip(said) {
                 let token = stepper.model.guessed_token(entry as usize);
-                let is_sure = questions[one.at].takes(token, chance, &is_end);
-                if is_sure {
-                    one.guess.push(token);
-                    one.before = token;
-                }
-                if is_sure && one.guess.len() < one.rows {
+                let token = questions[one.at].takes(token, chance, &is_end).then_some(token);
+                one.before = token.unwrap_or(one.before);
+                if answers.goes_on(one.at, &mut one.guess, token, one.rows) {
                     going_on.push(one);
-                } else {
-                    answers.guesses[one.at] = one.guess;
                 }
             }
             asked = going_on;

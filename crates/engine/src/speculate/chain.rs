@@ -140,16 +140,13 @@ impl Chain {
                 let question = &questions[one.at];
                 let (entry, chance) = likeliest(row);
                 let token = stepper.model.guessed_token(entry as usize);
-                let is_sure = question.takes(token, chance, &is_end);
-                if is_sure {
-                    one.guess.push(token);
+                let token = question.takes(token, chance, &is_end).then_some(token);
+                if let Some(token) = token {
                     one.token = token;
                     one.features.copy_from_slice(state);
                 }
-                if is_sure && one.guess.len() < one.most {
+                if answers.goes_on(one.at, &mut one.guess, token, one.most) {
                     going_on.push(one);
-                } else {
-                    answers.guesses[one.at] = one.guess;
                 }
             }
             asked = going_on;

@@ -108,6 +108,24 @@ pub struct Answers {
     pub guessing: f64,
 }
 
+impl Answers {
+    /// Whether a guess goes on with this token, if it is one, up to `most` of them: what does not is the answer to question `at`.
+    pub(super) fn goes_on(
+        &mut self,
+        at: usize,
+        guess: &mut Vec<u32>,
+        token: Option<u32>,
+        most: usize,
+    ) -> bool {
+        guess.extend(token);
+        let goes_on = token.is_some() && guess.len() < most;
+        if !goes_on {
+            self.guesses[at] = std::mem::take(guess);
+        }
+        goes_on
+    }
+}
+
 impl Drafts {
     /// Loads a draft model for a model with this tokenizer.
     pub fn open(

@@ -260,10 +260,7 @@ fn scaled(g: &mut Graph, name: &'static str, x: ValueId, by: f32) -> ValueId {
 
 impl Guesser for Dflash {
     fn read(&self, g: &mut Graph, _hidden: ValueId, inputs: &[ValueId], trunk: &Trunk) {
-        let mut all = inputs[0];
-        for &input in &inputs[1..] {
-            all = g.concat("inp_target_features", all, input);
-        }
+        let all = companion::side_by_side(g, "inp_target_features", inputs);
         let fused = g.linear("fc_out", &self.fused, all);
         let fused = g.rms_norm("inp_g_embeddings", &self.fused_norm, fused);
         for (i, layer) in self.layers.iter().enumerate() {

@@ -5,7 +5,7 @@
 use puna_graph::*;
 
 use crate::blocks::Mlp;
-use crate::companion::{Companion, Guesser, Guesses, Needs, Seen, Trunk};
+use crate::companion::{self, Companion, Guesser, Guesses, Needs, Seen, Trunk};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::rope::RopeKeys;
@@ -111,10 +111,7 @@ impl Eagle3 {
 
 impl Guesser for Eagle3 {
     fn read(&self, g: &mut Graph, _hidden: ValueId, inputs: &[ValueId], _trunk: &Trunk) {
-        let mut all = inputs[0];
-        for &input in &inputs[1..] {
-            all = g.concat("inp_embd", all, input);
-        }
+        let mut all = companion::side_by_side(g, "inp_embd", inputs);
         if let Some(norm) = &self.fused_norm {
             all = g.rms_norm("enc_input_norm", norm, all);
         }

@@ -202,11 +202,16 @@ fn an_assistant_that_is_right_is_right_all_the_time_and_goes_on_from_its_own_sta
         _ => without_layers(name, count),
     });
     let draft = changed(ASSISTANT, &|name, count| knowing(name, count, &table, &norm));
+    let counts = is_right_all_the_time(model, draft);
+    assert!(counts.steps < 40, "{counts:?}");
+}
+
+/// Has a draft model guess for a model, all of whose tokens come true: over two borders of pages, and beyond the context.
+fn is_right_all_the_time(model: View, draft: View) -> Speculated {
     let draft = DraftModel { view: draft, backend: backend() };
     let options = EngineOptions { num_ctx: Some(200), ..EngineOptions::default() };
     let engine = Engine::open_with_draft(model, backend(), &options, draft).unwrap();
     let n = engine.info().n_vocab as u32;
-    // Over two page borders.
     let job = Job {
         max_tokens: Some(100),
         ..Job::new(prompt(n, 60, 5), endless(&engine, Params { repeat_penalty: 1.0, ..greedy() }))
@@ -215,11 +220,11 @@ fn an_assistant_that_is_right_is_right_all_the_time_and_goes_on_from_its_own_sta
     let (guessed, counts) = run(&engine, &job, MODEL);
     assert_eq!(guessed, plain);
     assert!(counts.model.drafted > 60 && counts.model.accepted == counts.model.drafted, "{counts:?}");
-    assert!(counts.steps < 40, "{counts:?}");
     // Beyond the context, and again with what is known of the text.
     let long = Job { max_tokens: Some(300), keep: 4, ..job };
     let (plain, _) = run(&engine, &long, Speculation::OFF);
     assert_eq!(run(&engine, &long, MODEL).0, plain);
+    counts
 }
 
 /// A DSpark that says what such a model says: what follows a token is decided by its first features, which are the token's short vector.
@@ -265,21 +270,7 @@ fn a_block_that_is_right_is_right_all_the_time_over_borders_of_pages_and_context
         _ => without_layers(name, count),
     });
     let draft = changed("tests/data/drafts/dspark.gguf", &|name, count| linking(name, count, &rows));
-    let draft = DraftModel { view: draft, backend: backend() };
-    let options = EngineOptions { num_ctx: Some(200), ..EngineOptions::default() };
-    let engine = Engine::open_with_draft(model, backend(), &options, draft).unwrap();
-    let n = engine.info().n_vocab as u32;
-    let job = Job {
-        max_tokens: Some(100),
-        ..Job::new(prompt(n, 60, 5), endless(&engine, Params { repeat_penalty: 1.0, ..greedy() }))
-    };
-    let (plain, _) = run(&engine, &job, Speculation::OFF);
-    let (guessed, counts) = run(&engine, &job, MODEL);
-    assert_eq!(guessed, plain);
-    assert!(counts.model.drafted > 60 && counts.model.accepted == counts.model.drafted, "{counts:?}");
-    let long = Job { max_tokens: Some(300), keep: 4, ..job };
-    let (plain, _) = run(&engine, &long, Speculation::OFF);
-    assert_eq!(run(&engine, &long, MODEL).0, plain);
+    is_right_all_the_time(model, draft);
 }
 
 #[test]
