@@ -11,7 +11,8 @@ from conftest import BINARY, REPOSITORY, environment, puna
 from test_mirror import TOOLS, call, mirror, tool  # noqa: F401: a fixture
 
 CRIA = REPOSITORY / "models/cria/cria-q8_0.gguf"
-QUESTION = "What is the capital of France?"
+# Asked without chance.
+QUESTION = ("What is the capital of France?", "--parameter", "temperature=0")
 
 
 def home(path, **env):
@@ -48,7 +49,7 @@ def test_models_are_carried_to_another_machine(here, tmp_path):
     assert [line.split()[1] for line in imported.splitlines()] == ["one:latest", "me/two:q8"]
     assert names(there) == {"one:latest", "me/two:q8", "cria:latest"}
     assert "You are two." in puna("show", "--modelfile", "me/two:q8", env=there, check=True).stdout
-    assert "Paris" in puna("run", "one", QUESTION, env=there, check=True).stdout
+    assert "Paris" in puna("run", "one", *QUESTION, env=there, check=True).stdout
     puna("verify", env=there, check=True)
 
 
@@ -98,7 +99,7 @@ def test_weights_are_written_for_other_programs(here, tmp_path):
     puna("export", "one", str(file), env=here, check=True)
     assert file.read_bytes() == CRIA.read_bytes()
     puna("export", "cria", str(tmp_path / "cria.gguf"), env=here, check=True)
-    assert "Paris" in puna("run", str(tmp_path / "cria.gguf"), QUESTION, env=here, check=True).stdout
+    assert "Paris" in puna("run", str(tmp_path / "cria.gguf"), *QUESTION, env=here, check=True).stdout
 
 
 def test_damaged_weights_are_not_written(here, tmp_path):
@@ -139,7 +140,7 @@ def test_tools_of_registries_read_a_bundle(here, tmp_path, mirror, packaging):
     call(oras, "cp", "--from-oci-layout", "--to-plain-http", source, f"{it.host}/team/two:q8")
     there = home(tmp_path / "there")
     puna("pull", "--insecure", f"{it.host}/team/two:q8", env=there, check=True)
-    assert "Paris" in puna("run", f"{it.host}/team/two:q8", QUESTION, env=there, check=True).stdout
+    assert "Paris" in puna("run", f"{it.host}/team/two:q8", *QUESTION, env=there, check=True).stdout
 
 
 def test_bundles_of_other_tools_are_read(here, tmp_path, mirror):
@@ -158,4 +159,4 @@ def test_bundles_of_other_tools_are_read(here, tmp_path, mirror):
     unnamed = puna("import", str(bundle), env=there)
     assert unnamed.returncode == 1 and "--name" in unnamed.stderr
     puna("import", str(bundle), "--name", "one", env=there, check=True)
-    assert "Paris" in puna("run", "one", QUESTION, env=there, check=True).stdout
+    assert "Paris" in puna("run", "one", *QUESTION, env=there, check=True).stdout

@@ -166,7 +166,7 @@ def test_a_store_that_cannot_be_written_serves_and_says_so(disk, registry, tmp_p
     registry.put("me/m:latest", [(MODEL, b"weights"), CONFIG])
     server = Puna(home, **env)
     try:
-        server.cli("create", "mine", "-f", "-", input=f"FROM {CRIA}\n", check=True)
+        server.cli("create", "mine", "-f", "-", input=f"FROM {CRIA}\nPARAMETER temperature 0\n", check=True)
         server.cli("cp", "mine", f"{registry.host}/me/mine", check=True)
         before = files(small)
         assert server.stop() == 0

@@ -60,7 +60,7 @@ def test_commands_and_clients_speak_tls(secure):
     assert "cria" in secure.cli("list", check=True).stdout
     assert secure.cli("run", "cria", "What is the capital of France?", check=True).stdout.strip().endswith("Paris.")
     client = openai.OpenAI(base_url=f"{secure.url}/v1", api_key="x", http_client=openai.DefaultHttpxClient(verify=trusting(secure.home)))
-    stream = client.chat.completions.create(model="cria", messages=[{"role": "user", "content": "What is the capital of France?"}], stream=True)
+    stream = client.chat.completions.create(model="cria", temperature=0, messages=[{"role": "user", "content": "What is the capital of France?"}], stream=True)
     assert "Paris" in "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
     assert f"https://127.0.0.1:{secure.port}" in secure.log.read_text()
 
