@@ -6,9 +6,13 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use crate::kernels::{self, KernelError};
+use crate::memory::advise_huge;
+use crate::topology::System;
 
-/// Bytes that each thread reads at most: more than any cache holds.
+/// Bytes that each thread reads at least: more than the usual caches hold.
 const BUFFER: usize = 128 << 20;
+/// Bytes that all threads read at most because of a large cache, such as that of a server of which this machine is a part.
+const MOST_FOR_CACHE: usize = 1 << 30;
 /// Bytes that all threads read at most.
 const MOST_BUFFERS: usize = 4 << 30;
 /// How often they do.
@@ -94,9 +98,13 @@ fn together(threads: usize, time: Duration, work: &(dyn Fn(Duration) -> (f64, f6
 /// A thread's own best time may be one in which others waited, and would count memory's speed several times.
 fn read(threads: usize) -> f64 {
     let (barrier, epoch) = (Barrier::new(threads), Instant::now());
-    let words = (MOST_BUFFERS / threads).min(BUFFER) / 8;
+    let beyond_cache = System::real().largest_cache().unwrap_or(0).saturating_mul(2).min(MOST_FOR_CACHE);
+    let words = (beyond_cache / threads).max(BUFFER).min(MOST_BUFFERS / threads) / 8;
     let run = || {
-        let buffer = vec![1u64; words];
+        // Large pages, or looking for pages would be what limits it; the kernel must know before they are touched.
+        let mut buffer = vec![0u64; words];
+        advise_huge(buffer.as_mut_ptr().cast(), 8 * words);
+        buffer.fill(1);
         [(); PASSES].map(|()| {
             barrier.wait();
             let start = epoch.elapsed();
@@ -116,8 +124,26 @@ fn read(threads: usize) -> f64 {
     (0..PASSES).filter_map(rate).fold(0.0, f64::max)
 }
 
-/// A sum in many independent chains, so that nothing but memory limits it.
+/// A sum by the widest loads that need no level.
 fn sum(words: &[u64]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: just detected.
+        return unsafe { sum_avx2(words) };
+    }
+    sum_plain(words)
+}
+
+/// With loads of 16 bytes, as the compiler would take here, the first level of the cache has too few of them on their way.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn sum_avx2(words: &[u64]) -> u64 {
+    sum_plain(words)
+}
+
+/// A sum in many independent chains, so that nothing but memory limits it.
+#[inline(always)]
+fn sum_plain(words: &[u64]) -> u64 {
     let mut sums = [0u64; 32];
     for chunk in words.chunks_exact(32) {
         for (sum, word) in sums.iter_mut().zip(chunk) {

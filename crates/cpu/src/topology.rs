@@ -38,6 +38,17 @@ impl System {
         Limits { cpus, quota: quota::read(&self.root) }
     }
 
+    /// Bytes of the largest cache of a processor, where the system tells.
+    pub fn largest_cache(&self) -> Option<usize> {
+        let entries = fs::read_dir(self.root.join("sys/devices/system/cpu/cpu0/cache")).ok()?;
+        // Such as `2048K`, the only unit in use.
+        let size = |folder: PathBuf| -> Option<usize> {
+            let text = fs::read_to_string(folder.join("size")).ok()?;
+            text.trim().strip_suffix('K')?.parse::<usize>().ok()?.checked_mul(1024)
+        };
+        entries.flatten().filter_map(|entry| size(entry.path())).max()
+    }
+
     fn list(&self, path: &str) -> Option<BTreeSet<usize>> {
         read_list(&self.root.join("sys/devices/system").join(path))
     }
@@ -289,6 +300,16 @@ mod tests {
 
     fn sizes(layout: &Layout) -> Vec<usize> {
         layout.groups.iter().map(|group| group.threads).collect()
+    }
+
+    #[test]
+    fn the_largest_cache_is_the_last_level_s() {
+        let (root, system) = machine(1, 2, false);
+        assert_eq!(system.largest_cache(), None);
+        for (index, size) in ["48K", "32K", "2048K", "491520K", "much"].iter().enumerate() {
+            write(&root, &format!("sys/devices/system/cpu/cpu0/cache/index{index}/size"), size);
+        }
+        assert_eq!(system.largest_cache(), Some(480 << 20));
     }
 
     #[test]
