@@ -24,7 +24,8 @@ fn main() {
     let level = args.next().map_or(best(), |name| level(&name).unwrap_or_else(|e| panic!("{e}")));
     let what = args.next().unwrap_or_default();
     println!("level {}, one thread, rows of {K} values", level.name);
-    println!("reading memory: {:.1} GB/s", read_bandwidth());
+    let limits = puna_cpu::probe::limits(1, level.name).expect("a level of this machine");
+    println!("reading memory: {:.1} GB/s", limits.read_gbs);
     #[cfg(target_arch = "x86_64")]
     x86::print_peaks();
     match what.as_str() {
@@ -228,22 +229,6 @@ fn vector(level: &Level) {
     for ty in KvType::ALL {
         show(&format!("store_kv {}", ty.name()), rate(n, |_| (v.store_kv)(ty, black_box(&x), &mut row)));
     }
-}
-
-/// Sequential reading in 64-byte steps, no arithmetic to speak of.
-fn read_bandwidth() -> f64 {
-    const PIECE: usize = (2 << 20) / 8;
-    let data = vec![1u64; MEMORY / 8];
-    rate((PIECE * 8) as f64 / 1e9, |i| {
-        let mut sums = [0u64; 8];
-        let from = i % (data.len() / PIECE) * PIECE;
-        for eight in black_box(&data[from..from + PIECE]).as_chunks::<8>().0 {
-            for i in 0..8 {
-                sums[i] |= eight[i];
-            }
-        }
-        black_box(sums);
-    })
 }
 
 #[cfg(target_arch = "x86_64")]
