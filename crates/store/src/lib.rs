@@ -45,6 +45,7 @@ mod inorder;
 mod listfile;
 mod listing;
 mod manifest;
+mod manifest_list;
 mod model;
 mod modelfile;
 mod name;
@@ -80,6 +81,7 @@ pub use home::{account_home, home};
 pub use import::{Dtype, ImportError, ImportFile, SafeTensors, TensorEntry, imported_architectures};
 pub use listing::Listed;
 pub use manifest::{Config, Layer, Manifest, media};
+pub use manifest_list::{Child, Document, ManifestList};
 pub use model::{Details, Model, Weights};
 pub use modelfile::{
     Instruction, LineProblem, Modelfile, ModelfileError, Wanted, check_ranges, format_parameters,

@@ -35,6 +35,8 @@ pub mod media {
     pub const CONFIG: &str = "application/vnd.docker.container.image.v1+json";
     /// The manifest itself.
     pub const MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+    /// A list of manifests, one for each runner (Ollama 0.40).
+    pub const MANIFEST_LIST: &str = "application/vnd.ollama.manifest.list.v2+json";
 }
 
 /// The most bytes that are read as a manifest, config or text layer.
