@@ -7,6 +7,7 @@ mod draft;
 mod import;
 mod layout;
 mod minilm;
+mod ollama;
 mod others;
 mod peft;
 mod quantize;
