@@ -4,6 +4,7 @@
 
 mod document;
 mod name;
+mod random;
 mod tests;
 mod v017;
 mod v040;
@@ -14,6 +15,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+pub use random::{Operation, Random};
 pub use v017::Ollama017;
 pub use v040::{Link, Ollama040, Row};
 

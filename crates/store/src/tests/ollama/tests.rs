@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::document::Document;
 use super::name::Name;
-use super::{Blobs, Content, Link, Ollama017, Ollama040, Row, age_blobs, alive};
+use super::{Blobs, Content, Link, Ollama017, Ollama040, Operation, Random, Row, age_blobs, alive};
 use crate::Digest;
 
 /// An empty store with both versions on it.
@@ -327,4 +327,35 @@ fn alive_digests_include_those_of_entries_that_lose() {
         assert!(alive.contains(&Digest::of(&Content::sample(seed).weights)));
     }
     assert!(alive.contains(&Digest::of(&fs::read(kit.v2("a")).unwrap())));
+}
+
+/// The names that each version loads.
+fn loaded(kit: &Kit) -> [Vec<String>; 2] {
+    let loads_old = |name: &String| kit.loads_old(name);
+    let loads_new = |name: &String| kit.loads_new(name, None);
+    [
+        kit.old.names().unwrap().into_iter().filter(loads_old).collect(),
+        kit.new.names().unwrap().into_iter().filter(loads_new).collect(),
+    ]
+}
+
+#[test]
+fn random_operations_repeat_and_starts_lose_no_model_of_their_version() {
+    for seed in 0..8 {
+        let (mut random, mut again) = (Random::new(seed), Random::new(seed));
+        let kit = Kit::new();
+        let link = *random.pick(&[Link::Symbolic, Link::Hard, Link::Copy]);
+        again.pick(&[0; 3]);
+        for _ in 0..30 {
+            let operation = random.operation();
+            assert_eq!(format!("{operation:?}"), format!("{:?}", again.operation()));
+            let before = loaded(&kit);
+            operation.apply(kit.root(), link).unwrap_or_else(|error| panic!("{operation:?}: {error}"));
+            match operation {
+                Operation::Start017 => assert_eq!(loaded(&kit)[0], before[0], "seed {seed}"),
+                Operation::Start040(_) => assert_eq!(loaded(&kit)[1], before[1], "seed {seed}"),
+                _ => {}
+            }
+        }
+    }
 }
