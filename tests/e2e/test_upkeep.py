@@ -96,23 +96,57 @@ def test_creating_again_replaces_what_is_damaged(fresh):
     assert blob.read_bytes() == whole
 
 
-def test_what_nobody_uses_goes_when_it_is_old_enough(fresh):
+def make_old(path, hours):
+    os.utime(path, (time.time() - hours * 3600,) * 2)
+
+
+def test_unneeded_blobs_go_when_a_user_says_so_and_can_be_brought_back(fresh):
     server = fresh()
     old, young = os.urandom(1000), os.urandom(1000)
     for data in (old, young):
         assert server.send("POST", f"/api/blobs/{digest(data)}", data)[0] == 201
     blob = models(server.env) / "blobs" / digest(old).replace(":", "-")
-    os.utime(blob, (time.time() - 7200,) * 2)
+    make_old(blob, 2)
     dry = server.cli("prune", "--dry-run", check=True).stdout
     assert blob.name in dry and "1 file would be removed" in dry and "1 more" in dry and blob.exists()
-    assert "1 file removed" in server.cli("prune", check=True).stdout
+    assert "no name needs it" in dry
+    removed = server.cli("prune", check=True).stdout
+    assert "1 file removed" in removed and "--undo" in removed
     assert not blob.exists() and server.send("HEAD", f"/api/blobs/{digest(young)}")[0] == 200
-    # A server that starts does the same.
+    assert "1 file brought back" in server.cli("prune", "--undo", check=True).stdout
+    assert blob.read_bytes() == old
+    make_old(blob, 2)
+    server.cli("prune", check=True)
+    assert "1.0 kB freed" in server.cli("prune", "--empty-trash", check=True).stdout.replace("1 kB", "1.0 kB")
+    assert "0 files brought back" in server.cli("prune", "--undo", check=True).stdout and not blob.exists()
+    # What is not known may need anything.
+    (models(server.env) / "manifests-v3").mkdir()
     blob.write_bytes(old)
-    os.utime(blob, (time.time() - 7200,) * 2)
+    make_old(blob, 2)
+    blocked = server.cli("prune")
+    assert blocked.returncode == 1 and "manifests-v3 is not known" in blocked.stderr and blob.exists()
+
+
+def test_a_server_that_starts_removes_what_puna_left_unfinished_and_nothing_else(fresh):
+    server = fresh()
+    ours, theirs = os.urandom(1000), os.urandom(1000)
+    blobs = models(server.env) / "blobs"
+    assert server.send("POST", f"/api/blobs/{digest(ours)}", ours)[0] == 201
+    ours, other = (blobs / digest(data).replace(":", "-") for data in (ours, theirs))
+    other.write_bytes(theirs)
+    for blob in (ours, other):
+        make_old(blob, 4)
     server.stop()
     server.start()
-    assert wait_for(lambda: not blob.exists())
+    # A model may still be made of what was uploaded today.
+    time.sleep(0.5)
+    assert ours.exists() and other.exists()
+    for blob in (ours, other):
+        make_old(blob, 25)
+    server.stop()
+    server.start()
+    assert wait_for(lambda: not ours.exists()) and other.exists()
+    assert "1 file brought back" in server.cli("prune", "--undo", check=True).stdout and ours.exists()
 
 
 def test_an_interrupted_pull_is_listed_until_it_is_done_or_removed(registry, fresh):

@@ -17,6 +17,7 @@ const LOOK: u64 = 64 << 20;
 /// # Errors
 /// It has not; `what` they are for.
 pub(crate) fn room(store: &Store, what: &str, needed: u64) -> Result<(), RegistryError> {
+    store.make_room(needed);
     match store.free_bytes() {
         Some(free) if free < needed => Err(RegistryError::Space { what: what.to_owned(), needed, free }),
         _ => Ok(()),

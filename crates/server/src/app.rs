@@ -123,13 +123,11 @@ impl App {
         }
     }
 
-    /// Clears away in the background what no model uses, unless that is not wanted.
-    pub(crate) fn tidy(&self) {
-        if self.config().no_prune {
-            return;
+    /// Removes in the background what Puna has left unfinished, now and every hour, unless that is not wanted.
+    pub(crate) fn clean_up(&self) {
+        if !self.config().no_prune {
+            tokio::spawn(tidy::clean_up_hourly(self.0.store.clone()));
         }
-        let store = self.0.store.clone();
-        tokio::task::spawn_blocking(move || tidy::prune(&store));
     }
 
     pub(crate) fn config(&self) -> &Config {

@@ -86,7 +86,7 @@ pub async fn serve_reloading(
     let launcher = Arc::new(runner::launch::ProcessLauncher::this_program()?);
     let app = app::App::new(config, launcher)?;
     app.make_folder();
-    app.tidy();
+    app.clean_up();
     answer(app, listener, end, reload).await
 }
 

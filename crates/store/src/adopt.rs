@@ -60,6 +60,7 @@ impl Store {
             Adopt::Refer => self.place(&blob, |to| refer(&path, to))?,
         };
         self.pin(digest);
+        self.note_begun(digest);
         // An old file would count as left over at once.
         self.touch_blob(digest);
         Ok(if done { Adopted::New } else { Adopted::Impossible })
@@ -72,8 +73,12 @@ impl Store {
     pub fn disown(&self, digest: &Digest) -> Result<(), StoreError> {
         self.release([*digest]);
         let _lock = self.lock()?;
-        match self.used_blobs()? {
-            Ok(used) if !used.contains(digest) => files::remove(&self.own_blob_path(digest)),
+        match self.referenced_blobs()? {
+            Ok(used) if !used.contains(digest) => {
+                files::remove(&self.own_blob_path(digest))?;
+                self.forget_begun([*digest]);
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
@@ -149,7 +154,7 @@ mod tests {
         assert_eq!(store.adopt(&path, &digest, 7, Adopt::Share), Ok(Adopted::Known));
         fs::remove_file(&path).unwrap();
         assert_eq!(store.verify_blob(&digest), Ok(7));
-        assert_eq!(fs::read_dir(store.root().join(files::TEMP_DIR)).unwrap().count(), 0);
+        assert_eq!(crate::tests::temp_files(store.root()), 0);
     }
 
     #[cfg(unix)]

@@ -201,6 +201,7 @@ impl BlobWriter<'_> {
             return Ok(blob);
         }
         self.store.pin(&digest);
+        self.store.note_begun(&digest);
         self.temp.persist(&self.store.own_blob_path(&digest))?;
         Ok(NewBlob { digest, size: self.size, is_new: true })
     }
@@ -223,6 +224,7 @@ impl io::Write for BlobWriter<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::temp_files;
 
     #[test]
     fn content_decides_a_blobs_name_and_is_stored_once() {
@@ -233,7 +235,7 @@ mod tests {
         assert!(first.is_new && first.size == 10);
         assert!(!store.add_blob(b"hello blob").unwrap().is_new);
         assert_eq!(store.verify_blob(&first.digest), Ok(10));
-        assert_eq!(fs::read_dir(dir.path().join("puna-tmp")).unwrap().count(), 0);
+        assert_eq!(temp_files(dir.path()), 0);
     }
 
     #[test]
@@ -246,7 +248,7 @@ mod tests {
         let error = writer.finish(Some(&expected)).unwrap_err();
         assert_eq!(error, StoreError::DigestMismatch { expected, found: Digest::of(b"wrong") });
         assert!(!store.has_blob(&expected) && !store.has_blob(&Digest::of(b"wrong")));
-        assert_eq!(fs::read_dir(dir.path().join("puna-tmp")).unwrap().count(), 0);
+        assert_eq!(temp_files(dir.path()), 0);
     }
 
     #[test]

@@ -9,12 +9,13 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Map, Value};
 
 use crate::digest::Digest;
+use crate::entry::{Entry, Place};
 use crate::error::StoreError;
 use crate::gojson;
 use crate::manifest::{Config, Layer, Manifest, media};
 use crate::modelfile::{Instruction, Modelfile, parse_parameter};
 use crate::name::ModelName;
-use crate::store::{Entry, Place, Store};
+use crate::store::Store;
 
 /// The name of the embedded model.
 pub const CRIA: &str = "cria";
@@ -111,6 +112,8 @@ pub fn entry() -> Entry {
         modified: SystemTime::UNIX_EPOCH + Duration::from_secs(MODIFIED),
         manifest: parts.manifest.clone(),
         place: Place::Embedded,
+        runner: String::new(),
+        list: None,
     }
 }
 

@@ -54,6 +54,22 @@ pub enum StoreError {
     Manifest { path: PathBuf, reason: String },
     #[error("{what} of {name}: {reason}")]
     Layer { name: String, what: &'static str, reason: String },
+    #[error(
+        "{} is not known to this program, so any blob may be needed by it: move it out of the folder of models, or update this program",
+        path.display()
+    )]
+    Unknown { path: PathBuf },
+    #[error("no compatible manifest found for runners: {wanted}: {name} has {known}")]
+    NoRunner { name: String, wanted: String, known: String },
+    #[error(
+        "the manifest of {name} for the runner {runner} ({digest}) is not in the store: pull {name}@{runner}"
+    )]
+    ChildMissing { name: String, runner: String, digest: Digest },
+    #[error(
+        "{name} cannot be run here: its weights are for the runner {runner} ({format}), and this program runs GGUF files; \
+         pull or create it in that format"
+    )]
+    NotRunnable { name: String, runner: String, format: String },
     #[error("the model {0} has no weights")]
     NoWeights(String),
     #[error("bad remote: {0}")]
@@ -206,6 +222,9 @@ impl StoreError {
                 | DraftIsModel { .. }
                 | DraftRemote
                 | BadRemote(_)
+                | NoRunner { .. }
+                | ChildMissing { .. }
+                | NotRunnable { .. }
                 | ManyDrafts { .. }
                 | NotADraft { .. }
                 | NotAnAdapter { .. }

@@ -250,7 +250,7 @@ pub(crate) fn step() -> io::Result<()> {
 }
 
 #[cfg(not(test))]
-fn crashed() -> bool {
+pub(crate) fn crashed() -> bool {
     false
 }
 

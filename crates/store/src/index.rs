@@ -9,17 +9,14 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use crate::digest::Digest;
+use crate::entry::Named;
 use crate::error::StoreError;
-use crate::files::read_limited;
-use crate::manifest::{Manifest, TEXT_LIMIT};
-use crate::name::{ModelName, part_from_file_name};
+use crate::manifest_list::Document;
+use crate::names::{DEPTH, NameFile, NameFolder, NameText, foreign, name_of};
 use crate::stamp::Stamp;
 
-/// How deep manifests lie: below a host, a namespace and a model.
-pub(crate) const DEPTH: usize = 3;
 /// So many models are worth a second thread.
 const WORTH_A_THREAD: usize = if cfg!(test) { 2 } else { 200 };
 
@@ -57,7 +54,7 @@ pub(crate) struct Folder {
 pub(crate) struct Text {
     pub(crate) stamp: Stamp,
     pub(crate) digest: Digest,
-    pub(crate) manifest: Manifest,
+    pub(crate) document: Document,
     /// As it is, by a look in advance that is about to be used.
     seen: Option<Stamp>,
 }
@@ -112,6 +109,10 @@ impl Folder {
             };
             return self.stamp.is_some() && self.seen == self.stamp && self.files.iter().all(is_same);
         }
+        if self.stamp.is_none() && self.folders.is_empty() && depth == 0 {
+            // There was no such folder.
+            return Stamp::at(at).is_none();
+        }
         self.stamp.is_some()
             && Stamp::at(at) == self.stamp
             && self.folders.iter().all(|(name, folder)| folder.is_as_it_was(&at.join(name), depth + 1))
@@ -161,8 +162,8 @@ impl Near {
 
 impl Text {
     /// As it was written down.
-    pub(crate) fn new(stamp: Stamp, digest: Digest, manifest: Manifest) -> Self {
-        Self { stamp, digest, manifest, seen: None }
+    pub(crate) fn new(stamp: Stamp, digest: Digest, document: Document) -> Self {
+        Self { stamp, digest, document, seen: None }
     }
 }
 
@@ -187,20 +188,13 @@ fn look_ahead(root: &Path, before: &mut Folder) {
     });
 }
 
-/// A manifest as a list finds it.
-pub(crate) struct Found {
-    pub(crate) digest: Digest,
-    pub(crate) manifest: Manifest,
-    pub(crate) modified: SystemTime,
-}
-
-/// What is below a folder of manifests.
+/// What is below a folder of names.
 #[derive(Default)]
 pub(crate) struct Looked {
-    /// Models in the order of their names, or what is wrong with their manifests.
-    pub(crate) models: Vec<(ModelName, Result<Found, StoreError>)>,
-    /// Files at the depth of manifests under names that are no model's.
-    pub(crate) foreign: Vec<PathBuf>,
+    /// The files of names in the order of these, and what they say or what is wrong with them.
+    pub(crate) models: Vec<(NameFile, Result<Named, StoreError>)>,
+    /// What is wrong with files at the depth of names whose paths spell none.
+    pub(crate) foreign: Vec<StoreError>,
     /// What is to be remembered. What a look does not come by is forgotten.
     pub(crate) now: Folder,
     /// How much of that had to be read.
@@ -210,26 +204,33 @@ pub(crate) struct Looked {
 }
 
 impl Looked {
-    /// Looks at a folder of manifests, of which something may be remembered.
+    /// Looks at a folder of names of the store at `root`, of which something may be remembered.
     ///
     /// # Errors
     /// A folder is there that cannot be read.
-    pub(crate) fn at(root: &Path, before: Folder) -> Result<Self, StoreError> {
-        Self::unless_same(root, before, false)
+    pub(crate) fn at(root: &Path, folder: NameFolder, before: Folder) -> Result<Self, StoreError> {
+        Self::unless_same(root, folder, before, false)
     }
 
-    /// The same for who may know already what it is where nothing has changed.
+    /// The same; where nothing has changed since and `is_known`, nothing is said of names.
     ///
     /// # Errors
     /// As [`Looked::at`].
-    pub(crate) fn unless_same(root: &Path, mut before: Folder, is_known: bool) -> Result<Self, StoreError> {
-        look_ahead(root, &mut before);
-        if is_known && before.is_as_it_was(root, 0) {
+    pub(crate) fn unless_same(
+        root: &Path,
+        folder: NameFolder,
+        mut before: Folder,
+        is_known: bool,
+    ) -> Result<Self, StoreError> {
+        let top = folder.at(root);
+        look_ahead(&top, &mut before);
+        if is_known && before.is_as_it_was(&top, 0) {
             before.look_away();
             return Ok(Self { now: before, is_same: true, ..Self::default() });
         }
-        let mut look = Look { looked: Self::default(), parts: Vec::new(), showing: HashMap::new() };
-        let now = look.folder(root, before)?;
+        let (looked, showing) = (Self::default(), HashMap::new());
+        let mut look = Look { root, folder, looked, parts: Vec::new(), showing };
+        let now = look.folder(&top, before)?;
         let mut looked = Self { now, ..look.looked };
         // They nearly are.
         looked.models.sort_by(|a, b| a.0.cmp(&b.0));
@@ -238,7 +239,11 @@ impl Looked {
 }
 
 /// A look on its way.
-struct Look {
+struct Look<'a> {
+    /// The store's folder.
+    root: &'a Path,
+    /// The folder of names.
+    folder: NameFolder,
     looked: Looked,
     /// The names of the folders that it is in.
     parts: Vec<String>,
@@ -246,7 +251,7 @@ struct Look {
     showing: HashMap<u64, bool>,
 }
 
-impl Look {
+impl Look<'_> {
     /// Looks at a folder; there is nothing in one that is none.
     fn folder(&mut self, dir: &Path, mut before: Folder) -> Result<Folder, StoreError> {
         let seen = before.seen.take().filter(|seen| before.stamp == Some(*seen));
@@ -276,9 +281,8 @@ impl Look {
                 // No model has such a name, nor is one below it.
                 None => {
                     now.stamp = None;
-                    self.looked
-                        .foreign
-                        .extend(Some(dir.join(name)).filter(|path| of_files && path.is_file()));
+                    let path = Some(dir.join(name)).filter(|path| of_files && path.is_file());
+                    self.looked.foreign.extend(path.map(foreign));
                 }
             }
         }
@@ -289,34 +293,32 @@ impl Look {
     /// Looks at what is in a folder.
     fn entries(&mut self, dir: &Path, mut now: Folder) -> Result<Folder, StoreError> {
         for (name, below) in &mut now.folders {
-            self.parts.push(part_from_file_name(name));
+            self.parts.push(name.clone());
             *below = self.folder(&dir.join(name), std::mem::take(below))?;
             self.parts.pop();
         }
         for (name, text) in &mut now.files {
             let path = dir.join(&*name);
-            let parts = &self.parts;
-            let Ok(model) =
-                ModelName::from_parts(&parts[0], &parts[1], &parts[2], &part_from_file_name(name))
-            else {
-                self.looked.foreign.extend(Some(path).filter(|path| path.is_file()));
+            let Some(model) = name_of(&self.parts, name) else {
+                self.looked.foreign.extend(Some(path).filter(|path| path.is_file()).map(foreign));
                 continue;
             };
-            match self.manifest(&path, text) {
-                Ok(None) => {}
-                Ok(Some(found)) => self.looked.models.push((model, Ok(found))),
-                Err(error) => self.looked.models.push((model, Err(error))),
+            let file = NameFile { name: model, folder: self.folder, path };
+            match self.manifest(&file, text).transpose() {
+                None => {}
+                Some(named) => self.looked.models.push((file, named)),
             }
         }
         Ok(now)
     }
 
-    /// The manifest in a file, and what is remembered of it; `None` where there is no file, or no more.
-    fn manifest(&mut self, path: &Path, text: &mut Option<Text>) -> Result<Option<Found>, StoreError> {
+    /// What the file of a name says, and what is remembered of it; `None` where there is no file, or no more.
+    fn manifest(&mut self, file: &NameFile, text: &mut Option<Text>) -> Result<Option<Named>, StoreError> {
+        let path = &file.path;
         let mut before = text.take();
         let seen = before.as_mut().and_then(|known| known.seen.take());
         if let Some(known) = before.take_if(|known| seen == Some(known.stamp)) {
-            return Ok(Some(text.insert(known).found()));
+            return text.insert(known).named(file).map(Some);
         }
         let fail = |e: &io::Error| StoreError::io("read", path, e);
         let meta = match fs::metadata(path) {
@@ -327,31 +329,31 @@ impl Look {
         };
         let stamp = Stamp::of(&meta).map_err(|e| fail(&e))?;
         if let Some(known) = before.filter(|known| known.stamp == stamp) {
-            return Ok(Some(text.insert(known).found()));
+            return text.insert(known).named(file).map(Some);
         }
         let is_settled = stamp.is_settled();
-        let read = match read(path, stamp) {
+        let NameText { bytes, digest, modified } = match file.read(self.root) {
             Err(error) if error.is_absence() => return Ok(None),
             read => read?,
         };
-        let found = read.found();
+        let parsed = Document::parse(&bytes);
+        let document = parsed.map_err(|reason| StoreError::Manifest { path: path.clone(), reason })?;
         if is_settled {
             self.looked.read += 1;
-            *text = Some(read);
+            *text = Some(Text::new(stamp, digest, document.clone()));
         }
-        Ok(Some(found))
+        Ok(Some(Named { digest, modified, document }))
     }
 }
 
 impl Text {
-    fn found(&self) -> Found {
-        Found { digest: self.digest, manifest: self.manifest.clone(), modified: self.stamp.modified() }
+    fn named(&self, file: &NameFile) -> Result<Named, StoreError> {
+        let modified = match file.folder {
+            NameFolder::Linked => file.modified()?,
+            NameFolder::Plain => self.stamp.modified(),
+        };
+        Ok(Named { digest: self.digest, modified, document: self.document.clone() })
     }
-}
-
-fn read(path: &Path, stamp: Stamp) -> Result<Text, StoreError> {
-    let bytes = read_limited(path, TEXT_LIMIT)?;
-    Ok(Text::new(stamp, Digest::of(&bytes), Manifest::parse(&bytes, path)?))
 }
 
 /// The names of a folder's entries but for those that are surely of the other kind. A link may be either.
@@ -382,7 +384,7 @@ pub(crate) fn names_in(dir: &Path, of_files: bool) -> Result<Vec<PathBuf>, Store
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, SystemTime};
 
     use super::*;
     use crate::stamp::SETTLED;
@@ -402,7 +404,7 @@ mod tests {
     impl Bench {
         fn new() -> Self {
             let root = tempfile::tempdir().unwrap();
-            let dir = root.path().join("h/n/m");
+            let dir = root.path().join("manifests/h/n/m");
             fs::create_dir_all(&dir).unwrap();
             Self { root, dir }
         }
@@ -413,11 +415,13 @@ mod tests {
 
         /// The tags in the folder and the sizes of their layers, how much had to be read for that, and what is remembered.
         fn look(&self, before: Folder) -> (Vec<(String, u64)>, usize, Folder) {
-            let looked = Looked::at(self.root.path(), before).unwrap();
-            let found = looked
-                .models
-                .into_iter()
-                .map(|(name, found)| (name.tag().to_owned(), found.unwrap().manifest.layers[0].size));
+            let looked = Looked::at(self.root.path(), NameFolder::Plain, before).unwrap();
+            let size = |named: Named| match named.document {
+                Document::Manifest { manifest, .. } => manifest.layers[0].size,
+                Document::List(_) => panic!("no list"),
+            };
+            let models = looked.models.into_iter();
+            let found = models.map(|(file, named)| (file.name.tag().to_owned(), size(named.unwrap())));
             (found.collect(), looked.read, looked.now)
         }
     }
@@ -430,7 +434,7 @@ mod tests {
     fn what_is_as_it_was_is_not_read_again_and_whatever_changes_shows() {
         let bench = Bench::new();
         // So that there is a second thread.
-        let other = bench.root.path().join("h/n/other");
+        let other = bench.root.path().join("manifests/h/n/other");
         fs::create_dir_all(&other).unwrap();
         fs::write(bench.at("a"), MANIFEST).unwrap();
         fs::write(bench.at("b"), MANIFEST).unwrap();
@@ -456,11 +460,11 @@ mod tests {
         assert_eq!(index.manifests(), 1, "what is gone is forgotten, and what is new may change");
         settle();
         let (_, _, index) = bench.look(index);
-        fs::rename(&bench.dir, bench.root.path().join("h/n/moved")).unwrap();
+        fs::rename(&bench.dir, bench.root.path().join("manifests/h/n/moved")).unwrap();
         fs::remove_dir(&other).unwrap();
         let (found, _, index) = bench.look(index);
         assert_eq!((names(&found), index.manifests()), (vec!["c".into(), "d".into()], 2));
-        fs::remove_dir_all(bench.root.path().join("h")).unwrap();
+        fs::remove_dir_all(bench.root.path().join("manifests/h")).unwrap();
         assert_eq!(bench.look(index).0, []);
     }
 
@@ -504,7 +508,7 @@ mod tests {
         settle();
         let mut index = Folder::default();
         for _ in 0..2 {
-            let looked = Looked::at(bench.root.path(), index).unwrap();
+            let looked = Looked::at(bench.root.path(), NameFolder::Plain, index).unwrap();
             assert_eq!((looked.models.len(), looked.foreign.len()), (1, 1));
             index = looked.now;
         }

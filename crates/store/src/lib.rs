@@ -6,6 +6,8 @@
 //! ```text
 //! blobs/sha256-<64 hex>                         content, named by its digest
 //! manifests/<host>/<namespace>/<model>/<tag>    JSON: the model's layers and config, by digest
+//! manifests-v2/<host>/<namespace>/<model>/<tag> a link to the blob that is the manifest, or a list of manifests
+//! trash/                                        what was removed in the last day
 //! puna-tmp/                                     unfinished files, and the locks of those who write and are at work
 //! ```
 //!
@@ -28,11 +30,13 @@
 #![forbid(unsafe_code)]
 
 mod adopt;
+mod blob_notes;
 mod blobs;
 mod builtin;
 mod create;
 mod digest;
 pub mod embedded;
+mod entry;
 mod error;
 mod facts;
 mod files;
@@ -49,8 +53,11 @@ mod manifest_list;
 mod model;
 mod modelfile;
 mod name;
+mod name_changes;
+mod names;
 mod prune;
 mod pulls;
+mod references;
 mod remote;
 mod removal;
 mod requantize;
@@ -61,6 +68,7 @@ mod summary;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod trash;
 mod uploads;
 mod verify;
 mod work;
@@ -73,6 +81,7 @@ pub use create::{
     LocalPlan, NamedTemplate, Progress, ProgressFn, check_quantize_type, plan_local,
 };
 pub use digest::{Digest, DigestError, Hasher};
+pub use entry::{ChildList, Entry, Place, StoredChild, runner_rank};
 pub use error::StoreError;
 pub use facts::{Facts, file_type_name, parameter_size};
 pub use files::{has_no_locks, is_at, last_use, lock_file, sync_dir, touch, write_atomic};
@@ -98,9 +107,10 @@ pub use requantize::{
     requantize_part, unmatched, write_imatrix,
 };
 pub use stamp::{Stamp, same_file};
-pub use store::{Deleted, Entry, Place, Store, default_root};
+pub use store::{Deleted, Store, default_root};
 pub use summary::Summary;
 pub use transfer::{BlobLock, Partial, Seat};
+pub use trash::Restored;
 pub use uploads::UploadNote;
 pub use verify::{Aside, Damage, Unusable};
 pub use work::Work;

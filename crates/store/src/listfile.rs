@@ -4,11 +4,12 @@
 //! ```text
 //! file    = a line that says who made it, places, summaries
 //! place   = text (the folder of manifests), folder
-//! folder  = option of stamp, then above the manifests a list of (text, folder), or else one of (text, option of manifest)
+//! folder  = option of stamp, then above the manifests a list of (text, folder), or else one of (text, option of document)
 //! number  = seven bits a byte, the lowest first; the highest bit is set but in the last one
 //! text    = 0, its length and its bytes; or the number of one that came before, from 1
 //! list    = the number of its items, and these
 //! option  = 0, or 1 and what there is
+//! document = 0 and a manifest, or 1 and a list of manifests
 //! stamp   = five numbers of eight bytes, the lowest first; a digest has 32 bytes
 //! ```
 
@@ -16,9 +17,11 @@ use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 
 use crate::digest::Digest;
-use crate::index::{DEPTH, Folder, Text};
+use crate::index::{Folder, Text};
 use crate::manifest::{Layer, Manifest};
+use crate::manifest_list::{Child, Document, ManifestList};
 use crate::model::Details;
+use crate::names::DEPTH;
 use crate::stamp::Stamp;
 use crate::summary::Summary;
 
@@ -219,14 +222,50 @@ macro_rules! keep {
 
 keep!(Layer { media_type, digest, size, from, name });
 keep!(Manifest { config, layers });
+keep!(ManifestList { children });
+keep!(Child { digest, runner, format, inline });
 keep!(Summary { details, context_length, embedding_length, capabilities, remote_model, remote_host });
 keep!(Details { parent_model, format, family, families, parameter_size, quantization_level });
+
+impl Keep for u8 {
+    fn write(&self, pen: &mut Pen) {
+        pen.bytes.push(*self);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        reader.array().map(|[byte]| byte)
+    }
+}
+
+impl Keep for Document {
+    fn write(&self, pen: &mut Pen) {
+        match self {
+            Self::Manifest { manifest, runner } => {
+                0u8.write(pen);
+                manifest.write(pen);
+                runner.write(pen);
+            }
+            Self::List(list) => {
+                1u8.write(pen);
+                list.write(pen);
+            }
+        }
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        match u8::read(reader)? {
+            0 => Some(Self::Manifest { manifest: Keep::read(reader)?, runner: Keep::read(reader)? }),
+            1 => Keep::read(reader).map(Self::List),
+            _ => None,
+        }
+    }
+}
 
 impl Keep for Text {
     fn write(&self, pen: &mut Pen) {
         self.stamp.write(pen);
         self.digest.write(pen);
-        self.manifest.write(pen);
+        self.document.write(pen);
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
@@ -290,8 +329,16 @@ mod tests {
         let digest = Digest::of(b"x");
         let layer = Layer { from: Some("m:latest".into()), ..Layer::new("application/x", digest, u64::MAX) };
         let manifest = Manifest { config: Some(layer.clone()), layers: vec![layer.clone(), layer] };
-        let text = Text::new(stamp(-5), digest, manifest);
-        let files = vec![(name.to_owned(), Some(text)), ("unread".to_owned(), None)];
+        let child =
+            Child { digest, runner: "ggml".into(), format: "gguf".into(), inline: Some(b"{}".to_vec()) };
+        let list = Document::List(ManifestList { children: vec![child] });
+        let single = Document::Manifest { manifest, runner: "llamacpp".into() };
+        let text = |document| Some(Text::new(stamp(-5), digest, document));
+        let files = vec![
+            (name.to_owned(), text(single)),
+            ("unread".to_owned(), None),
+            ("list".to_owned(), text(list)),
+        ];
         let below =
             |name: &str, folder| Folder::new(Some(stamp(300)), vec![(name.to_owned(), folder)], vec![]);
         let model = Folder::new(None, vec![], files);

@@ -8,8 +8,6 @@
 //! Folders that are only read are looked at beside the own one, and [waited for](crate::silent) no longer than somebody waits for a list.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,14 +15,16 @@ use std::time::{Instant, SystemTime};
 
 use crate::digest::Digest;
 use crate::embedded;
+use crate::entry::{Entry, Place, entry_of};
 use crate::error::StoreError;
 use crate::files::{TEMP_DIR, create_dir, read_limited, write_atomic};
-use crate::index::{DEPTH, Folder, Looked, names_in};
+use crate::index::{Folder, Looked};
 use crate::listfile;
-use crate::manifest::{Manifest, TEXT_LIMIT};
-use crate::name::{ModelName, part_from_file_name};
+use crate::name::ModelName;
+use crate::names::{NameFolder, is_shadow};
 use crate::silent::{Look, PATIENCE};
-use crate::store::{Entry, Place, Store};
+use crate::stamp::Stamp;
+use crate::store::Store;
 use crate::summary::Summary;
 
 /// The folder within that of temporary files, and the file in it, in which lists are written down.
@@ -34,7 +34,7 @@ const WORTH: usize = 32;
 /// Bytes of that file at most.
 const KEPT_LIMIT: u64 = 256 << 20;
 /// Who made it: another version may see other things in a model. To be counted up when this one does.
-const FORM: &str = concat!("lists 3 of ", env!("CARGO_PKG_VERSION"));
+const FORM: &str = concat!("lists 4 of ", env!("CARGO_PKG_VERSION"));
 
 /// What lists remember.
 #[derive(Default)]
@@ -50,7 +50,21 @@ struct Remembered {
     /// How much of this is not written down.
     new: usize,
     /// The last list, where the own folder is the only one.
-    last: Option<Arc<Listed>>,
+    last: Option<LastList>,
+}
+
+/// A list, and what it depends on beside the folders of names.
+#[derive(Clone)]
+struct LastList {
+    listed: Arc<Listed>,
+    /// The blobs of the manifests that lists of manifests name, as they were.
+    children: Vec<(PathBuf, Option<Stamp>)>,
+}
+
+impl LastList {
+    fn is_as_it_was(&self) -> bool {
+        self.children.iter().all(|(path, stamp)| Stamp::at(path) == *stamp)
+    }
 }
 
 /// All models, and what is wrong.
@@ -62,8 +76,16 @@ pub struct Listed {
     pub broken: Vec<StoreError>,
 }
 
-/// A look at the manifests of a folder that is only read.
-type Answer = Look<Result<Looked, StoreError>>;
+/// What both folders of names of a store have.
+type Names = Result<[Looked; 2], StoreError>;
+/// A look at the names of a folder that is only read.
+type Answer = Look<Names>;
+
+/// Looks at both folders of names of the store at `root`, of which something may be remembered.
+fn look_at(root: &Path, before: [Folder; 2]) -> Names {
+    let [linked, plain] = before;
+    Ok([Looked::at(root, NameFolder::Linked, linked)?, Looked::at(root, NameFolder::Plain, plain)?])
+}
 
 impl Memory {
     fn lock(&self) -> MutexGuard<'_, Remembered> {
@@ -84,24 +106,44 @@ impl Remembered {
         self.summaries = summaries.map(|(digest, summary)| (digest, Arc::new(summary))).collect();
     }
 
-    /// Remembers what a look has found: the models in order of their names, and what is wrong with files that are none.
-    fn learn(&mut self, place: &Place, manifests: PathBuf, looked: Looked) -> (Vec<Entry>, Vec<StoreError>) {
-        self.new += looked.read;
-        self.places.insert(manifests, looked.now);
-        let (mut entries, mut broken) = (Vec::with_capacity(looked.models.len()), Vec::new());
-        for (name, found) in looked.models {
-            match found {
-                Ok(found) => entries.push(Entry {
-                    name,
-                    digest: found.digest,
-                    modified: found.modified,
-                    manifest: found.manifest,
-                    place: place.clone(),
-                }),
-                Err(error) => broken.push(error),
+    /// What is remembered of the folders of names of the store at `root`.
+    fn take(&mut self, root: &Path) -> [Folder; 2] {
+        NameFolder::ALL.map(|folder| self.places.remove(&folder.at(root)).unwrap_or_default())
+    }
+
+    /// Remembers what a look at the store at `root` has found: the models in order of their names, and what is wrong with
+    /// files that are none.
+    fn learn(
+        &mut self,
+        place: &Place,
+        root: &Path,
+        looked: [Looked; 2],
+        runner: Option<&str>,
+    ) -> (Vec<Entry>, Vec<StoreError>) {
+        let (mut entries, mut broken, mut linked) = (Vec::new(), Vec::new(), HashSet::new());
+        let mut plain: HashSet<ModelName> = HashSet::new();
+        for (folder, looked) in NameFolder::ALL.into_iter().zip(looked) {
+            self.new += looked.read;
+            self.places.insert(folder.at(root), looked.now);
+            let mut models = looked.models;
+            // Of two spellings of the public host the usual one counts, as in `NameFile::all_of`.
+            models.sort_by_key(|(file, _)| file.path != file.folder.path(root, &file.name));
+            for (file, named) in models {
+                match folder {
+                    NameFolder::Linked => _ = linked.insert(file.name.clone()),
+                    // An anchor of a name that stands in the other folder, or of no model.
+                    NameFolder::Plain if linked.contains(&file.name) || is_shadow(&file.name) => continue,
+                    NameFolder::Plain if !plain.insert(file.name.clone()) => continue,
+                    NameFolder::Plain => {}
+                }
+                match named.and_then(|named| entry_of(root, &file, named, place.clone(), runner)) {
+                    Ok(entry) => entries.push(entry),
+                    Err(error) => broken.push(error),
+                }
             }
+            broken.extend(looked.foreign);
         }
-        broken.extend(looked.foreign.into_iter().map(foreign));
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
         (entries, broken)
     }
 
@@ -131,16 +173,12 @@ impl Store {
         let mut memory = self.listed.lock();
         memory.recall(&self.kept_path());
         let asked = self.ask_others(&mut memory);
-        let manifests = self.manifests();
-        let before = memory.places.remove(&manifests).unwrap_or_default();
-        let last = memory.last.take().filter(|_| self.others().is_empty());
-        let looked = Looked::unless_same(&manifests, before, last.is_some())?;
-        if let Some(last) = last.filter(|_| looked.is_same) {
-            memory.places.insert(manifests, looked.now);
-            memory.last = Some(last.clone());
-            return Ok(last);
-        }
-        let (mut entries, mut broken) = memory.learn(&Place::Own, manifests, looked);
+        let last = memory.last.take().filter(|last| self.others().is_empty() && last.is_as_it_was());
+        let looked = match self.look_at_own(&mut memory, last)? {
+            Ok(same) => return Ok(same),
+            Err(looked) => looked,
+        };
+        let (mut entries, mut broken) = memory.learn(&Place::Own, self.root(), looked, self.runner());
         for error in &broken {
             if self.is_news(&error.to_string()) {
                 tracing::warn!(%error, "not a model: skipped in lists, and while it is there no unused blob is removed");
@@ -154,16 +192,55 @@ impl Store {
         if !entries.iter().any(|entry| entry.name.same(&cria.name)) {
             entries.push(cria);
         }
-        let places: Vec<PathBuf> = self.places().map(|place| self.manifests_at(&place)).collect();
+        let folders = |place| NameFolder::ALL.map(|folder| folder.at(self.root_of(&place)));
+        let places: Vec<PathBuf> = self.places().flat_map(folders).collect();
         memory.places.retain(|path, _| places.contains(path));
         if silent.is_empty() && memory.summaries.len() > entries.len() {
-            let digests: HashSet<Digest> = entries.iter().map(|entry| entry.digest).collect();
+            let rows = entries.iter().flat_map(Entry::rows);
+            let digests: HashSet<Digest> = rows.map(|row| row.shown_digest()).collect();
             memory.summaries.retain(|digest, _| digests.contains(digest));
         }
         broken.extend(silent);
         let listed = Arc::new(Listed { entries, broken });
-        memory.last = Some(listed.clone());
+        memory.last = Some(LastList { children: self.child_blobs(&listed.entries), listed: listed.clone() });
         Ok(listed)
+    }
+
+    /// Looks at the own folders of names. The outer result's value is the `last` list where nothing has changed since.
+    #[allow(clippy::type_complexity)] // one of two outcomes, used once
+    fn look_at_own(
+        &self,
+        memory: &mut Remembered,
+        last: Option<LastList>,
+    ) -> Result<Result<Arc<Listed>, [Looked; 2]>, StoreError> {
+        let [linked, plain] = memory.take(self.root());
+        let look = |folder, before, is_known| Looked::unless_same(self.root(), folder, before, is_known);
+        let is_known = last.is_some();
+        let looked = [look(NameFolder::Linked, linked, is_known)?, look(NameFolder::Plain, plain, is_known)?];
+        let Some(last) = last else { return Ok(Err(looked)) };
+        if looked.iter().all(|looked| looked.is_same) {
+            for (folder, looked) in NameFolder::ALL.into_iter().zip(looked) {
+                memory.places.insert(folder.at(self.root()), looked.now);
+            }
+            memory.last = Some(last.clone());
+            return Ok(Ok(last.listed));
+        }
+        // Of a folder that is as it was nothing was said.
+        let [linked, plain] = looked;
+        let whole = |folder, looked: Looked| match looked.is_same {
+            true => Looked::at(self.root(), folder, looked.now),
+            false => Ok(looked),
+        };
+        Ok(Err([whole(NameFolder::Linked, linked)?, whole(NameFolder::Plain, plain)?]))
+    }
+
+    /// The blobs of the manifests that lists of manifests in the own folder name, and how they are now.
+    fn child_blobs(&self, entries: &[Entry]) -> Vec<(PathBuf, Option<Stamp>)> {
+        let own = entries.iter().filter(|entry| entry.place == Place::Own);
+        let children = own.filter_map(|entry| entry.list.as_ref()).flat_map(|list| &list.children);
+        let stored = children.filter(|stored| stored.child.inline.is_none());
+        let paths = stored.map(|stored| self.own_blob_path(&stored.child.digest));
+        paths.map(|path| (path.clone(), Stamp::at(&path))).collect()
     }
 
     /// Begins to look at the folders that are only read, but for those that have not answered the last time.
@@ -172,9 +249,8 @@ impl Store {
             if self.silent.has(folder) {
                 return (folder.clone(), None);
             }
-            let manifests = self.manifests_at(&Place::Other(folder.clone()));
-            let before = memory.places.remove(&manifests).unwrap_or_default();
-            (folder.clone(), Some(Look::at(folder, move || Looked::at(&manifests, before))))
+            let (root, before) = (folder.clone(), memory.take(folder));
+            (folder.clone(), Some(Look::at(folder, move || look_at(&root, before))))
         };
         self.others().iter().map(ask).collect()
     }
@@ -190,11 +266,10 @@ impl Store {
         let (until, mut silent) = (Instant::now() + PATIENCE, Vec::new());
         for (folder, answer) in asked {
             let place = Place::Other(folder.clone());
-            let manifests = self.manifests_at(&place);
             let left = until.saturating_duration_since(Instant::now());
             let looked = match answer.as_ref().map(|answer| answer.wait(left)) {
                 Some(Ok(looked)) => looked,
-                Some(Err(RecvTimeoutError::Disconnected)) => Looked::at(&manifests, Folder::default()),
+                Some(Err(RecvTimeoutError::Disconnected)) => look_at(&folder, Default::default()),
                 waits @ (None | Some(Err(RecvTimeoutError::Timeout))) => {
                     let error = StoreError::Silent { folder: folder.clone() };
                     if waits.is_some() {
@@ -206,7 +281,7 @@ impl Store {
                 }
             };
             let (found, broken) = match looked {
-                Ok(looked) => memory.learn(&place, manifests, looked),
+                Ok(looked) => memory.learn(&place, &folder, looked, self.runner()),
                 Err(error) => (Vec::new(), vec![error]),
             };
             let names: HashSet<String> = entries.iter().map(|entry| entry.name.folded()).collect();
@@ -226,7 +301,7 @@ impl Store {
         {
             let mut memory = self.listed.lock();
             memory.recall(&self.kept_path());
-            if let Some(summary) = memory.summaries.get(&entry.digest) {
+            if let Some(summary) = memory.summaries.get(&entry.shown_digest()) {
                 return Ok(summary.clone());
             }
         }
@@ -240,7 +315,7 @@ impl Store {
             remote_host: model.config.remote_host,
         });
         let mut memory = self.listed.lock();
-        memory.summaries.insert(entry.digest, summary.clone());
+        memory.summaries.insert(entry.shown_digest(), summary.clone());
         memory.new += 1;
         Ok(summary)
     }
@@ -266,101 +341,18 @@ impl Store {
     fn kept_path(&self) -> PathBuf {
         self.root().join(TEMP_DIR).join(KEPT[0]).join(KEPT[1])
     }
-
-    /// All manifest files of a folder, in order of their names.
-    pub(crate) fn scan(&self, place: &Place) -> Result<Scan, StoreError> {
-        Scan::files(&self.manifests_at(place))
-    }
-}
-
-/// Reads a manifest as the entry of a model.
-pub(crate) fn read_entry(name: &ModelName, path: &Path, place: Place) -> Result<Entry, StoreError> {
-    check_file(path)?;
-    let bytes = read_limited(path, TEXT_LIMIT)?;
-    let modified =
-        fs::metadata(path).and_then(|m| m.modified()).map_err(|e| StoreError::io("read", path, &e))?;
-    let manifest = Manifest::parse(&bytes, path)?;
-    Ok(Entry { name: name.clone(), digest: Digest::of(&bytes), modified, manifest, place })
-}
-
-/// Refuses what no manifest can be: nobody waits for the writer of a pipe, and what is refused can be removed.
-fn check_file(path: &Path) -> Result<(), StoreError> {
-    let reason = match fs::metadata(path) {
-        Ok(meta) if !meta.is_file() => "it is not a regular file".to_owned(),
-        Ok(meta) if meta.len() > TEXT_LIMIT => {
-            format!("it has {} bytes, at most {TEXT_LIMIT} are expected", meta.len())
-        }
-        // Links in a circle.
-        Err(e)
-            if !matches!(
-                e.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::PermissionDenied
-            ) && fs::symlink_metadata(path).is_ok_and(|meta| meta.is_symlink()) =>
-        {
-            e.to_string()
-        }
-        _ => return Ok(()),
-    };
-    Err(StoreError::Manifest { path: path.to_owned(), reason })
-}
-
-/// A file whose name is that of no model.
-pub(crate) fn foreign(path: PathBuf) -> StoreError {
-    StoreError::Manifest { path, reason: "its name is no name of a model".into() }
-}
-
-/// What is below `manifests/`, whether or not it is a file.
-#[derive(Default)]
-pub(crate) struct Scan {
-    /// In order of their names.
-    pub(crate) models: Vec<(ModelName, PathBuf)>,
-    /// What is at the depth of manifests under names that are no model's.
-    pub(crate) foreign: Vec<PathBuf>,
-}
-
-impl Scan {
-    /// Those that are files.
-    pub(crate) fn files(manifests: &Path) -> Result<Self, StoreError> {
-        let mut scan = Self::of(manifests)?;
-        scan.models.retain(|(_, path)| path.is_file());
-        scan.foreign.retain(|path| path.is_file());
-        Ok(scan)
-    }
-
-    /// All of it.
-    pub(crate) fn of(manifests: &Path) -> Result<Self, StoreError> {
-        let mut scan = Self::default();
-        scan.folder(manifests, &mut Vec::new())?;
-        scan.models.sort();
-        Ok(scan)
-    }
-
-    fn folder(&mut self, dir: &Path, parts: &mut Vec<String>) -> Result<(), StoreError> {
-        let of_files = parts.len() == DEPTH;
-        for name in names_in(dir, of_files)? {
-            let path = dir.join(&name);
-            parts.push(part_from_file_name(&name.to_string_lossy()));
-            if !of_files {
-                self.folder(&path, parts)?;
-            } else {
-                match ModelName::from_parts(&parts[0], &parts[1], &parts[2], &parts[3]) {
-                    Ok(name) => self.models.push((name, path)),
-                    Err(_) => self.foreign.push(path),
-                }
-            }
-            parts.pop();
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::time::Duration;
 
     use super::*;
+    use crate::entry::read_entry;
+    use crate::names::NameFile;
     use crate::silent::tests::hung;
-    use crate::{Layer, media};
+    use crate::{Layer, Manifest, media};
 
     #[test]
     fn a_folder_that_does_not_answer_is_left_out_and_named_until_it_does() {
@@ -454,7 +446,7 @@ mod tests {
         assert!(store.kept_path().is_file());
 
         // Meanwhile another program writes in place, removes and adds.
-        let path = |n: usize| name(n).manifest_path(&store.manifests());
+        let path = |n: usize| NameFolder::Plain.path(store.root(), &name(n));
         fs::write(path(0), manifest(blobs[1].digest)).unwrap();
         fs::remove_file(path(1)).unwrap();
         fs::create_dir_all(path(99).parent().unwrap()).unwrap();
@@ -466,7 +458,9 @@ mod tests {
         assert_eq!(listed["m0"].digest, Digest::of(&manifest(blobs[1].digest)));
         assert!(!listed.contains_key("m1") && listed.contains_key("m99"));
         let one = &listed["m2"];
-        assert_eq!(*one, read_entry(&one.name, &path(2), Place::Own).unwrap(), "as if it had been read");
+        let file = NameFile { name: one.name.clone(), folder: NameFolder::Plain, path: path(2) };
+        let read = read_entry(store.root(), &file, Place::Own, None).unwrap();
+        assert_eq!(*one, read, "as if it had been read");
         assert!(now.listed.lock().new < 10, "it was not");
     }
 
@@ -494,7 +488,7 @@ mod tests {
         let first = settled();
         assert!(is_same(&first) && is_same(&first));
         // As others do it: in place, of the same length; a file more; one less; a model more.
-        let path = |model: &str| name(model).manifest_path(&store.manifests());
+        let path = |model: &str| NameFolder::Plain.path(store.root(), &name(model));
         let changes: [&dyn Fn(); 4] = [
             &|| fs::write(path("a"), manifest(blobs[1])).unwrap(),
             &|| assert!(fs::copy(path("me/c"), path("me/c:2b")).is_ok()),
@@ -521,7 +515,7 @@ mod tests {
             let name = ModelName::parse(name).unwrap();
             store.store_manifest(&name, &manifest.to_bytes(), true, &mut || ()).unwrap();
             let old = SystemTime::now() - std::time::Duration::from_secs(3600);
-            let path = name.manifest_path(&store.manifests());
+            let path = NameFolder::Plain.path(store.root(), &name);
             fs::File::options().append(true).open(path).unwrap().set_modified(old).unwrap();
             std::thread::sleep(std::time::Duration::from_millis(200));
         };

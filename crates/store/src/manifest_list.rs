@@ -24,7 +24,12 @@ const MAX_CHILDREN: usize = 64;
 #[derive(Debug, Clone, PartialEq)]
 pub enum Document {
     /// The manifest of a model.
-    Manifest(Manifest),
+    Manifest {
+        /// What it says of layers and config.
+        manifest: Manifest,
+        /// The program that it is made for, in lower case; empty where it does not say.
+        runner: String,
+    },
     /// A list of manifests, one for each runner.
     List(ManifestList),
 }
@@ -59,12 +64,15 @@ impl Document {
         struct Kind {
             #[serde(rename = "mediaType", default)]
             media_type: Option<String>,
+            #[serde(default)]
+            runner: Option<String>,
         }
         let kind: Kind = object(bytes)?;
-        match kind.media_type.as_deref() {
-            Some(media::MANIFEST_LIST) => ManifestList::parse(bytes).map(Self::List),
-            _ => object(bytes).map(Self::Manifest),
+        if kind.media_type.as_deref() == Some(media::MANIFEST_LIST) {
+            return ManifestList::parse(bytes).map(Self::List);
         }
+        let runner = kind.runner.unwrap_or_default().trim().to_ascii_lowercase();
+        Ok(Self::Manifest { manifest: object(bytes)?, runner })
     }
 }
 
@@ -227,7 +235,7 @@ mod tests {
         let list = json!({"schemaVersion": 2, "mediaType": media::MANIFEST_LIST, "manifests": children});
         match Document::parse(list.to_string().as_bytes())? {
             Document::List(list) => Ok(list),
-            Document::Manifest(_) => panic!("not a list"),
+            Document::Manifest { .. } => panic!("not a list"),
         }
     }
 
@@ -287,6 +295,6 @@ mod tests {
             assert!(found.contains(reason), "{found}");
         }
         assert!(Document::parse(b"{\"mediaType\":5}").is_err());
-        assert!(matches!(Document::parse(b"{}"), Ok(Document::Manifest(_))));
+        assert!(matches!(Document::parse(b"{}"), Ok(Document::Manifest { .. })));
     }
 }

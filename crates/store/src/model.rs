@@ -11,13 +11,14 @@ use serde_json::{Map, Value};
 use crate::builtin;
 use crate::digest::Digest;
 use crate::embedded;
+use crate::entry::Entry;
 use crate::error::StoreError;
 use crate::facts::{Facts, parameter_size};
 use crate::manifest::{Config, Layer, media, object};
 use crate::modelfile::{Instruction, Modelfile, params};
 use crate::name::ModelName;
 use crate::remote::Remote;
-use crate::store::{Entry, Store};
+use crate::store::Store;
 
 /// Where the weights are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,9 +36,11 @@ pub enum Weights {
 pub struct Model {
     /// The name, as the store spells it.
     pub name: ModelName,
-    /// The digest of the manifest.
+    /// The digest of the manifest, of a list of manifests that of the chosen child.
     pub digest: Digest,
-    /// When the manifest was written.
+    /// The runner that the manifest was made for, such as `llamacpp`; empty where it does not say.
+    pub runner: String,
+    /// When the name was written.
     pub modified: SystemTime,
     /// Bytes of all layers.
     pub size: u64,
@@ -87,16 +90,24 @@ impl Store {
     /// A model by name, whose case does not count.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`], blobs that are missing or broken, a model that somebody else executes.
+    /// [`StoreError::NotFound`], blobs that are missing or broken.
     pub fn resolve(&self, name: &ModelName) -> Result<Model, StoreError> {
-        let mut entry = self.get(name)?;
+        self.resolve_for(name, None)
+    }
+
+    /// The same with the manifest for a runner, where one is named.
+    ///
+    /// # Errors
+    /// Also those of [`Entry::for_runner`].
+    pub fn resolve_for(&self, name: &ModelName, runner: Option<&str>) -> Result<Model, StoreError> {
+        let mut entry = self.get_for(name, runner)?;
         loop {
             let error = match self.resolve_entry(&entry) {
                 Err(error) if error.is_absence() => error,
                 done => return done,
             };
             // It may have been removed or replaced while it was read.
-            let now = self.get(name)?;
+            let now = self.get_for(name, runner)?;
             if now.digest == entry.digest {
                 return Err(error);
             }
@@ -122,8 +133,7 @@ impl Store {
             None => Config::default(),
         };
         let (weights, facts, weights_digest, parent) = if config.remote_host.is_empty() {
-            let layer =
-                manifest.last(media::MODEL).ok_or_else(|| StoreError::NoWeights(entry.name.to_string()))?;
+            let layer = manifest.last(media::MODEL).ok_or_else(|| without_weights(entry, &config))?;
             let (weights, facts) = reader.weights(layer)?;
             (weights, facts, layer.digest, layer.from.clone().unwrap_or_default())
         } else {
@@ -138,7 +148,8 @@ impl Store {
             .collect::<Result<_, _>>()?;
         Ok(Model {
             name: entry.name.clone(),
-            digest: entry.digest,
+            digest: entry.shown_digest(),
+            runner: entry.runner.clone(),
             modified: entry.modified,
             size: entry.size(),
             weights,
@@ -160,6 +171,23 @@ impl Store {
             projector_facts,
         })
     }
+}
+
+/// Why a manifest without GGUF weights cannot be run.
+fn without_weights(entry: &Entry, config: &Config) -> StoreError {
+    let name = entry.name.to_string();
+    let is_foreign = |format: &str| !matches!(format, "" | "gguf");
+    let format = entry.list.as_ref().map_or("", |list| list.children[list.chosen].child.format.as_str());
+    let format = if format.is_empty() { config.model_format.as_str() } else { format };
+    if entry.runner == "mlx" || is_foreign(format) {
+        let or = |text: &str, other: &str| if text.is_empty() { other.to_owned() } else { text.to_owned() };
+        return StoreError::NotRunnable {
+            name,
+            runner: or(&entry.runner, "mlx"),
+            format: or(format, "safetensors"),
+        };
+    }
+    StoreError::NoWeights(name)
 }
 
 /// Reads the layers of an entry, wherever they are.

@@ -2,8 +2,9 @@
 //! the store.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
 use std::str::FromStr;
+
+use crate::names::canonical_host;
 
 /// The host of names that state none.
 pub const DEFAULT_HOST: &str = "registry.ollama.ai";
@@ -162,7 +163,7 @@ impl ModelName {
         }
         let whole = || text.to_owned();
         let name = Self {
-            host: HOST.check(&whole, host)?,
+            host: HOST.check(&whole, canonical_host(host))?,
             namespace: NAMESPACE.check(&whole, namespace)?,
             model: MODEL.check(&whole, model)?,
             tag: TAG.check(&whole, tag)?,
@@ -177,7 +178,7 @@ impl ModelName {
     pub fn from_parts(host: &str, namespace: &str, model: &str, tag: &str) -> Result<Self, NameError> {
         let whole = || format!("{host}/{namespace}/{model}:{tag}");
         Ok(Self {
-            host: HOST.check(&whole, host)?,
+            host: HOST.check(&whole, canonical_host(host))?,
             namespace: NAMESPACE.check(&whole, namespace)?,
             model: MODEL.check(&whole, model)?,
             tag: TAG.check(&whole, tag)?,
@@ -223,21 +224,6 @@ impl ModelName {
     pub(crate) fn parts(&self) -> [&str; 4] {
         [&self.host, &self.namespace, &self.model, &self.tag]
     }
-
-    /// The manifest's place below `manifests/`.
-    pub(crate) fn manifest_path(&self, manifests: &Path) -> PathBuf {
-        self.parts().iter().fold(manifests.to_owned(), |path, part| path.join(part_to_file_name(part)))
-    }
-}
-
-/// The file name of a part. Windows cannot have the colon of `host:port` in it.
-fn part_to_file_name(part: &str) -> String {
-    if cfg!(windows) { part.replace(':', "%3A") } else { part.to_owned() }
-}
-
-/// The part that a file name stands for.
-pub(crate) fn part_from_file_name(name: &str) -> String {
-    if cfg!(windows) { name.replace("%3A", ":") } else { name.to_owned() }
 }
 
 /// What is left and right of the last `/`.
@@ -339,6 +325,7 @@ fn cut_source(text: &str) -> (&str, Source) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::NameFolder;
 
     fn parts(text: &str) -> [String; 4] {
         ModelName::parse(text).unwrap().parts().map(str::to_owned)
@@ -426,6 +413,13 @@ mod tests {
     }
 
     #[test]
+    fn both_spellings_of_the_public_registry_are_one_host() {
+        assert_eq!(parts("ollama.com/me/m:1b"), ["registry.ollama.ai", "me", "m", "1b"]);
+        assert_eq!(parts("https://Ollama.com/library/m"), ["registry.ollama.ai", "library", "m", "latest"]);
+        assert_eq!(ModelName::from_parts("ollama.com", "library", "m", "t").unwrap().to_string(), "m:t");
+    }
+
+    #[test]
     fn names_differ_by_more_than_case() {
         let name = |t: &str| ModelName::parse(t).unwrap();
         assert!(name("Up/Case:TAG").same(&name("up/case:tag")));
@@ -435,10 +429,13 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn a_name_that_parses_stays_below_its_folder(text in "[-a-zA-Z0-9_.:/\\\\ ]{0,40}") {
+            use std::path::{Component, Path};
             if let Ok(name) = ModelName::parse(&text) {
-                let path = name.manifest_path(Path::new("/r"));
-                proptest::prop_assert_eq!(path.components().count(), 6);
-                proptest::prop_assert!(path.components().all(|c| !matches!(c, std::path::Component::ParentDir)));
+                for folder in NameFolder::ALL {
+                    let path = folder.path(Path::new("/r"), &name);
+                    proptest::prop_assert_eq!(path.components().count(), 7);
+                    proptest::prop_assert!(path.components().all(|c| !matches!(c, Component::ParentDir)));
+                }
                 proptest::prop_assert_eq!(ModelName::parse(&name.full()).unwrap(), name);
             }
         }

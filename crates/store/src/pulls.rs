@@ -73,7 +73,7 @@ impl Store {
     pub fn forget_failed_pull(&self, name: &ModelName) {
         let Some(pull) = self.read_pull(self.pull_note(name)).filter(|pull| !pull.is_running) else { return };
         // Who uses what is unknown: it stays.
-        let Ok(Ok(used)) = self.used_blobs() else { return };
+        let Ok(Ok(used)) = self.referenced_blobs() else { return };
         let is_of_use = |layer: &Layer| match self.layer_path(layer) {
             Ok(_) => !used.contains(&layer.digest),
             Err(_) => self.arrived(&layer.digest) > 0,

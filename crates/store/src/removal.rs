@@ -1,16 +1,24 @@
-//! Removing many models at once: what else uses their blobs is looked for once, however many go.
+//! Removing names, and the blobs that nothing needs without them.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::fs;
-use std::path::PathBuf;
-use std::time::SystemTime;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use crate::digest::Digest;
+use crate::entry::{Entry, Place};
 use crate::error::StoreError;
-use crate::files::{self, sync_dir};
-use crate::manifest::{Layer, Manifest};
+use crate::files;
 use crate::name::ModelName;
-use crate::store::{Entry, Place, Store};
+use crate::names::{NameFile, NameFolder};
+use crate::prune::GRACE;
+use crate::store::Store;
+use crate::trash::TrashBatch;
+
+/// An Ollama that makes a model touches the blobs of it at least this often.
+const OLLAMA_KEEPS_ALIVE: Duration = Duration::from_secs(20 * 60);
+/// A blob that was touched so shortly after its name was written was touched by whoever wrote the name.
+const WRITTEN_WITH: Duration = Duration::from_secs(60);
 
 /// A model as somebody has seen it.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,7 +27,7 @@ pub struct Seen {
     pub name: ModelName,
     /// The digest of its manifest.
     pub digest: Digest,
-    /// When that was written.
+    /// When its name was written.
     pub modified: SystemTime,
 }
 
@@ -30,8 +38,9 @@ impl Seen {
 }
 
 impl Store {
-    /// Removes the models that still are what was seen, and then the blobs that no other model uses. Says of each, in their order,
-    /// whether it was removed: what was written again meanwhile stays, also where the new manifest is the old one.
+    /// Removes the models that still are what was seen, and then the blobs that no other model needs: what else needs them is
+    /// looked for once, however many go. Says of each, in their order, whether it was removed: what was written again since
+    /// stays, also where the new manifest is the old one.
     ///
     /// # Errors
     /// The store cannot be locked.
@@ -40,45 +49,99 @@ impl Store {
             return Ok(Vec::new());
         }
         let _lock = self.lock()?;
-        let (mut layers, mut folders) = (Vec::new(), BTreeSet::new());
-        let delete = |seen: &Seen| {
-            let Some(entry) = self.find_own(&seen.name)?.filter(|entry| seen.is(entry)) else {
+        let (mut needed, mut notes, mut trash) = (HashSet::new(), Vec::new(), TrashBatch::new(self));
+        let mut delete = |seen: &Seen| {
+            if self.find_own(&seen.name)?.filter(|entry| seen.is(entry)).is_none() {
                 return Ok(false);
-            };
-            let path = entry.name.manifest_path(&self.manifests());
-            files::remove(&path)?;
-            folders.extend(path.parent().map(PathBuf::from));
-            layers.extend(entry.manifest.blobs().cloned());
+            }
+            let found = NameFile::all_of(self.root(), &seen.name)?;
+            let references = self.references_of_files(&found);
+            notes.extend(self.note_removal(&references)?);
+            self.remove_name_files(&found, &mut trash)?;
+            needed.extend(references);
             Ok(true)
         };
-        let removed = seen.iter().map(delete).collect();
-        self.clear_folders(folders);
-        self.remove_behind(layers);
+        let removed = seen.iter().map(&mut delete).collect();
+        // The names are gone whatever becomes of their blobs: the notes say what is left to do.
+        match self.remove_unreferenced(&needed, None, None, &mut trash) {
+            Ok(None) => notes.iter().for_each(|note| self.forget_note(note)),
+            Ok(Some(_)) => {}
+            Err(error) => {
+                tracing::warn!(%error, "blobs of removed models stay until the store is cleaned up")
+            }
+        }
         Ok(removed)
     }
 
-    /// Removes folders of manifests that are empty, and those above them, and makes last what was removed in the others.
-    fn clear_folders(&self, mut folders: BTreeSet<PathBuf>) {
-        let manifests = self.manifests();
-        // What lies in a folder comes behind it.
-        while let Some(dir) = folders.pop_last() {
-            match dir != manifests && fs::remove_dir(&dir).is_ok() {
-                true => folders.extend(dir.parent().map(PathBuf::from)),
-                false => sync_dir(&dir),
+    /// Removes those of the `candidates` that no name needs, and the `note` about them when that is done. `entry` is what the
+    /// removed name was. Removes nothing while something in the store is not understood, and says what. What another process
+    /// that makes a model may count on stays until the store is cleaned up.
+    pub(crate) fn remove_unreferenced(
+        &self,
+        candidates: &HashSet<Digest>,
+        note: Option<PathBuf>,
+        entry: Option<&Entry>,
+        trash: &mut TrashBatch<'_>,
+    ) -> Result<Option<StoreError>, StoreError> {
+        let referenced = match self.referenced_blobs()? {
+            Ok(referenced) => referenced,
+            Err(error) => return Ok(Some(error)),
+        };
+        // By the rule of [`Store::prune`].
+        let needed = self.at_work_elsewhere().map(|since| GRACE.saturating_add(since));
+        let (pins, mut is_done) = (self.pins(), true);
+        for digest in candidates {
+            if referenced.contains(digest) {
+                continue;
             }
+            let path = self.own_blob_path(digest);
+            let Some(age) = unused_for(&path) else { continue };
+            let may_be_needed = needed.is_some_and(|needed| age <= needed);
+            if pins.has(digest) || may_be_needed || self.is_kept_alive(&path, entry) {
+                tracing::info!(blob = %digest, "the blob stays while another process makes a model");
+                is_done = false;
+                continue;
+            }
+            trash.remove(&path)?;
         }
+        drop(pins);
+        if is_done {
+            note.iter().for_each(|note| self.forget_note(note));
+        }
+        Ok(None)
     }
 
-    /// Removes what no model uses of the blobs of models that are gone. They are gone whatever becomes of these: what stays here is
-    /// found by whoever clears away.
-    fn remove_behind(&self, layers: Vec<Layer>) {
-        if layers.is_empty() {
-            return;
-        }
-        if let Err(error) = self.remove_unused(&Manifest { config: None, layers }) {
-            tracing::warn!(%error, "blobs of removed models stay until unused ones are cleared away");
-        }
+    /// Whether an Ollama 0.40 that makes a model may keep a blob alive: it touches blobs instead of locking anything.
+    fn is_kept_alive(&self, blob: &Path, entry: Option<&Entry>) -> bool {
+        let Some(entry) = entry.filter(|_| NameFolder::Linked.at(self.root()).is_dir()) else { return false };
+        let Ok(touched) = fs::symlink_metadata(blob).and_then(|meta| meta.modified()) else { return false };
+        let is_recent = touched.elapsed().is_ok_and(|age| age <= OLLAMA_KEEPS_ALIVE);
+        is_recent && touched.duration_since(entry.modified).is_ok_and(|later| later > WRITTEN_WITH)
     }
+
+    /// Removes blobs that no name needs and no process holds. Without any it writes nothing, also not into a store that it may
+    /// only read.
+    ///
+    /// # Errors
+    /// The store cannot be read or written.
+    pub fn remove_blobs(&self, digests: &[Digest]) -> Result<(), StoreError> {
+        if digests.is_empty() {
+            return Ok(());
+        }
+        let _lock = self.lock()?;
+        let candidates = digests.iter().copied().collect();
+        // Why something was kept is in the log.
+        self.remove_unreferenced(&candidates, None, None, &mut TrashBatch::new(self))?;
+        let is_gone = |digest: &&Digest| !self.own_blob_path(digest).exists();
+        self.forget_begun(digests.iter().filter(is_gone).copied());
+        Ok(())
+    }
+}
+
+/// For how long no process has touched a file; `None` where there is none.
+fn unused_for(path: &Path) -> Option<Duration> {
+    let last = files::last_use(&fs::symlink_metadata(path).ok()?).ok()?;
+    Some(last.elapsed().unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -86,7 +149,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::media;
+    use crate::{Layer, Manifest, media};
 
     /// A store with so many models, each with a layer of its own and one that all have.
     fn store_of(models: usize) -> (tempfile::TempDir, Store, Vec<Seen>) {

@@ -5,17 +5,18 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
 
 use crate::digest::Digest;
 use crate::embedded;
+use crate::entry::{Entry, Place, read_entry, read_manifest_blob};
 use crate::error::StoreError;
 use crate::facts::Facts;
-use crate::files::{self, read_limited, sync_dir, write_atomic};
-use crate::listing::{Memory, Scan, foreign, read_entry};
-use crate::manifest::{Layer, Manifest, TEXT_LIMIT, media};
+use crate::files;
+use crate::listing::Memory;
+use crate::manifest::{Layer, Manifest, media};
 use crate::name::ModelName;
-use crate::prune::GRACE;
+use crate::name_changes::without_anchors;
+use crate::names::{NameFile, NameFolder, NameScan, is_shadow};
 use crate::silent::Silent;
 use crate::stamp::Stamp;
 use crate::work::Pins;
@@ -26,6 +27,8 @@ pub struct Store {
     root: PathBuf,
     /// Folders of the same layout whose models and blobs count too, but that are never written.
     others: Vec<PathBuf>,
+    /// The runner whose manifest is preferred among those of a list.
+    runner: Option<String>,
     pub(crate) pins: Arc<Mutex<Pins>>,
     /// Troubles that were reported.
     told: Mutex<HashSet<String>>,
@@ -45,46 +48,8 @@ const TOLD: usize = 1000;
 /// What was removed with a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Deleted {
-    /// Why the blobs were kept, where a file among the manifests cannot be read: it might use them.
+    /// Why the blobs were kept: something in the store is not understood, and might need them.
     pub kept: Option<StoreError>,
-}
-
-/// A model of the store as a list shows it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
-    /// The name, as the store spells it.
-    pub name: ModelName,
-    /// The digest of the manifest.
-    pub digest: Digest,
-    /// When the manifest was written.
-    pub modified: SystemTime,
-    /// The manifest.
-    pub manifest: Manifest,
-    /// Where it is.
-    pub place: Place,
-}
-
-/// Where a model is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
-    /// In the store's own folder.
-    Own,
-    /// In a folder that is only read.
-    Other(PathBuf),
-    /// Part of the program, and in no folder.
-    Embedded,
-}
-
-impl Entry {
-    /// Whether it is part of the program.
-    pub fn is_embedded(&self) -> bool {
-        self.place == Place::Embedded
-    }
-
-    /// Bytes of the model, as its manifest states them.
-    pub fn size(&self) -> u64 {
-        self.manifest.size()
-    }
 }
 
 /// The folder of models: what `OLLAMA_MODELS` says (blanks and quotes around it removed), else `.ollama/models` in the
@@ -103,16 +68,16 @@ impl Store {
     /// Something is there that is no folder, or cannot be read.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let root = root.into();
-        for dir in [root.clone(), root.join("manifests")] {
+        for dir in [root.clone(), NameFolder::Plain.at(&root), NameFolder::Linked.at(&root)] {
             match fs::read_dir(&dir) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => break,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(StoreError::io("open the store", &dir, &e)),
                 Ok(_) => {}
             }
         }
         let (others, pins, shunned) = (Vec::new(), Arc::default(), Mutex::default());
         let (told, listed, silent) = (Mutex::default(), Memory::default(), Silent::default());
-        Ok(Self { root, others, pins, told, shunned, listed, silent, facts: Mutex::default() })
+        Ok(Self { root, others, runner: None, pins, told, shunned, listed, silent, facts: Mutex::default() })
     }
 
     /// The same store with further folders, whose models and blobs are found too, in this order, where its own folder has
@@ -132,8 +97,15 @@ impl Store {
         &self.others
     }
 
-    pub(crate) fn manifests(&self) -> PathBuf {
-        manifests_of(&self.root)
+    /// The same store that prefers the manifest for a runner, such as `ggml`, where a name stands for several.
+    pub fn with_runner(mut self, runner: Option<String>) -> Self {
+        self.runner = runner;
+        self
+    }
+
+    /// The runner whose manifest is preferred.
+    pub(crate) fn runner(&self) -> Option<&str> {
+        self.runner.as_deref()
     }
 
     /// All folders, the store's own first.
@@ -141,9 +113,9 @@ impl Store {
         [Place::Own].into_iter().chain(self.others.iter().cloned().map(Place::Other))
     }
 
-    /// The folder of the manifests of a place.
-    pub(crate) fn manifests_at(&self, place: &Place) -> PathBuf {
-        manifests_of(if let Place::Other(folder) = place { folder } else { &self.root })
+    /// The folder of a place.
+    pub(crate) fn root_of<'a>(&'a self, place: &'a Place) -> &'a Path {
+        if let Place::Other(folder) = place { folder } else { &self.root }
     }
 
     /// Whether a trouble was not reported before, so that a list that is read every second does not fill the log.
@@ -164,9 +136,9 @@ impl Store {
             return Ok(Some(entry));
         }
         for folder in self.others() {
+            let (wanted, root, runner) = (name.clone(), folder.clone(), self.runner.clone());
             let place = Place::Other(folder.clone());
-            let (wanted, manifests) = (name.clone(), self.manifests_at(&place));
-            let found = self.ask_other(folder, move || find_at(&wanted, &place, &manifests));
+            let found = self.ask_other(folder, move || find_at(&root, &wanted, &place, runner.as_deref()));
             if let Some(entry) = found.transpose()?.flatten() {
                 return Ok(Some(entry));
             }
@@ -176,7 +148,7 @@ impl Store {
 
     /// The same in the own folder alone.
     pub(crate) fn find_own(&self, name: &ModelName) -> Result<Option<Entry>, StoreError> {
-        find_at(name, &Place::Own, &self.manifests())
+        find_at(&self.root, name, &Place::Own, self.runner())
     }
 
     /// As [`Store::find`], for callers that need the model.
@@ -191,13 +163,26 @@ impl Store {
         })
     }
 
+    /// The same with the manifest for a runner, where one is named.
+    ///
+    /// # Errors
+    /// Also those of [`Entry::for_runner`].
+    pub fn get_for(&self, name: &ModelName, runner: Option<&str>) -> Result<Entry, StoreError> {
+        let entry = self.get(name)?;
+        match runner {
+            Some(runner) => entry.for_runner(runner),
+            None => Ok(entry),
+        }
+    }
+
     /// The spelling under which a model is to be written: that of an existing model of this name, else the case of
     /// existing folders as far as they match.
     ///
     /// # Errors
     /// The store cannot be read.
     pub(crate) fn spelling(&self, name: &ModelName) -> Result<ModelName, StoreError> {
-        let models = self.scan(&Place::Own)?.models;
+        let files = NameScan::of(&self.root)?.files;
+        let models = files.into_iter().map(|file| file.name).filter(|name| !is_shadow(name));
         let shared = |other: &ModelName| {
             let pairs = name.parts().into_iter().zip(other.parts());
             pairs.take_while(|(a, b)| a.eq_ignore_ascii_case(b)).count()
@@ -205,7 +190,7 @@ impl Store {
         // Ties go to the name itself where it has a folder, then to the first in order.
         let exact = |other: &ModelName, n: usize| name.parts()[..n] == other.parts()[..n];
         let mut best: Option<(usize, bool, ModelName)> = None;
-        for (other, _) in models {
+        for other in models {
             let n = shared(&other);
             let rank = (n, exact(&other, n));
             if n > 0 && best.as_ref().is_none_or(|(n, same, _)| rank > (*n, *same)) {
@@ -236,47 +221,6 @@ impl Store {
                 return Err(missing.of_model(&entry.name));
             }
         }
-    }
-
-    /// Writes a manifest, under the store's lock, after a check that all its blobs are there; then removes the blobs
-    /// that only the replaced manifest used, unless `keep_unused`.
-    pub(crate) fn write_manifest(
-        &self,
-        name: &ModelName,
-        bytes: &[u8],
-        keep_unused: bool,
-    ) -> Result<(), StoreError> {
-        self.replace_manifest(name, bytes, keep_unused, &mut || ()).map(drop)
-    }
-
-    /// The same; `removing` is called before blobs are removed. Says what was replaced.
-    pub(crate) fn replace_manifest(
-        &self,
-        name: &ModelName,
-        bytes: &[u8],
-        keep_unused: bool,
-        removing: &mut dyn FnMut(),
-    ) -> Result<Option<Entry>, StoreError> {
-        let path = name.manifest_path(&self.manifests());
-        let manifest = Manifest::parse(bytes, &path)?;
-        let _lock = self.lock()?;
-        let replaced = read_entry(name, &path, Place::Own).ok();
-        for layer in manifest.blobs() {
-            self.layer_path(layer)?;
-        }
-        write_atomic(&self.root, &path, bytes)?;
-        self.release(manifest.blobs().map(|layer| layer.digest));
-        if let Some(Entry { manifest: old, .. }) = &replaced
-            && !keep_unused
-        {
-            let is_new = |old: &Layer| manifest.blobs().any(|layer| layer.digest == old.digest);
-            if !old.blobs().all(is_new) {
-                removing();
-            }
-            // Why something was kept is in the log.
-            let _ = self.remove_unused(old)?;
-        }
-        Ok(replaced)
     }
 
     /// Makes a model of a file that stays where it is: the blob is a link, named by the file's path, size and time rather
@@ -319,7 +263,7 @@ impl Store {
     pub(crate) fn bytes_of(&self, entry: &Entry) -> Result<Vec<u8>, StoreError> {
         match &entry.place {
             Place::Embedded => Ok(embedded::manifest_bytes()),
-            place => read_limited(&entry.name.manifest_path(&self.manifests_at(place)), TEXT_LIMIT),
+            place => name_text(self.root_of(place), entry),
         }
     }
 
@@ -332,124 +276,17 @@ impl Store {
             true => StoreError::NotFound(source.name.to_string()),
             false => error,
         })?;
-        self.write_manifest(&target, &bytes, false)
-    }
-
-    /// Removes a model, and the blobs that no other model uses.
-    ///
-    /// # Errors
-    /// [`StoreError::NotFound`], [`StoreError::BuiltIn`], or the store cannot be written.
-    pub fn delete(&self, name: &ModelName) -> Result<Deleted, StoreError> {
-        match self.find_own(name) {
-            // A broken manifest can be removed, too.
-            Err(StoreError::Manifest { path, .. }) => {
-                let _lock = self.lock()?;
-                self.remove_manifest(&path)?;
-                return Ok(Deleted { kept: self.used_blobs()?.err() });
-            }
-            Ok(Some(_)) => {}
-            Ok(None) => return Err(self.not_removable(name)),
-            Err(error) => return Err(error),
-        }
-        let _lock = self.lock()?;
-        // As it is now that nobody else writes.
-        let Some(entry) = self.find_own(name)? else { return Err(self.not_removable(name)) };
-        self.remove_manifest(&entry.name.manifest_path(&self.manifests()))?;
-        Ok(Deleted { kept: self.remove_unused(&entry.manifest)? })
-    }
-
-    /// Why there is nothing of this name in the own folder to remove: it is somebody else's, or nowhere.
-    fn not_removable(&self, name: &ModelName) -> StoreError {
-        match self.find(name) {
-            Ok(Some(Entry { name, place: Place::Other(folder), .. })) => {
-                StoreError::OnlyRead { name: name.to_string(), folder }
-            }
-            Ok(Some(entry)) => StoreError::BuiltIn { name: entry.name.to_string() },
-            Ok(None) => StoreError::NotFound(name.to_string()),
-            Err(StoreError::Manifest { path, reason }) => {
-                let folder = self.others().iter().find(|folder| path.starts_with(folder));
-                match folder {
-                    Some(folder) => StoreError::OnlyRead { name: name.to_string(), folder: folder.clone() },
-                    None => StoreError::Manifest { path, reason },
-                }
-            }
-            Err(error) => error,
-        }
-    }
-
-    /// Removes a manifest's file and the folders that are empty without it.
-    fn remove_manifest(&self, path: &Path) -> Result<(), StoreError> {
-        files::remove(path)?;
-        let manifests = self.manifests();
-        for dir in path.ancestors().skip(1).take_while(|dir| *dir != manifests) {
-            sync_dir(dir);
-            if fs::remove_dir(dir).is_err() {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Removes the blobs of `manifest` that no model uses. Does nothing where a manifest cannot be read, which might use
-    /// them, and says which. What another process may count on that is at work stays for whoever clears away.
-    pub(crate) fn remove_unused(&self, manifest: &Manifest) -> Result<Option<StoreError>, StoreError> {
-        let used = match self.used_blobs()? {
-            Ok(used) => used,
-            Err(unreadable) => return Ok(Some(unreadable)),
-        };
-        // By the rule of [`Store::prune`].
-        let needed = self.at_work_elsewhere().map(|since| GRACE.saturating_add(since));
-        let pins = self.pins();
-        let mut done = HashSet::new();
-        for layer in manifest.blobs() {
-            if used.contains(&layer.digest) || pins.has(&layer.digest) || !done.insert(layer.digest) {
+        // A list's manifests are the folder's own, also where its layers lie elsewhere.
+        for stored in source.list.iter().flat_map(|list| &list.children) {
+            if stored.manifest.is_none() || stored.child.inline.is_some() {
                 continue;
             }
-            let path = self.own_blob_path(&layer.digest);
-            match needed.is_some_and(|needed| unused_for(&path).is_some_and(|age| age <= needed)) {
-                true => {
-                    tracing::info!(blob = %layer.digest, "stays while another process is at work on a model")
-                }
-                false => files::remove(&path)?,
+            let root = self.root_of(&source.place);
+            if let Ok(Some(text)) = read_manifest_blob(root, &stored.child.digest) {
+                self.add_blob(&text)?;
             }
         }
-        Ok(None)
-    }
-
-    /// Removes blobs that no manifest uses and nobody holds. Without any it writes nothing, also not into a store that it may only read.
-    ///
-    /// # Errors
-    /// The store cannot be read or written.
-    pub fn remove_blobs(&self, digests: &[Digest]) -> Result<(), StoreError> {
-        if digests.is_empty() {
-            return Ok(());
-        }
-        let layers = digests.iter().map(|digest| Layer::new("", *digest, 0)).collect();
-        let _lock = self.lock()?;
-        // Why something was kept is in the log.
-        self.remove_unused(&Manifest { config: None, layers }).map(drop)
-    }
-
-    /// The blobs of all manifests; the inner error is the first of them that cannot be read.
-    pub(crate) fn used_blobs(&self) -> Result<Result<HashSet<Digest>, StoreError>, StoreError> {
-        let scan = self.scan(&Place::Own)?;
-        let mut used = HashSet::new();
-        let unreadable = |error: StoreError| {
-            if self.is_news(&format!("unused {error}")) {
-                tracing::warn!(%error, "no unused blob is removed while this is among the manifests");
-            }
-            Ok(Err(error))
-        };
-        for (name, path) in &scan.models {
-            match read_entry(name, path, Place::Own) {
-                Ok(entry) => used.extend(entry.manifest.blobs().map(|layer| layer.digest)),
-                Err(error) => return unreadable(error),
-            }
-        }
-        match scan.foreign.into_iter().next() {
-            Some(path) => unreadable(foreign(path)),
-            None => Ok(Ok(used)),
-        }
+        self.write_manifest(&target, &bytes, false)
     }
 
     /// The lock that writers of one folder share, also across processes. Held until it is dropped.
@@ -458,31 +295,38 @@ impl Store {
     }
 }
 
-/// The model of a name in a folder of manifests, whose case does not count.
-fn find_at(name: &ModelName, place: &Place, manifests: &Path) -> Result<Option<Entry>, StoreError> {
-    if let Some(entry) = read_if_there(name, &name.manifest_path(manifests), place)? {
-        return Ok(Some(entry));
+/// The model of a name in the store at `root`, whatever its case. A link that leads to nothing counts for none.
+fn find_at(
+    root: &Path,
+    name: &ModelName,
+    place: &Place,
+    runner: Option<&str>,
+) -> Result<Option<Entry>, StoreError> {
+    for file in NameFile::all_of(root, name)? {
+        match read_entry(root, &file, place.clone(), runner) {
+            Err(error) if error.is_absence() => {}
+            read => return read.map(Some),
+        }
     }
-    let same = Scan::files(manifests)?.models.into_iter().find(|(other, _)| other.same(name));
-    same.map_or(Ok(None), |(name, path)| read_if_there(&name, &path, place))
+    Ok(None)
 }
 
-fn manifests_of(folder: &Path) -> PathBuf {
-    folder.join("manifests")
-}
-
-/// For how long nobody has touched a file; `None` where there is none.
-fn unused_for(path: &Path) -> Option<Duration> {
-    let last = files::last_use(&fs::symlink_metadata(path).ok()?).ok()?;
-    Some(last.elapsed().unwrap_or_default())
-}
-
-/// `None` where there is no such file, or no more.
-fn read_if_there(name: &ModelName, path: &Path, place: &Place) -> Result<Option<Entry>, StoreError> {
-    match read_entry(name, path, place.clone()) {
-        Err(error) if error.is_absence() => Ok(None),
-        read => read.map(Some),
+/// The text of a model's manifest or list of manifests, byte for byte; of an anchor the manifest that it is made of.
+fn name_text(root: &Path, entry: &Entry) -> Result<Vec<u8>, StoreError> {
+    let mut error = StoreError::NotFound(entry.name.to_string());
+    for file in NameFile::all_of(root, &entry.name)? {
+        match file.read(root) {
+            Ok(text) if text.digest == entry.digest => return Ok(without_anchors(text.bytes)),
+            // An anchor of the list.
+            Ok(_) => {
+                if let Ok(Some(bytes)) = read_manifest_blob(root, &entry.digest) {
+                    return Ok(bytes);
+                }
+            }
+            Err(failed) => error = failed,
+        }
     }
+    Err(error)
 }
 
 /// A link that costs nothing; where the system has none, a copy.

@@ -6,12 +6,13 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::digest::Digest;
+use crate::entry::Entry;
 use crate::error::StoreError;
 use crate::files::{self, TempFile, sync_dir};
 use crate::holder::Holder;
 use crate::manifest::Layer;
 use crate::name::ModelName;
-use crate::store::{Entry, Store};
+use crate::store::Store;
 
 /// What files are called that say how far a digest is computed.
 pub(crate) const SUM_SUFFIX: &str = ".sum";
@@ -203,6 +204,7 @@ impl Store {
             .and_then(|file| file.sync_all())
             .map_err(|e| fail(&e))?;
         self.pin(digest);
+        self.note_begun(digest);
         files::create_dir(&self.root().join("blobs"))?;
         fs::rename(&partial.data, &target).map_err(|e| fail(&e))?;
         sync_dir(target.parent().unwrap_or(Path::new(".")));
@@ -287,11 +289,16 @@ impl Store {
 
     /// Bytes that may still be written; `None` where the system does not say.
     pub fn free_bytes(&self) -> Option<u64> {
+        self.disk_space().map(|(free, _)| free)
+    }
+
+    /// Bytes that may still be written, and all bytes of the disk; `None` where the system does not say.
+    pub(crate) fn disk_space(&self) -> Option<(u64, u64)> {
         #[cfg(unix)]
         {
             let there = self.root().ancestors().find(|path| path.is_dir())?;
-            let free = rustix::fs::statvfs(there).ok()?;
-            free.f_bavail.checked_mul(free.f_frsize)
+            let space = rustix::fs::statvfs(there).ok()?;
+            Some((space.f_bavail.checked_mul(space.f_frsize)?, space.f_blocks.checked_mul(space.f_frsize)?))
         }
         #[cfg(not(unix))]
         None
@@ -357,6 +364,7 @@ impl Store {
         let target = self.blob_path(digest);
         files::create_dir(&self.root().join("blobs"))?;
         self.pin(digest);
+        self.note_begun(digest);
         if files::step().and_then(|()| fs::hard_link(path, &target)).is_err() {
             let mut file = File::open(path).map_err(|e| StoreError::io("read", path, &e))?;
             let mut writer = self.blob_writer()?;
@@ -455,7 +463,7 @@ mod tests {
         assert_eq!(store.verify_blob(&digest), Ok(3));
         assert_eq!((fs::read(usual.data()).unwrap(), usual.parts().unwrap()), (b"a..".to_vec(), vec![0]));
         // What is left are the files of the usual one: its lock and its sum.
-        assert_eq!(fs::read_dir(dir.path().join(files::TEMP_DIR)).unwrap().count(), 2);
+        assert_eq!(crate::tests::temp_files(dir.path()), 2);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Reading what is stored once more: whether blobs still are what their names say.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -9,12 +9,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::digest::{Digest, Hasher};
+use crate::entry::{Place, read_entry};
 use crate::error::StoreError;
 use crate::files::{self, TEMP_DIR};
-use crate::listing::{Scan, foreign, read_entry};
 use crate::manifest::{Layer, media};
 use crate::name::ModelName;
-use crate::store::{Place, Store};
+use crate::names::{NameFile, NameFolder, NameScan, foreign, is_shadow};
+use crate::store::Store;
 
 /// Blobs that are read at once: more than one, since a processor computes digests more slowly than a good disk reads.
 const READERS: usize = 4;
@@ -63,32 +64,46 @@ pub struct Unusable {
 }
 
 impl Store {
-    /// The files among the own manifests that cannot be read as one, or that name no weights.
+    /// The files of names in the own folder that cannot be read as a manifest, or that name no weights.
     ///
     /// # Errors
     /// The store cannot be read.
     pub fn unusable(&self) -> Result<Vec<Unusable>, StoreError> {
-        let scan = Scan::of(&self.manifests())?;
-        let mut found = Vec::new();
-        // What is no file, such as a link to itself, is no manifest either.
-        for (name, path) in scan.models.into_iter().filter(|(_, path)| !path.is_dir()) {
-            let error = match read_entry(&name, &path, Place::Own) {
-                Ok(entry) if entry.manifest.last(media::MODEL).is_some() => continue,
-                // A model of another server has none.
-                Ok(entry) => match self.resolve_entry(&entry) {
-                    Err(StoreError::NoWeights(_)) => {
-                        StoreError::Manifest { path, reason: "it names no weights".into() }
-                    }
-                    _ => continue,
-                },
-                Err(error) if error.is_absence() => continue,
-                Err(error) => error,
-            };
-            found.push(Unusable { name: Some(name), error });
+        let scan = NameScan::of(self.root())?;
+        let (mut found, mut linked) = (Vec::new(), HashSet::new());
+        for file in scan.files {
+            match file.folder {
+                // A link that leads to nothing counts for none; see `Store::find`.
+                NameFolder::Linked if file.path.exists() => _ = linked.insert(file.name.clone()),
+                NameFolder::Linked => {}
+                // Read by older versions of Ollama alone.
+                NameFolder::Plain if linked.contains(&file.name) || is_shadow(&file.name) => continue,
+                NameFolder::Plain => {}
+            }
+            if let Some(error) = self.why_unusable(&file) {
+                found.push(Unusable { name: Some(file.name), error });
+            }
         }
         let foreign_files = scan.foreign.into_iter().filter(|path| path.is_file());
         found.extend(foreign_files.map(|path| Unusable { name: None, error: foreign(path) }));
         Ok(found)
+    }
+
+    /// What is wrong with the file of a name, if anything.
+    fn why_unusable(&self, file: &NameFile) -> Option<StoreError> {
+        match read_entry(self.root(), file, Place::Own, self.runner()) {
+            Ok(entry) if entry.manifest.last(media::MODEL).is_some() => None,
+            // A model of another server has none.
+            Ok(entry) => match self.resolve_entry(&entry) {
+                Err(StoreError::NoWeights(_)) => Some(StoreError::Manifest {
+                    path: file.path.clone(),
+                    reason: "it names no weights".into(),
+                }),
+                _ => None,
+            },
+            Err(error) if error.is_absence() => None,
+            Err(error) => Some(error),
+        }
     }
 
     /// Reads the blobs of layers, each once and several at a time, and says which of them are damaged. `go_on` is told the
@@ -236,13 +251,13 @@ mod tests {
         let climbing = String::from_utf8(good.to_bytes()).unwrap().replace("sha256:", "sha256:../");
         let broken = [("a", "junk"), ("b", ""), ("c", "[]"), ("d", "{}"), ("e", climbing.as_str())];
         for (tag, text) in broken {
-            fs::write(name(tag).manifest_path(&store.manifests()), text).unwrap();
+            fs::write(NameFolder::Plain.path(store.root(), &name(tag)), text).unwrap();
         }
         let found = store.unusable().unwrap();
         let names: Vec<_> = found.iter().map(|found| found.name.clone()).collect();
         assert_eq!(names, broken.map(|(tag, _)| Some(name(tag))));
         for (found, (tag, _)) in found.iter().zip(broken) {
-            let path = name(tag).manifest_path(&store.manifests());
+            let path = NameFolder::Plain.path(store.root(), &name(tag));
             let text = found.error.to_string();
             assert!(text.contains(&path.display().to_string()), "{text}");
         }
@@ -253,7 +268,7 @@ mod tests {
     fn a_manifest_that_is_a_link_to_itself_is_told() {
         let (_dir, store, _) = store();
         let name = ModelName::parse("m").unwrap();
-        let path = name.manifest_path(&store.manifests());
+        let path = NameFolder::Plain.path(store.root(), &name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::os::unix::fs::symlink(&path, &path).unwrap();
         let found = store.unusable().unwrap();
@@ -315,6 +330,6 @@ mod tests {
         fs::write(&path, b"new").unwrap();
         drop(aside);
         assert_eq!(fs::read(&path).unwrap(), b"new");
-        assert_eq!(fs::read_dir(store.root().join(TEMP_DIR)).unwrap().count(), 0);
+        assert_eq!(crate::tests::temp_files(store.root()), 0);
     }
 }

@@ -35,12 +35,18 @@ pub struct PruneRequest {
     /// Only tell what would be removed.
     #[serde(skip_serializing_if = "is_default")]
     pub dry_run: bool,
-    /// Interrupted downloads too, unless somebody is at them.
+    /// Interrupted downloads too, unless a process works on them.
     #[serde(skip_serializing_if = "is_default")]
     pub partial: bool,
+    /// Bring back what was removed in the last day, instead of removing anything.
+    #[serde(skip_serializing_if = "is_default")]
+    pub undo: bool,
+    /// Remove for good what was removed in the last day, instead of anything else.
+    #[serde(skip_serializing_if = "is_default")]
+    pub empty_trash: bool,
 }
 
-/// A file that nobody needs.
+/// A file that nothing needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
@@ -51,6 +57,8 @@ pub struct Leftover {
     pub kind: String,
     /// Bytes that it took.
     pub size: u64,
+    /// Why it is not needed.
+    pub reason: String,
 }
 
 /// The answer to `POST /api/prune`.
@@ -60,12 +68,21 @@ pub struct Leftover {
 pub struct PruneResponse {
     /// What was removed, or would be.
     pub removed: Vec<Leftover>,
-    /// Bytes that were freed, or would be.
+    /// Bytes that were removed or brought back, or would be. What is removed is freed when it leaves the trash.
     pub bytes: u64,
     /// Unused files that stay because they were touched less than an hour ago; with `partial`, less than a minute.
     pub young: usize,
-    /// Unused files that stay because somebody is at work who may need them.
+    /// Unused files that stay because a running pull, push or create may need them.
     pub held: usize,
+    /// With `undo`: paths of what was brought back, or would be.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub restored: Vec<String>,
+    /// With `undo`: paths of names that were not brought back, since they have been made anew.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub taken: Vec<String>,
+    /// Bytes in the trash.
+    #[serde(skip_serializing_if = "is_default")]
+    pub trash: u64,
     /// Why nothing was removed.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub warning: String,

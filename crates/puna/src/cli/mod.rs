@@ -452,9 +452,18 @@ pub struct PruneArgs {
     /// Only show what would be removed
     #[arg(long)]
     pub dry_run: bool,
-    /// Remove interrupted downloads and what failed work has left too, unless somebody is at it
+    /// Remove interrupted downloads and what failed work has left too, unless a process works on it
     #[arg(long)]
     pub partial: bool,
+    /// Remove without asking
+    #[arg(short, long)]
+    pub yes: bool,
+    /// Bring back what was removed in the last day
+    #[arg(long, conflicts_with_all = ["partial", "empty_trash"])]
+    pub undo: bool,
+    /// Free the space of what was removed in the last day
+    #[arg(long, conflicts_with = "partial")]
+    pub empty_trash: bool,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

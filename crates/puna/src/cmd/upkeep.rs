@@ -1,7 +1,9 @@
 //! `puna verify` and `puna prune`: looking after the store.
 
+use std::io::{BufRead, IsTerminal, Write};
+
 use anyhow::Result;
-use puna_api::native::{PruneRequest, PruneResponse, VerifyRequest};
+use puna_api::native::{Leftover, PruneRequest, PruneResponse, VerifyRequest};
 
 use crate::cli::{PruneArgs, VerifyArgs};
 use crate::progress::Display;
@@ -19,70 +21,170 @@ pub fn verify(args: &VerifyArgs) -> Result<()> {
     verified
 }
 
+/// Lists what nothing needs, asks on a terminal, and removes it. An error where something in the store is not understood.
 pub fn prune(args: &PruneArgs) -> Result<()> {
     let service = Service::connect_or_own()?;
-    let request = PruneRequest { dry_run: args.dry_run, partial: args.partial };
-    let pruned = service.wait(service.client().prune(&request))?;
+    let request = PruneRequest {
+        dry_run: args.dry_run,
+        partial: args.partial,
+        undo: args.undo,
+        empty_trash: args.empty_trash,
+    };
+    let send = |request: &PruneRequest| -> Result<PruneResponse> {
+        let answer = service.wait(service.client().prune(request))?;
+        match answer.warning.is_empty() || args.json {
+            true => Ok(answer),
+            false => anyhow::bail!("{}", answer.warning),
+        }
+    };
+    let stdin = std::io::stdin();
+    let asks = stdin.is_terminal() && !(args.dry_run || args.undo || args.yes || args.json);
+    if asks {
+        let planned = send(&PruneRequest { dry_run: true, ..request.clone() })?;
+        if planned.bytes == 0 && planned.removed.is_empty() {
+            return out::text(&summary(&planned, args));
+        }
+        out::text(&listed(&planned, args))?;
+        if !agrees(&planned, &mut stdin.lock(), &mut std::io::stderr())? {
+            return out::text("nothing is removed\n");
+        }
+    }
+    let done = send(&request)?;
     if args.json {
-        return out::json(&pruned);
+        out::json(&done)?;
+        anyhow::ensure!(done.warning.is_empty(), "{}", done.warning);
+        return Ok(());
     }
-    if !pruned.warning.is_empty() {
-        anyhow::bail!("{}", pruned.warning);
-    }
-    out::text(&summary(&pruned, args))
+    let text = if asks { totals(&done, args) } else { summary(&done, args) };
+    out::text(&text)
 }
 
-fn summary(pruned: &PruneResponse, args: &PruneArgs) -> String {
-    let rows: Vec<Vec<String>> = pruned
-        .removed
-        .iter()
-        .map(|file| vec![file.file.clone(), file.kind.clone(), format::bytes(file.size)])
-        .collect();
-    let mut text =
-        if rows.is_empty() { String::new() } else { format::table(&["FILE", "KIND", "SIZE"], &rows) };
-    let done = if args.dry_run { "would be removed" } else { "removed" };
-    let count = match rows.len() {
+/// Asks whether what is listed is to be removed.
+fn agrees(planned: &PruneResponse, terminal: &mut impl BufRead, screen: &mut impl Write) -> Result<bool> {
+    write!(screen, "Remove {}? [y/N] ", format::bytes(planned.bytes))?;
+    screen.flush()?;
+    let mut answer = String::new();
+    terminal.read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+/// What is removed or brought back, and how much that is.
+fn summary(done: &PruneResponse, args: &PruneArgs) -> String {
+    listed(done, args) + &totals(done, args)
+}
+
+/// A row for each file that is removed or brought back.
+fn listed(done: &PruneResponse, args: &PruneArgs) -> String {
+    if args.undo {
+        let restored = done.restored.iter().map(|path| format!("brought back: {path}\n"));
+        let taken = done.taken.iter().map(|path| format!("made anew, and left as it is: {path}\n"));
+        return restored.chain(taken).collect();
+    }
+    let row = |file: &Leftover| {
+        vec![file.file.clone(), file.kind.clone(), format::bytes(file.size), file.reason.clone()]
+    };
+    let rows: Vec<Vec<String>> = done.removed.iter().map(row).collect();
+    if rows.is_empty() { String::new() } else { format::table(&["FILE", "KIND", "SIZE", "WHY"], &rows) }
+}
+
+fn totals(done: &PruneResponse, args: &PruneArgs) -> String {
+    let would = |done: &'static str, planned: &'static str| if args.dry_run { planned } else { done };
+    let count = |count: usize| match count {
         1 => "1 file".to_owned(),
         n => format!("{n} files"),
     };
-    text.push_str(&format!("{count} {done}, {}\n", format::bytes(pruned.bytes)));
+    let bytes = format::bytes(done.bytes);
+    if args.undo {
+        let done_to = would("brought back", "would be brought back");
+        return format!("{} {done_to}, {bytes}\n", count(done.restored.len()));
+    }
+    if args.empty_trash {
+        return format!("{bytes} {}\n", would("freed", "would be freed"));
+    }
+    let mut text =
+        format!("{} {}, {bytes}\n", count(done.removed.len()), would("removed", "would be removed"));
     let young = match args.partial {
-        true => "nobody uses them, but they were touched in the last minute",
-        false => "nobody uses them, but they were touched in the last hour (see --partial)",
+        true => "nothing needs them, but they were touched in the last minute",
+        false => "nothing needs them, but they were touched in the last hour (see --partial)",
     };
-    let kept = [(pruned.young, young), (pruned.held, "a pull, push or create that is running needs them")];
+    let kept = [(done.young, young), (done.held, "a pull, push or create that is running may need them")];
     for (count, why) in kept.into_iter().filter(|(count, _)| *count > 0) {
         text.push_str(&format!("{count} more stay: {why}\n"));
+    }
+    if done.trash > 0 && !args.dry_run {
+        text.push_str(&format!(
+            "{} in the trash for a day: `puna prune --undo` brings back, `puna prune --empty-trash` frees\n",
+            format::bytes(done.trash)
+        ));
     }
     text
 }
 
 #[cfg(test)]
 mod tests {
-    use puna_api::native::Leftover;
-
     use super::*;
 
     #[test]
     fn the_summary_says_what_went_and_what_stays() {
-        let file = Leftover { file: "blobs/sha256-ab".into(), kind: "blob".into(), size: 3_000_000 };
+        let file = Leftover {
+            file: "blobs/sha256-ab".into(),
+            kind: "blob".into(),
+            size: 3_000_000,
+            reason: "no name needs it".into(),
+        };
         let pruned = PruneResponse {
             removed: vec![file],
             bytes: 3_000_000,
             young: 2,
             held: 1,
-            warning: String::new(),
+            trash: 3_000_000,
+            ..PruneResponse::default()
         };
-        let args = |dry_run, partial| PruneArgs { dry_run, partial, json: false };
+        let args = |dry_run, partial| PruneArgs {
+            dry_run,
+            partial,
+            yes: false,
+            undo: false,
+            empty_trash: false,
+            json: false,
+        };
         let text = summary(&pruned, &args(true, false));
         assert!(
             text.contains("blobs/sha256-ab") && text.contains("1 file would be removed, 3 MB\n"),
             "{text}"
         );
-        let young = "2 more stay: nobody uses them, but they were touched in the last hour (see --partial)\n";
+        let young =
+            "2 more stay: nothing needs them, but they were touched in the last hour (see --partial)\n";
         assert!(text.contains(young), "{text}");
-        assert!(text.contains("1 more stay: a pull, push or create that is running needs them\n"), "{text}");
+        assert!(
+            text.contains("1 more stay: a pull, push or create that is running may need them\n"),
+            "{text}"
+        );
+        assert!(text.contains("no name needs it") && !text.contains("--undo"), "{text}");
+        assert!(summary(&pruned, &args(false, false)).contains("3 MB in the trash for a day"));
         assert!(summary(&pruned, &args(false, true)).contains("touched in the last minute\n"));
         assert_eq!(summary(&PruneResponse::default(), &args(false, false)), "0 files removed, 0 B\n");
+        let restored = PruneResponse {
+            restored: vec!["blobs/sha256-ab".into()],
+            taken: vec!["manifests/h/n/m/t".into()],
+            bytes: 5,
+            ..PruneResponse::default()
+        };
+        let undo = PruneArgs { undo: true, ..args(false, false) };
+        let text = summary(&restored, &undo);
+        assert!(text.starts_with("brought back: blobs/sha256-ab\nmade anew"), "{text}");
+        assert!(text.ends_with("1 file brought back, 5 B\n"), "{text}");
+        let empty = PruneArgs { empty_trash: true, ..args(true, false) };
+        assert_eq!(summary(&restored, &empty), "5 B would be freed\n");
+    }
+
+    #[test]
+    fn nothing_is_removed_without_a_yes() {
+        let planned = PruneResponse { bytes: 3_000_000, ..PruneResponse::default() };
+        for (answer, agreed) in [("y\n", true), ("yes\n", true), ("", false), ("\n", false), ("n\n", false)] {
+            let mut screen = Vec::new();
+            assert_eq!(agrees(&planned, &mut answer.as_bytes(), &mut screen).unwrap(), agreed, "{answer:?}");
+            assert_eq!(String::from_utf8(screen).unwrap(), "Remove 3 MB? [y/N] ");
+        }
     }
 }

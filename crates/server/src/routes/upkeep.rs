@@ -1,6 +1,7 @@
 //! Looking after the store: `POST /api/verify`, `POST /api/prune` and `GET /api/downloads`.
 
 use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use puna_api::native::{
 };
 use puna_store::{
     DEFAULT_HOST, Damage, Digest, Entry, Layer, LeftoverKind, ModelName, ModelRef, Place, PruneOptions,
-    Pruned, Source, Store, Unusable,
+    Pruned, Source, Store, StoreError, Unusable,
 };
 use tokio::sync::mpsc;
 
@@ -272,31 +273,54 @@ pub(super) async fn prune(
     State(app): State<App>,
     Json(request, _): Json<Native, PruneRequest>,
 ) -> Result<Response, Refused<Native>> {
-    let options = PruneOptions { dry_run: request.dry_run, partial: request.partial };
-    let pruned = app.store(move |store| store.prune(options)).await?.map_err(|e| store_failure(&e))?;
-    Ok(json(StatusCode::OK, &told(&pruned)))
+    let answer = app.store(move |store| collect(store, &request)).await?.map_err(|e| store_failure(&e))?;
+    Ok(json(StatusCode::OK, &answer))
+}
+
+/// Does what a request wants of garbage and trash.
+fn collect(store: &Store, request: &PruneRequest) -> Result<PruneResponse, StoreError> {
+    let dry_run = request.dry_run;
+    if request.undo {
+        let restored = store.restore_trash(dry_run)?;
+        let paths = |paths: &[PathBuf]| paths.iter().map(|path| path.display().to_string()).collect();
+        let (back, taken) = (paths(&restored.files), paths(&restored.taken));
+        return Ok(PruneResponse {
+            restored: back,
+            taken,
+            bytes: restored.bytes,
+            ..PruneResponse::default()
+        });
+    }
+    if request.empty_trash {
+        let bytes = if dry_run { store.trash_bytes() } else { store.empty_trash(Duration::ZERO) };
+        return Ok(PruneResponse { bytes, ..PruneResponse::default() });
+    }
+    let pruned = store.prune(PruneOptions { dry_run, partial: request.partial })?;
+    Ok(PruneResponse { trash: store.trash_bytes(), ..told(&pruned) })
 }
 
 fn told(pruned: &Pruned) -> PruneResponse {
     let kind = |kind| match kind {
-        LeftoverKind::Blob => "blob",
-        LeftoverKind::Download => "download",
-        LeftoverKind::Temporary => "temporary",
+        LeftoverKind::Blob => ("blob", "no name needs it"),
+        LeftoverKind::Download => ("download", "an interrupted download of more than two weeks ago"),
+        LeftoverKind::Temporary => ("temporary", "left by interrupted work of Puna"),
     };
-    let leftover = |leftover: &puna_store::Leftover| Leftover {
-        file: leftover.file.display().to_string(),
-        kind: kind(leftover.kind).into(),
-        size: leftover.bytes,
-    };
-    let why = |error: &puna_store::StoreError| {
-        format!("nothing is removed: {error}; that file might use anything: repair or delete it")
+    let leftover = |leftover: &puna_store::Leftover| {
+        let (kind, reason) = kind(leftover.kind);
+        Leftover {
+            file: leftover.file.display().to_string(),
+            kind: kind.into(),
+            size: leftover.bytes,
+            reason: reason.into(),
+        }
     };
     PruneResponse {
         removed: pruned.removed.iter().map(leftover).collect(),
         bytes: pruned.bytes(),
         young: pruned.young,
         held: pruned.held,
-        warning: pruned.kept.as_ref().map(why).unwrap_or_default(),
+        warning: pruned.kept.as_ref().map(|error| format!("nothing is removed: {error}")).unwrap_or_default(),
+        ..PruneResponse::default()
     }
 }
 

@@ -100,7 +100,8 @@ fn what_a_crash_leaves_behind_is_cleared_away_later() {
     assert!(kit.store.add_blob(b"some content").is_err());
     crash_after(None);
     let temp = kit.root().join("puna-tmp");
-    let left = std::fs::read_dir(&temp).unwrap().next().unwrap().unwrap().path();
+    let mut entries = std::fs::read_dir(&temp).unwrap().map(|entry| entry.unwrap().path());
+    let left = entries.find(|path| path.is_file()).unwrap();
     let old = std::time::SystemTime::now() - std::time::Duration::from_secs(7200);
     std::fs::File::options().append(true).open(&left).unwrap().set_modified(old).unwrap();
     assert_eq!(kit.store.prune(crate::PruneOptions::default()).unwrap().removed.len(), 1);

@@ -129,7 +129,7 @@ fn folders_that_are_not_what_they_say_are_refused() {
         let error = kit.store.import(&tiny_bert(&dir, edit)).unwrap_err().to_string();
         assert!(error.contains(want), "{want}: {error}");
     }
-    assert_eq!(std::fs::read_dir(kit.root().join("puna-tmp")).unwrap().count(), 0);
+    assert_eq!(super::temp_files(&kit.root()), 0);
 }
 
 /// A tiny XLM-RoBERTa with this vocabulary.

@@ -13,6 +13,7 @@ mod peft;
 mod quantize;
 mod races;
 mod refused;
+mod shared;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,6 +22,12 @@ use puna_gguf::{Value, Writer};
 use puna_quant::TensorType;
 
 use crate::{CreateRequest, Digest, Hooks, ModelName, NewBlob, Progress, Store, StoreError};
+
+/// How many temporary files there are in a store. Notes about blobs lie in folders of their own.
+pub(crate) fn temp_files(root: &std::path::Path) -> usize {
+    let entries = std::fs::read_dir(root.join("puna-tmp")).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.path().is_file()).count()
+}
 
 /// A store in a folder that goes with it.
 struct Kit {

@@ -23,11 +23,17 @@ use crate::Digest;
 use document::{CONFIG, Document, Layer, MODEL, TEMPLATE, parse_digest};
 
 /// The blobs of a model.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Content {
     pub weights: Vec<u8>,
     pub template: Option<Vec<u8>>,
     pub config: String,
+}
+
+impl std::fmt::Debug for Content {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Content({})", Digest::of(&self.weights).short())
+    }
 }
 
 impl Content {

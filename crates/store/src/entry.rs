@@ -1,0 +1,310 @@
+//! Models as the store finds them: a name, and the manifest that it stands for.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use crate::digest::Digest;
+use crate::error::StoreError;
+use crate::files::read_limited;
+use crate::manifest::{Layer, Manifest, TEXT_LIMIT, media};
+use crate::manifest_list::{Child, Document, ManifestList};
+use crate::name::ModelName;
+use crate::names::{NameFile, NameFolder};
+
+/// Layers of models in parts, which only Ollama's engine for Apple computers runs.
+const TENSOR: &str = "application/vnd.ollama.image.tensor";
+/// Children in a message at most.
+const SHOWN: usize = 8;
+
+/// A model of the store as a list shows it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// The name, as the store spells it.
+    pub name: ModelName,
+    /// The digest of the manifest, or of the list of manifests.
+    pub digest: Digest,
+    /// When the name was written.
+    pub modified: SystemTime,
+    /// The manifest; of a list that of the chosen child.
+    pub manifest: Manifest,
+    /// Where it is.
+    pub place: Place,
+    /// The program that the manifest says it is made for, such as `llamacpp`; empty where it does not say.
+    pub runner: String,
+    /// The children, where the name stands for a list of manifests.
+    pub list: Option<Arc<ChildList>>,
+}
+
+/// The children of a list of manifests.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChildList {
+    /// All of them, in the order of the list.
+    pub children: Vec<StoredChild>,
+    /// The one that is used.
+    pub chosen: usize,
+}
+
+/// A child of a list of manifests, and its manifest if that is in the store.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredChild {
+    /// As the list names it.
+    pub child: Child,
+    /// Its manifest; `None` where it was never fetched.
+    pub manifest: Option<Manifest>,
+}
+
+/// Where a model is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// In the store's own folder.
+    Own,
+    /// In a folder that is only read.
+    Other(PathBuf),
+    /// Part of the program, and in no folder.
+    Embedded,
+}
+
+impl Entry {
+    /// Whether it is part of the program.
+    pub fn is_embedded(&self) -> bool {
+        self.place == Place::Embedded
+    }
+
+    /// Bytes of the model, as its manifest states them.
+    pub fn size(&self) -> u64 {
+        self.manifest.size()
+    }
+
+    /// The digest by which lists show it: that of the chosen child's manifest where there are several.
+    pub fn shown_digest(&self) -> Digest {
+        self.list.as_ref().map_or(self.digest, |list| list.children[list.chosen].child.digest)
+    }
+
+    /// The entry itself, or for a list of manifests an entry for each child that is in the store.
+    pub fn rows(&self) -> Vec<Self> {
+        let Some(list) = &self.list else { return vec![self.clone()] };
+        let present = (0..list.children.len()).filter(|at| list.children[*at].manifest.is_some());
+        present.map(|at| self.with_child(at)).collect()
+    }
+
+    /// The same name with the child for a runner.
+    ///
+    /// # Errors
+    /// [`StoreError::NoRunner`], or the child's manifest is not in the store.
+    pub fn for_runner(&self, runner: &str) -> Result<Self, StoreError> {
+        let none = |known: Vec<&str>| StoreError::NoRunner {
+            name: self.name.to_string(),
+            wanted: runner.to_owned(),
+            known: known.into_iter().take(SHOWN).collect::<Vec<_>>().join(", "),
+        };
+        let Some(list) = &self.list else {
+            let fits = self.runner.is_empty() || self.runner.eq_ignore_ascii_case(runner);
+            return if fits { Ok(self.clone()) } else { Err(none(vec![&self.runner])) };
+        };
+        let of_runner = |stored: &StoredChild| stored.child.runner.eq_ignore_ascii_case(runner);
+        match list.children.iter().position(of_runner) {
+            None => Err(none(list.children.iter().map(|stored| stored.child.runner.as_str()).collect())),
+            Some(at) if list.children[at].manifest.is_none() => Err(StoreError::ChildMissing {
+                name: self.name.to_string(),
+                runner: list.children[at].child.runner.clone(),
+                digest: list.children[at].child.digest,
+            }),
+            Some(at) => Ok(self.with_child(at)),
+        }
+    }
+
+    fn with_child(&self, at: usize) -> Self {
+        let Some(list) = &self.list else { return self.clone() };
+        let stored = &list.children[at];
+        let chosen = ChildList { chosen: at, ..(**list).clone() };
+        Self {
+            manifest: stored.manifest.clone().unwrap_or_else(|| self.manifest.clone()),
+            runner: stored.child.runner.clone(),
+            list: Some(Arc::new(chosen)),
+            ..self.clone()
+        }
+    }
+
+    /// The layers and configs of all children that are in the store, or of the one manifest.
+    pub fn blobs(&self) -> impl Iterator<Item = &Layer> {
+        let children = self.list.iter().flat_map(|list| &list.children);
+        let of_children = children.filter_map(|stored| stored.manifest.as_ref()).flat_map(Manifest::blobs);
+        of_children.chain(self.manifest.blobs().filter(|_| self.list.is_none()))
+    }
+}
+
+impl StoredChild {
+    /// Whether this program's engine can run it: its weights are a GGUF file.
+    pub fn is_runnable(&self) -> bool {
+        let is_gguf = matches!(self.child.format.as_str(), "" | "gguf");
+        let is_whole = |manifest: &Manifest| manifest.all(TENSOR).next().is_none();
+        is_gguf && self.child.runner != "mlx" && self.manifest.as_ref().is_none_or(is_whole)
+    }
+}
+
+/// How well the engine runs a child, the best first. The GGUF files of llama.cpp are read as they are; those in
+/// Ollama's dialect are translated; formats that are no GGUF cannot be run.
+pub fn runner_rank(child: &Child) -> u8 {
+    match (child.runner.as_str(), child.format.as_str()) {
+        ("llamacpp", "" | "gguf") => 0,
+        ("ggml", "" | "gguf") => 1,
+        ("ollama", "" | "gguf") => 2,
+        (runner, "" | "gguf") if runner != "mlx" => 3,
+        _ => 4,
+    }
+}
+
+/// Reads the file of a name in the store at `root` as an entry; of a list's children the one for the runner
+/// `preferred` is chosen, if it is in the store, else the one that the engine runs best.
+///
+/// # Errors
+/// The file cannot be read, or is no manifest.
+pub(crate) fn read_entry(
+    root: &Path,
+    file: &NameFile,
+    place: Place,
+    preferred: Option<&str>,
+) -> Result<Entry, StoreError> {
+    let text = file.read(root)?;
+    let error = |reason| StoreError::Manifest { path: file.path.clone(), reason };
+    let document = Document::parse(&text.bytes).map_err(error)?;
+    entry_of(root, file, Named { digest: text.digest, modified: text.modified, document }, place, preferred)
+}
+
+/// What the file of a name says.
+pub(crate) struct Named {
+    pub(crate) digest: Digest,
+    pub(crate) modified: SystemTime,
+    pub(crate) document: Document,
+}
+
+/// The entry of a name whose file was read.
+///
+/// # Errors
+/// None of a list's children is in the store, or one is damaged.
+pub(crate) fn entry_of(
+    root: &Path,
+    file: &NameFile,
+    named: Named,
+    place: Place,
+    preferred: Option<&str>,
+) -> Result<Entry, StoreError> {
+    let error = |reason| StoreError::Manifest { path: file.path.clone(), reason };
+    let Named { mut digest, modified, mut document } = named;
+    if let Document::Manifest { manifest, .. } = &mut document {
+        let listed = anchored_list(root, file, manifest);
+        manifest.layers.retain(|layer| !is_anchor(layer));
+        if let Some((of_list, list)) = listed {
+            (digest, document) = (of_list, Document::List(list));
+        }
+    }
+    let name = file.name.clone();
+    let list = match document {
+        Document::Manifest { manifest, runner } => {
+            return Ok(Entry { name, digest, modified, manifest, place, runner, list: None });
+        }
+        Document::List(list) => list,
+    };
+    let children = stored_children(root, &list).map_err(error)?;
+    let Some(chosen) = choose(root, &children, preferred) else {
+        let missing: Vec<String> = list.children.iter().take(SHOWN).map(describe).collect();
+        return Err(error(format!(
+            "none of the manifests of its list is in the store ({}): pull the model again, or remove it with `rm`",
+            missing.join(", ")
+        )));
+    };
+    let manifest = children[chosen].manifest.clone().expect("only children with a manifest are chosen");
+    let runner = children[chosen].child.runner.clone();
+    let list = Some(Arc::new(ChildList { children, chosen }));
+    Ok(Entry { name, digest, modified, manifest, place, runner, list })
+}
+
+fn describe(child: &Child) -> String {
+    match child.runner.as_str() {
+        "" => child.digest.to_string(),
+        runner => format!("{} for {runner}", child.digest),
+    }
+}
+
+/// Whether a layer only keeps a blob from being removed by older versions of Ollama.
+pub(crate) fn is_anchor(layer: &Layer) -> bool {
+    matches!(layer.media_type.as_str(), media::MANIFEST | media::MANIFEST_LIST | media::KEPT)
+}
+
+/// The list that a manifest of `manifests` keeps alive: the name stands for it in a store without `manifests-v2`. Where
+/// Ollama 0.40 has been, it takes the manifest for the model.
+fn anchored_list(root: &Path, file: &NameFile, manifest: &Manifest) -> Option<(Digest, ManifestList)> {
+    let is_alone = file.folder == NameFolder::Plain && !NameFolder::Linked.at(root).is_dir();
+    let layer = manifest.last(media::MANIFEST_LIST).filter(|_| is_alone)?;
+    match Document::parse(&read_manifest_blob(root, &layer.digest).ok()??) {
+        Ok(Document::List(list)) => Some((layer.digest, list)),
+        _ => None,
+    }
+}
+
+/// The children of a list with their manifests, as far as these are in the store.
+///
+/// # Errors
+/// A child's manifest is damaged, is none, or is a list itself.
+pub(crate) fn stored_children(root: &Path, list: &ManifestList) -> Result<Vec<StoredChild>, String> {
+    let stored = |child: &Child| {
+        let bytes = match &child.inline {
+            Some(text) => Some(text.clone()),
+            None => read_manifest_blob(root, &child.digest)
+                .map_err(|why| format!("{}: {why}", describe(child)))?,
+        };
+        let Some(bytes) = bytes else { return Ok(StoredChild { child: child.clone(), manifest: None }) };
+        match Document::parse(&bytes) {
+            Ok(Document::Manifest { manifest, runner }) => {
+                let mut child = child.clone();
+                if child.runner.is_empty() {
+                    child.runner = runner;
+                }
+                Ok(StoredChild { child, manifest: Some(manifest) })
+            }
+            Ok(Document::List(_)) => Err(format!("{} is a list itself", describe(child))),
+            Err(why) => Err(format!("{}: {why}", describe(child))),
+        }
+    };
+    list.children.iter().map(stored).collect()
+}
+
+/// The bytes of a manifest that is a blob; `None` where it is not in the store.
+///
+/// # Errors
+/// It cannot be read, or has other content than its name says.
+pub(crate) fn read_manifest_blob(root: &Path, digest: &Digest) -> Result<Option<Vec<u8>>, String> {
+    let bytes = match read_limited(&root.join("blobs").join(digest.file_name()), TEXT_LIMIT) {
+        Ok(bytes) => bytes,
+        Err(error) if error.is_absence() => return Ok(None),
+        Err(error) => return Err(error.to_string()),
+    };
+    match Digest::of(&bytes) {
+        found if found == *digest => Ok(Some(bytes)),
+        found => Err(format!("its blob has the digest {found}")),
+    }
+}
+
+/// The child to use among those that are in the store.
+fn choose(root: &Path, children: &[StoredChild], preferred: Option<&str>) -> Option<usize> {
+    let present = || (0..children.len()).filter(|at| children[*at].manifest.is_some());
+    let of_runner =
+        |at: &usize| preferred.is_some_and(|runner| children[*at].child.runner.eq_ignore_ascii_case(runner));
+    if let Some(at) = present().find(of_runner) {
+        return Some(at);
+    }
+    let is_incomplete = |manifest: &Manifest| {
+        let is_there = |layer: &Layer| {
+            fs::metadata(root.join("blobs").join(layer.digest.file_name()))
+                .is_ok_and(|meta| meta.len() == layer.size)
+        };
+        !manifest.blobs().all(is_there)
+    };
+    present().min_by_key(|at| {
+        let StoredChild { child, manifest } = &children[*at];
+        let runnable = children[*at].is_runnable();
+        (!runnable, manifest.as_ref().is_some_and(is_incomplete), runner_rank(child))
+    })
+}

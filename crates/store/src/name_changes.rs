@@ -1,0 +1,277 @@
+//! Writing and removing the names of models, so that every version of Ollama that shares the folder sees them.
+//!
+//! In a store that has `manifests-v2`, a name is a link to its manifest, and an *anchor* in `manifests`: the manifest
+//! that older versions run, with further layers that keep the manifest, its list and what the list's other children
+//! need from being removed by them. The anchor is written first and removed last, so that the name is there for
+//! everybody at any moment. In a store without `manifests-v2` a name is its manifest in `manifests`, and a list of
+//! manifests its anchor there.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::digest::Digest;
+use crate::entry::{Entry, Named, Place, StoredChild, entry_of, is_anchor, read_manifest_blob};
+use crate::error::StoreError;
+use crate::files::{self, TempFile, write_atomic};
+use crate::gojson;
+use crate::manifest::{Layer, media};
+use crate::manifest_list::Document;
+use crate::name::ModelName;
+use crate::names::{NameFile, NameFolder, remove_empty_folders};
+use crate::references::references_of;
+use crate::store::{Deleted, Store};
+use crate::trash::TrashBatch;
+
+impl Store {
+    /// Whether names are links to blobs here, as Ollama 0.40 writes them.
+    fn is_linked(&self) -> bool {
+        NameFolder::Linked.at(self.root()).is_dir()
+    }
+
+    /// Writes a manifest or a list of manifests, under the store's lock, after a check that all blobs are there of it or
+    /// of the list's best child; then removes the blobs that only the replaced manifest needed, unless `keep_unused`.
+    pub(crate) fn write_manifest(
+        &self,
+        name: &ModelName,
+        bytes: &[u8],
+        keep_unused: bool,
+    ) -> Result<(), StoreError> {
+        self.replace_manifest(name, bytes, keep_unused, &mut || ()).map(drop)
+    }
+
+    /// The same; `removing` is called before blobs are removed. Says what was replaced.
+    pub(crate) fn replace_manifest(
+        &self,
+        name: &ModelName,
+        bytes: &[u8],
+        keep_unused: bool,
+        removing: &mut dyn FnMut(),
+    ) -> Result<Option<Entry>, StoreError> {
+        let plain = NameFile {
+            name: name.clone(),
+            folder: NameFolder::Plain,
+            path: NameFolder::Plain.path(self.root(), name),
+        };
+        let error = |reason| StoreError::Manifest { path: plain.path.clone(), reason };
+        let document = Document::parse(bytes).map_err(error)?;
+        let _lock = self.lock()?;
+        let new = self.new_entry(&plain, bytes, document.clone())?;
+        for layer in new.manifest.blobs() {
+            self.layer_path(layer)?;
+        }
+        let old_files = NameFile::all_of(self.root(), name)?;
+        let replaced = self.find_own(name).ok().flatten();
+        let needed = self.references_of_files(&old_files);
+        let note = if keep_unused || needed.is_empty() { None } else { self.note_removal(&needed)? };
+        let written = self.write_name(&plain, bytes, &new)?;
+        for old in old_files.iter().filter(|old| !written.contains(&old.path)) {
+            files::remove(&old.path)?;
+            remove_empty_folders(self.root(), &old.path);
+        }
+        let new_blobs: Vec<Digest> = new.blobs().map(|layer| layer.digest).collect();
+        let manifests = new.list.iter().flat_map(|list| &list.children).map(|stored| stored.child.digest);
+        let all: Vec<Digest> = new_blobs.iter().copied().chain(manifests).chain([new.digest]).collect();
+        self.forget_begun(all.iter().copied());
+        self.release(all);
+        if keep_unused {
+            // Who reads them now may read on; they go when nobody has used them for a while.
+            self.note_removal(&needed)?;
+            return Ok(replaced);
+        }
+        let old_blobs = replaced.iter().flat_map(Entry::blobs);
+        if old_blobs.into_iter().any(|layer| !new_blobs.contains(&layer.digest)) {
+            removing();
+        }
+        // Why something was kept is in the log.
+        let _ = self.remove_unreferenced(&needed, note, replaced.as_ref(), &mut TrashBatch::new(self))?;
+        Ok(replaced)
+    }
+
+    /// The entry that a manifest or list will be.
+    fn new_entry(&self, file: &NameFile, bytes: &[u8], document: Document) -> Result<Entry, StoreError> {
+        let named = Named { digest: Digest::of(bytes), modified: std::time::SystemTime::now(), document };
+        entry_of(self.root(), file, named, Place::Own, self.runner())
+    }
+
+    /// Writes the files of a name. Gives their paths.
+    fn write_name(&self, plain: &NameFile, bytes: &[u8], new: &Entry) -> Result<Vec<PathBuf>, StoreError> {
+        let is_linked = self.is_linked();
+        if !is_linked && new.list.is_none() {
+            write_atomic(self.root(), &plain.path, bytes)?;
+            return Ok(vec![plain.path.clone()]);
+        }
+        self.add_blob(bytes)?;
+        let anchor = self.anchor(bytes, new)?;
+        write_atomic(self.root(), &plain.path, &anchor)?;
+        let mut written = vec![plain.path.clone()];
+        if is_linked {
+            let path = NameFolder::Linked.path(self.root(), &plain.name);
+            self.link_name(&path, &new.digest)?;
+            written.push(path);
+        }
+        Ok(written)
+    }
+
+    /// Makes the name at `path` a link to the blob of its manifest: a symbolic one, else a hard one, else a copy.
+    fn link_name(&self, path: &Path, digest: &Digest) -> Result<(), StoreError> {
+        let dir = path.parent().unwrap_or(Path::new("."));
+        files::create_dir(dir)?;
+        // Ollama takes files whose names begin so for temporary ones.
+        let temp = dir.join(format!(".manifest-{}", TempFile::new_name()));
+        let blob = self.own_blob_path(digest);
+        let up: PathBuf =
+            path.strip_prefix(self.root()).unwrap_or(path).components().skip(1).map(|_| "..").collect();
+        let relative = up.join("blobs").join(digest.file_name());
+        let made = symlink(&relative, &temp).or_else(|_| fs::hard_link(&blob, &temp));
+        let made = made.or_else(|_| fs::copy(&blob, &temp).map(drop));
+        let renamed = files::step().and_then(|()| made).and_then(|()| files::step());
+        renamed.and_then(|()| fs::rename(&temp, path)).map_err(|e| {
+            if !files::crashed() {
+                let _ = fs::remove_file(&temp);
+            }
+            StoreError::io("write", path, &e)
+        })?;
+        files::sync_dir(dir);
+        Ok(())
+    }
+
+    /// What `manifests` has of a name for older versions of Ollama: the manifest that they run, and layers that keep
+    /// alive what the name needs beside.
+    fn anchor(&self, bytes: &[u8], new: &Entry) -> Result<Vec<u8>, StoreError> {
+        let of_blob = |media_type: &str, digest: Digest| {
+            let size = fs::metadata(self.own_blob_path(&digest)).map_or(0, |meta| meta.len());
+            Layer::new(media_type, digest, size)
+        };
+        let (mut text, mut kept) = (bytes.to_vec(), Vec::new());
+        match &new.list {
+            None => kept.push(of_blob(media::MANIFEST, new.digest)),
+            Some(list) => {
+                let chosen = &list.children[list.chosen];
+                text = self.child_text(&new.name, chosen)?;
+                kept.push(of_blob(media::MANIFEST_LIST, new.digest));
+                for (at, stored) in list.children.iter().enumerate() {
+                    let Some(manifest) = &stored.manifest else { continue };
+                    if stored.child.inline.is_none() {
+                        kept.push(of_blob(media::MANIFEST, stored.child.digest));
+                    }
+                    let is_there = |layer: &&Layer| self.own_blob_path(&layer.digest).is_file();
+                    let others = manifest.blobs().filter(|_| at != list.chosen).filter(is_there);
+                    kept.extend(others.map(|layer| Layer::new(media::KEPT, layer.digest, layer.size)));
+                }
+            }
+        }
+        with_layers(&text, &kept).ok_or_else(|| StoreError::NoWeights(new.name.to_string()))
+    }
+
+    /// The text of a child's manifest.
+    pub(crate) fn child_text(&self, name: &ModelName, stored: &StoredChild) -> Result<Vec<u8>, StoreError> {
+        let StoredChild { child, .. } = stored;
+        if let Some(text) = &child.inline {
+            return Ok(text.clone());
+        }
+        match read_manifest_blob(self.root(), &child.digest) {
+            Ok(Some(bytes)) => Ok(bytes),
+            Ok(None) => Err(StoreError::ChildMissing {
+                name: name.to_string(),
+                runner: child.runner.clone(),
+                digest: child.digest,
+            }),
+            Err(reason) => Err(StoreError::Manifest { path: self.own_blob_path(&child.digest), reason }),
+        }
+    }
+
+    /// Removes a model, and the blobs that no other model needs.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`], [`StoreError::BuiltIn`], or the store cannot be written.
+    pub fn delete(&self, name: &ModelName) -> Result<Deleted, StoreError> {
+        if NameFile::all_of(self.root(), name)?.is_empty() {
+            return Err(self.not_removable(name));
+        }
+        let _lock = self.lock()?;
+        // As it is now that nothing else is written.
+        let found = NameFile::all_of(self.root(), name)?;
+        if found.is_empty() {
+            return Err(self.not_removable(name));
+        }
+        let entry = self.find_own(name).ok().flatten();
+        let needed = self.references_of_files(&found);
+        let note = self.note_removal(&needed)?;
+        let mut trash = TrashBatch::new(self);
+        self.remove_name_files(&found, &mut trash)?;
+        Ok(Deleted { kept: self.remove_unreferenced(&needed, note, entry.as_ref(), &mut trash)? })
+    }
+
+    /// Removes the files of a name: the link first, so that the anchor is the name until it goes, too.
+    pub(crate) fn remove_name_files(
+        &self,
+        found: &[NameFile],
+        trash: &mut TrashBatch<'_>,
+    ) -> Result<(), StoreError> {
+        for file in found {
+            trash.remove(&file.path)?;
+            remove_empty_folders(self.root(), &file.path);
+        }
+        Ok(())
+    }
+
+    /// The blobs that files of names need, as far as these can be read.
+    pub(crate) fn references_of_files(&self, found: &[NameFile]) -> HashSet<Digest> {
+        found.iter().filter_map(|file| references_of(self.root(), file).ok()).flatten().collect()
+    }
+
+    /// Why there is nothing of this name in the own folder to remove: it is in another folder, or nowhere.
+    fn not_removable(&self, name: &ModelName) -> StoreError {
+        match self.find(name) {
+            Ok(Some(Entry { name, place: Place::Other(folder), .. })) => {
+                StoreError::OnlyRead { name: name.to_string(), folder }
+            }
+            Ok(Some(entry)) => StoreError::BuiltIn { name: entry.name.to_string() },
+            Ok(None) => StoreError::NotFound(name.to_string()),
+            Err(StoreError::Manifest { path, reason }) => {
+                let folder = self.others().iter().find(|folder| path.starts_with(folder));
+                match folder {
+                    Some(folder) => StoreError::OnlyRead { name: name.to_string(), folder: folder.clone() },
+                    None => StoreError::Manifest { path, reason },
+                }
+            }
+            Err(error) => error,
+        }
+    }
+}
+
+/// A manifest's text without the layers by which `manifests` only keeps blobs for older versions of Ollama.
+pub(crate) fn without_anchors(text: Vec<u8>) -> Vec<u8> {
+    match Document::parse(&text) {
+        Ok(Document::Manifest { manifest, .. }) if manifest.layers.iter().any(is_anchor) => {
+            with_layers(&text, &[]).unwrap_or(text)
+        }
+        _ => text,
+    }
+}
+
+/// A manifest's text with further layers; `None` for what is no manifest. Keys that are not known stay.
+fn with_layers(text: &[u8], kept: &[Layer]) -> Option<Vec<u8>> {
+    let mut map: Map<String, Value> = serde_json::from_slice(text).ok()?;
+    let layers = map.entry("layers").or_insert(Value::Null);
+    if layers.is_null() {
+        *layers = Value::Array(Vec::new());
+    }
+    let layers = layers.as_array_mut()?;
+    let is_kept =
+        |value: &Value| serde_json::from_value::<Layer>(value.clone()).is_ok_and(|layer| is_anchor(&layer));
+    layers.retain(|value| !is_kept(value));
+    layers.extend(kept.iter().map(|layer| serde_json::to_value(layer).expect("strings and numbers only")));
+    Some(gojson::to_string_in_order(&Value::Object(map)).into_bytes())
+}
+
+fn symlink(target: &Path, link: &Path) -> io::Result<()> {
+    #[cfg(unix)]
+    return std::os::unix::fs::symlink(target, link);
+    #[cfg(windows)]
+    return std::os::windows::fs::symlink_file(target, link);
+}

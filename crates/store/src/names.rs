@@ -1,0 +1,317 @@
+//! The files that give models their names, in the two folders that Ollama has for them.
+//!
+//! ```text
+//! manifests/<host>/<namespace>/<model>/<tag>      the manifest itself
+//! manifests-v2/<host>/<namespace>/<model>/<tag>   since Ollama 0.40: a link to the blob that is the manifest or a list
+//!                                                 of manifests; a hard link or a copy of it where links are impossible
+//! ```
+//!
+//! A name that stands in both is the one of `manifests-v2`; what `manifests` has then is an *anchor*, which keeps the
+//! blobs alive for older versions of Ollama. The public registry is `ollama.com` in `manifests-v2` and
+//! `registry.ollama.ai` in `manifests`; both spellings are one host.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::digest::Digest;
+use crate::error::StoreError;
+use crate::files::read_limited;
+use crate::manifest::TEXT_LIMIT;
+use crate::name::{DEFAULT_HOST, DEFAULT_NAMESPACE, ModelName};
+
+/// The public registry's host in `manifests-v2`.
+const LINKED_HOST: &str = "ollama.com";
+/// The models of which Ollama 0.40 keeps tags for older versions after it has converted a file: they are no models.
+const SHADOW_MODELS: [&str; 4] = ["llamacpp", "ggml", "mlx", "ollama"];
+
+/// One of the two folders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum NameFolder {
+    /// `manifests-v2`: links to manifests that are blobs.
+    Linked,
+    /// `manifests`: manifests.
+    Plain,
+}
+
+impl NameFolder {
+    /// Both, the one that wins first.
+    pub(crate) const ALL: [Self; 2] = [Self::Linked, Self::Plain];
+
+    /// The folder of the store at `root`.
+    pub(crate) fn at(self, root: &Path) -> PathBuf {
+        root.join(match self {
+            Self::Linked => "manifests-v2",
+            Self::Plain => "manifests",
+        })
+    }
+
+    /// Where the file of a name is or would be.
+    pub(crate) fn path(self, root: &Path, name: &ModelName) -> PathBuf {
+        let [host, namespace, model, tag] = name.parts();
+        let host = match self {
+            Self::Linked if is_public(host) => LINKED_HOST.to_owned(),
+            Self::Linked => host.replace(':', "%3A"),
+            Self::Plain if cfg!(windows) => host.replace(':', "%3A"),
+            Self::Plain => host.to_owned(),
+        };
+        [&host, namespace, model, tag].into_iter().fold(self.at(root), |path, part| path.join(part))
+    }
+
+    /// All paths under which other programs may have put the file of a name, in the spelling of the name.
+    fn spellings(self, root: &Path, name: &ModelName) -> Vec<PathBuf> {
+        let mut paths = vec![self.path(root, name)];
+        let [host, namespace, model, tag] = name.parts();
+        let below = |host: &str| self.at(root).join(host).join(namespace).join(model).join(tag);
+        if is_public(host) {
+            paths.extend([DEFAULT_HOST, LINKED_HOST].map(below));
+        } else if host.contains(':') {
+            paths.push(below(&host.replace(':', "%3A")));
+        }
+        let mut seen = HashSet::new();
+        paths.retain(|path| seen.insert(path.clone()));
+        paths
+    }
+}
+
+/// The name that the folders above a file and the file itself spell; `None` where they spell none.
+pub(crate) fn name_of(parts: &[String], file: &str) -> Option<ModelName> {
+    let [host, namespace, model] = parts else { return None };
+    let host = host.replace("%3A", ":").replace("%3a", ":");
+    ModelName::from_parts(&host, namespace, model, file).ok()
+}
+
+/// Whether a host is one of the public registry's.
+pub(crate) fn is_public(host: &str) -> bool {
+    [DEFAULT_HOST, LINKED_HOST].iter().any(|public| host.eq_ignore_ascii_case(public))
+}
+
+/// The spelling of a host that names have.
+pub(crate) fn canonical_host(host: &str) -> &str {
+    if host.eq_ignore_ascii_case(LINKED_HOST) { DEFAULT_HOST } else { host }
+}
+
+/// Whether a name of `manifests` is no model's, but keeps the blobs of a converted one for older versions of Ollama.
+pub(crate) fn is_shadow(name: &ModelName) -> bool {
+    let [host, namespace, model, tag] = name.parts();
+    is_public(host)
+        && namespace.eq_ignore_ascii_case(DEFAULT_NAMESPACE)
+        && SHADOW_MODELS.iter().any(|shadow| model.eq_ignore_ascii_case(shadow))
+        && tag.len() == 64
+        && tag.bytes().all(|c| c.is_ascii_hexdigit())
+}
+
+/// A file that gives a model its name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct NameFile {
+    /// The name, as the folders spell it.
+    pub(crate) name: ModelName,
+    /// The folder that it is in.
+    pub(crate) folder: NameFolder,
+    /// Where it is.
+    pub(crate) path: PathBuf,
+}
+
+/// What a file of a name holds.
+#[derive(Debug)]
+pub(crate) struct NameText {
+    /// The manifest or list of manifests.
+    pub(crate) bytes: Vec<u8>,
+    /// Its digest.
+    pub(crate) digest: Digest,
+    /// When the name was written.
+    pub(crate) modified: SystemTime,
+}
+
+impl NameFile {
+    /// The files that a name has in the store at `root`, the one that counts first. Case does not count.
+    ///
+    /// # Errors
+    /// A folder cannot be read.
+    pub(crate) fn all_of(root: &Path, name: &ModelName) -> Result<Vec<Self>, StoreError> {
+        let mut found: Vec<Self> = Vec::new();
+        for folder in NameFolder::ALL {
+            for path in folder.spellings(root, name) {
+                if fs::symlink_metadata(&path).is_ok_and(|meta| !meta.is_dir()) {
+                    found.push(Self { name: name.clone(), folder, path });
+                }
+            }
+        }
+        if found.is_empty() {
+            let scan = NameScan::of(root)?;
+            found = scan.files.into_iter().filter(|file| file.name.same(name)).collect();
+            found.sort_by(|a, b| (a.folder, &a.path).cmp(&(b.folder, &b.path)));
+        }
+        Ok(found)
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// There is no such file; it is no regular file or too large; a link of `manifests-v2` leads to no blob of this store,
+    /// or to one with other content than its name says.
+    pub(crate) fn read(&self, root: &Path) -> Result<NameText, StoreError> {
+        check_file(&self.path)?;
+        let linked = match self.folder {
+            NameFolder::Linked => self.linked_blob(root)?,
+            NameFolder::Plain => None,
+        };
+        let bytes = read_limited(&self.path, TEXT_LIMIT)?;
+        let digest = Digest::of(&bytes);
+        if let Some(expected) = linked.filter(|expected| *expected != digest) {
+            return Err(
+                self.error(format!("it is a link to the blob {expected}, which has the digest {digest}"))
+            );
+        }
+        Ok(NameText { bytes, digest, modified: self.modified()? })
+    }
+
+    /// When the name was written. The time of a link is its own: the blob's changes when a program uses it.
+    ///
+    /// # Errors
+    /// There is no such file, or the system does not say.
+    pub(crate) fn modified(&self) -> Result<SystemTime, StoreError> {
+        let meta = match self.folder {
+            NameFolder::Linked => fs::symlink_metadata(&self.path),
+            NameFolder::Plain => fs::metadata(&self.path),
+        };
+        meta.and_then(|meta| meta.modified()).map_err(|e| StoreError::io("read", &self.path, &e))
+    }
+
+    /// The blob that a link of `manifests-v2` leads to; `None` for what is no link.
+    fn linked_blob(&self, root: &Path) -> Result<Option<Digest>, StoreError> {
+        let Ok(target) = fs::read_link(&self.path) else { return Ok(None) };
+        let shown = target.display().to_string();
+        let digest = target.file_name().and_then(|name| name.to_str()?.parse::<Digest>().ok());
+        let Some(digest) = digest else {
+            return Err(self.error(format!("it is a link to {shown}, which is no blob")));
+        };
+        let there = self.path.canonicalize().map_err(|e| StoreError::io("read", &self.path, &e))?;
+        let blob = root.join("blobs").join(digest.file_name());
+        match blob.canonicalize() {
+            Ok(blob) if blob == there => Ok(Some(digest)),
+            _ => Err(self.error(format!("it is a link to {shown}, which is no blob of this store"))),
+        }
+    }
+
+    fn error(&self, reason: String) -> StoreError {
+        StoreError::Manifest { path: self.path.clone(), reason }
+    }
+}
+
+/// Refuses what no manifest can be, so that nothing waits for the writer of a pipe, and what is refused can be removed.
+fn check_file(path: &Path) -> Result<(), StoreError> {
+    let reason = match fs::metadata(path) {
+        Ok(meta) if !meta.is_file() => "it is not a regular file".to_owned(),
+        Ok(meta) if meta.len() > TEXT_LIMIT => {
+            format!("it has {} bytes, at most {TEXT_LIMIT} are expected", meta.len())
+        }
+        // Links in a circle.
+        Err(e) if !is_usual(&e) && fs::symlink_metadata(path).is_ok_and(|meta| meta.is_symlink()) => {
+            e.to_string()
+        }
+        _ => return Ok(()),
+    };
+    Err(StoreError::Manifest { path: path.to_owned(), reason })
+}
+
+/// Whether an error says that a file is absent or may not be read.
+fn is_usual(error: &io::Error) -> bool {
+    use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+    matches!(error.kind(), NotFound | NotADirectory | PermissionDenied)
+}
+
+/// A file whose path spells the name of no model.
+pub(crate) fn foreign(path: PathBuf) -> StoreError {
+    StoreError::Manifest { path, reason: "its name is no name of a model".into() }
+}
+
+/// Folders above the files of names: of a host, a namespace and a model.
+pub(crate) const DEPTH: usize = 3;
+
+/// All that lies in the folders of names of a store.
+#[derive(Default)]
+pub(crate) struct NameScan {
+    /// The files of names, in order of these.
+    pub(crate) files: Vec<NameFile>,
+    /// Entries at the depth of the files of names whose paths spell no name.
+    pub(crate) foreign: Vec<PathBuf>,
+    /// Files above that depth, and folders at it.
+    pub(crate) misplaced: Vec<PathBuf>,
+}
+
+impl NameScan {
+    /// Looks at both folders of the store at `root`.
+    ///
+    /// # Errors
+    /// A folder cannot be read.
+    pub(crate) fn of(root: &Path) -> Result<Self, StoreError> {
+        let mut scan = Self::default();
+        for folder in NameFolder::ALL {
+            scan.enter(folder, &folder.at(root), &mut Vec::new())?;
+        }
+        scan.files.sort();
+        Ok(scan)
+    }
+
+    fn enter(&mut self, folder: NameFolder, dir: &Path, parts: &mut Vec<String>) -> Result<(), StoreError> {
+        let is_lowest = parts.len() == DEPTH;
+        for (path, is_dir) in entries_of(dir)? {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            match (is_lowest, is_dir) {
+                (false, true) => {
+                    parts.push(name);
+                    self.enter(folder, &path, parts)?;
+                    parts.pop();
+                }
+                (true, false) => {
+                    match name_of(parts, &name).filter(|_| path.file_name().is_some_and(|n| *n == *name)) {
+                        Some(name) => self.files.push(NameFile { name, folder, path }),
+                        None => self.foreign.push(path),
+                    }
+                }
+                _ => self.misplaced.push(path),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The entries of a folder and whether each is a folder; hidden ones are left out. None where there is no folder.
+pub(crate) fn entries_of(dir: &Path) -> Result<Vec<(PathBuf, bool)>, StoreError> {
+    let fail = |e: io::Error| StoreError::io("read the folder", dir, &e);
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        // Never there, or removed since its parent was read.
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
+        Err(e) => return Err(fail(e)),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(fail)?;
+        // Finder, NFS and editors leave such files; Ollama names temporary ones so.
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        let kind = entry.file_type().map_err(fail)?;
+        let is_dir = kind.is_dir() || (kind.is_symlink() && entry.path().is_dir());
+        found.push((entry.path(), is_dir));
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Removes the file of a name and the folders that are empty without it, up to the folder of names.
+pub(crate) fn remove_empty_folders(root: &Path, file: &Path) {
+    let tops = NameFolder::ALL.map(|folder| folder.at(root));
+    for dir in file.ancestors().skip(1).take_while(|dir| !tops.iter().any(|top| top == dir)) {
+        crate::files::sync_dir(dir);
+        if dir.components().any(|part| part == Component::ParentDir) || fs::remove_dir(dir).is_err() {
+            break;
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! The trash: what was removed stays for a day, so that a mistake can be undone.
+//!
+//! ```text
+//! trash/<seconds since 1970>-<random>/blobs/sha256-…             what one command removed, at its path in the store
+//! trash/<seconds since 1970>-<random>/manifests/<host>/…
+//! ```
+//!
+//! Nothing goes there while the disk is nearly full: then it is removed at once, after what has been there longest.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use crate::error::StoreError;
+use crate::files::{self, TempFile};
+use crate::names::{NameFile, name_of};
+use crate::store::Store;
+
+/// The folder.
+pub(crate) const TRASH: &str = "trash";
+/// How long things stay.
+pub(crate) const TRASH_TIME: Duration = Duration::from_secs(24 * 60 * 60);
+/// One part of so many of the disk stays free of trash.
+const FREE_PART: u64 = 10;
+
+/// What one command removes.
+pub(crate) struct TrashBatch<'a> {
+    store: &'a Store,
+    /// The folder of the batch; `None` until something is put there.
+    folder: Option<PathBuf>,
+    has_room: bool,
+}
+
+/// What was brought back from the trash.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Restored {
+    /// Paths in the store.
+    pub files: Vec<PathBuf>,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Names that were not brought back, since they have been made anew.
+    pub taken: Vec<PathBuf>,
+}
+
+impl<'a> TrashBatch<'a> {
+    pub(crate) fn new(store: &'a Store) -> Self {
+        Self { store, folder: None, has_room: store.has_trash_room() }
+    }
+
+    /// Removes a file of the store: it goes to the trash, or where there is no room for that, for good.
+    ///
+    /// # Errors
+    /// It cannot be removed.
+    pub(crate) fn remove(&mut self, path: &Path) -> Result<(), StoreError> {
+        match self.keep(path) {
+            Ok(true) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Ok(false) | Err(_) => files::remove(path),
+        }
+    }
+
+    /// Moves a file to the trash. `false`: it cannot go there.
+    fn keep(&mut self, path: &Path) -> io::Result<bool> {
+        let root = self.store.root();
+        let Ok(below) = path.strip_prefix(root) else { return Ok(false) };
+        fs::symlink_metadata(path)?;
+        if !self.has_room {
+            return Ok(false);
+        }
+        let folder = self.folder.get_or_insert_with(|| {
+            let seconds =
+                SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+            root.join(TRASH).join(format!("{seconds}-{}", TempFile::new_name()))
+        });
+        let target = folder.join(below);
+        files::step()?;
+        fs::create_dir_all(target.parent().unwrap_or(root))?;
+        fs::rename(path, &target)?;
+        path.parent().iter().for_each(|dir| files::sync_dir(dir));
+        Ok(true)
+    }
+}
+
+impl Store {
+    fn trash(&self) -> PathBuf {
+        self.root().join(TRASH)
+    }
+
+    /// Whether things may stay in the trash: a part of the disk must be free, and as much as the trash holds.
+    fn has_trash_room(&self) -> bool {
+        let Some((free, total)) = self.disk_space() else { return true };
+        let needed = |trash: u64| (total / FREE_PART).max(trash);
+        let mut batches = self.trash_batches();
+        let mut trash: u64 = batches.iter().map(|batch| bytes_in(&batch.path)).sum();
+        // What has been there longest makes room.
+        while free < needed(trash) {
+            let Some(oldest) = batches.pop() else { return false };
+            let bytes = bytes_in(&oldest.path);
+            remove_batch(&oldest.path);
+            trash = trash.saturating_sub(bytes);
+            if self.disk_space().is_some_and(|(free, _)| free >= needed(trash)) {
+                return true;
+            }
+        }
+        true
+    }
+
+    /// Removes for good what has been in the trash for `age` or longer. Says how many bytes that were.
+    pub fn empty_trash(&self, age: Duration) -> u64 {
+        let mut freed = 0;
+        for batch in self.trash_batches().into_iter().filter(|batch| batch.age >= age) {
+            freed += bytes_in(&batch.path);
+            remove_batch(&batch.path);
+        }
+        // Refused unless it is empty.
+        let _ = fs::remove_dir(self.trash());
+        freed
+    }
+
+    /// Empties the trash as far as it takes until so many bytes are free, what has been there longest first.
+    pub fn make_room(&self, bytes: u64) {
+        for batch in self.trash_batches().into_iter().rev() {
+            if self.free_bytes().is_none_or(|free| free >= bytes) {
+                return;
+            }
+            tracing::info!(batch = %batch.path.display(), "the trash is emptied: the disk has no room for it");
+            remove_batch(&batch.path);
+        }
+    }
+
+    /// Bytes in the trash.
+    pub fn trash_bytes(&self) -> u64 {
+        self.trash_batches().iter().map(|batch| bytes_in(&batch.path)).sum()
+    }
+
+    /// Brings back what is in the trash: blobs that are not there, and names that have not been made anew.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn restore_trash(&self, dry_run: bool) -> Result<Restored, StoreError> {
+        let mut restored = Restored::default();
+        let batches = self.trash_batches();
+        if batches.is_empty() {
+            return Ok(restored);
+        }
+        let _lock = if dry_run { None } else { Some(self.lock()?) };
+        for batch in &batches {
+            let mut found = Vec::new();
+            files_below(&batch.path, &mut found);
+            // Blobs come before the names that need them.
+            found.sort();
+            let below = |path: &PathBuf| path.strip_prefix(&batch.path).unwrap_or(path).to_owned();
+            let names =
+                found.iter().map(below).filter(|path| self.is_taken_name(path)).collect::<HashSet<_>>();
+            for path in found {
+                let below = below(&path);
+                match names.contains(&below) {
+                    true => restored.taken.push(below),
+                    false => self.restore(&path, &below, dry_run, &mut restored)?,
+                }
+            }
+            if !dry_run {
+                remove_batch(&batch.path);
+            }
+        }
+        Ok(restored)
+    }
+
+    /// Whether a path in the store is the file of a name that has been made anew, in whichever folder.
+    fn is_taken_name(&self, below: &Path) -> bool {
+        let parts: Vec<String> =
+            below.iter().skip(1).map(|part| part.to_string_lossy().into_owned()).collect();
+        let Some((file, folders)) = parts.split_last().filter(|_| !below.starts_with("blobs")) else {
+            return false;
+        };
+        let name = name_of(folders, file);
+        name.is_none_or(|name| NameFile::all_of(self.root(), &name).is_ok_and(|found| !found.is_empty()))
+    }
+
+    fn restore(
+        &self,
+        from: &Path,
+        below: &Path,
+        dry_run: bool,
+        restored: &mut Restored,
+    ) -> Result<(), StoreError> {
+        let target = self.root().join(below);
+        if restored.files.iter().any(|file| file == below) || target.symlink_metadata().is_ok() {
+            return Ok(());
+        }
+        restored.bytes += fs::symlink_metadata(from).map_or(0, |meta| meta.len());
+        restored.files.push(below.to_owned());
+        if dry_run {
+            return Ok(());
+        }
+        files::create_dir(target.parent().unwrap_or(self.root()))?;
+        fs::rename(from, &target).map_err(|e| StoreError::io("write", &target, &e))?;
+        target.parent().iter().for_each(|dir| files::sync_dir(dir));
+        if below.starts_with("blobs") {
+            // Unused blobs are left alone for an hour.
+            files::touch(&target);
+        }
+        Ok(())
+    }
+
+    /// What is in the trash, the newest first.
+    fn trash_batches(&self) -> Vec<Batch> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let batch = |entry: io::Result<fs::DirEntry>| {
+            let path = entry.ok()?.path();
+            let seconds: u64 = path.file_name()?.to_str()?.split_once('-')?.0.parse().ok()?;
+            Some(Batch { age: now.saturating_sub(Duration::from_secs(seconds)), path })
+        };
+        let mut batches: Vec<_> =
+            fs::read_dir(self.trash()).into_iter().flatten().filter_map(batch).collect();
+        batches.sort_by(|a, b| (a.age, &a.path).cmp(&(b.age, &b.path)));
+        batches
+    }
+}
+
+/// What one command has removed.
+struct Batch {
+    path: PathBuf,
+    age: Duration,
+}
+
+fn remove_batch(path: &Path) {
+    if let Err(error) = fs::remove_dir_all(path) {
+        tracing::warn!(path = %path.display(), %error, "this part of the trash cannot be removed");
+    }
+}
+
+/// All files below a folder, and links as such.
+fn files_below(dir: &Path, into: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => files_below(&entry.path(), into),
+            Ok(_) => into.push(entry.path()),
+            Err(_) => {}
+        }
+    }
+}
+
+fn bytes_in(dir: &Path) -> u64 {
+    let mut files = Vec::new();
+    files_below(dir, &mut files);
+    files.iter().filter_map(|path| fs::symlink_metadata(path).ok()).map(|meta| meta.len()).sum()
+}
