@@ -14,6 +14,7 @@
 //!     manifests/<hex>                   a manifest
 //!     tags/<tag>                        the digest that a tag stands for
 //!     referrers/<hex>/<hex>             the manifests that have another one as their subject
+//!     lists/<hex>/<hex>                 the manifest lists that have another one as their child
 //! puna-registry/uploads/<id>            an upload in progress: its bytes, and beside it `<id>.json`
 //! puna-registry/damaged/sha256-<hex>    a blob that has other bytes than its name says, for a week
 //! puna-registry/lock                    held by whoever changes manifests, of whichever process
@@ -34,6 +35,7 @@ mod id;
 mod library;
 mod lock;
 mod manifest;
+mod manifest_list;
 mod name;
 mod notes;
 mod path;

@@ -106,6 +106,11 @@ impl Folder {
         self.repository(name).join("referrers").join(subject.hex())
     }
 
+    /// Where it is noted which lists have a manifest as their child.
+    pub(crate) fn lists(&self, name: &Repository, child: &Digest) -> PathBuf {
+        self.repository(name).join("lists").join(child.hex())
+    }
+
     /// Writes a small file, the old one or the new at any moment.
     pub(crate) fn write(&self, path: &Path, bytes: &[u8]) -> Result<(), MirrorError> {
         Ok(write_atomic(self.store.root(), path, bytes)?)

@@ -5,6 +5,7 @@ mod blobs;
 mod checks;
 mod crowd;
 mod folder;
+mod lists;
 mod manifests;
 mod notes;
 mod objects;
@@ -59,13 +60,21 @@ pub trait Library: Send + Sync + 'static {
         self.manifest(name, reference)
     }
 
-    /// Keeps a manifest, whose blobs must be there, under its digest or a tag. Says which model of the store it replaced, if one.
+    /// Keeps a manifest, whose blobs and children of a list must be there, under its digest or a tag. Says which model of the store it replaced, if one.
     fn put_manifest<'a>(
         &'a self,
         name: &'a Repository,
         reference: &'a Reference,
         manifest: Manifest,
     ) -> Answer<'a, Option<Entry>>;
+
+    /// Keeps a manifest list of an upstream under a tag. Its children and their blobs need not be here.
+    fn put_upstream_list<'a>(
+        &'a self,
+        name: &'a Repository,
+        tag: &'a str,
+        manifest: Manifest,
+    ) -> Answer<'a, ()>;
 
     /// Takes a model over that was fetched into a store. Says whether it lies elsewhere now, and the store needs it no more.
     fn land<'a>(

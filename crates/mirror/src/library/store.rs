@@ -243,6 +243,16 @@ impl Library for StoreLibrary {
         Box::pin(self.with(move |folder| folder.put_manifest(&name, &reference, &manifest)))
     }
 
+    fn put_upstream_list<'a>(
+        &'a self,
+        name: &'a Repository,
+        tag: &'a str,
+        manifest: Manifest,
+    ) -> Answer<'a, ()> {
+        let (name, tag) = (name.clone(), tag.to_owned());
+        Box::pin(self.with(move |folder| folder.put_upstream_list(&name, &tag, &manifest)))
+    }
+
     fn land<'a>(&'a self, _: &'a Repository, _: &'a str, _: Manifest, _: &'a Store) -> Answer<'a, bool> {
         // It is fetched to where it stays.
         Box::pin(async { Ok(false) })

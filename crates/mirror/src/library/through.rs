@@ -206,6 +206,15 @@ impl Library for Through {
         })
     }
 
+    fn put_upstream_list<'a>(
+        &'a self,
+        name: &'a Repository,
+        tag: &'a str,
+        manifest: Manifest,
+    ) -> Answer<'a, ()> {
+        self.0.library.put_upstream_list(name, tag, manifest)
+    }
+
     fn land<'a>(
         &'a self,
         name: &'a Repository,

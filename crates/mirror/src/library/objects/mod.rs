@@ -7,6 +7,7 @@
 //!     manifests/<hex>             a manifest, byte for byte
 //!     tags/<tag>                  the digest that a tag stands for
 //!     referrers/<hex>/<hex>       the manifests that have another one as their subject
+//!     lists/<hex>/<hex>           the manifest lists that have another one as their child
 //! brought/<name>/<hex>-<size>     a blob that was pushed there a short while ago
 //! retiring/<name>/<id>            a mirror is just removing something of the repository
 //! uploads/<id>.json               how far an upload is
@@ -23,6 +24,7 @@ mod bucket;
 mod connect;
 #[cfg(test)]
 mod failures;
+mod lists;
 mod manifests;
 mod notes;
 mod retire;
@@ -109,7 +111,7 @@ impl ObjectLibrary {
 
     /// One that lies in memory.
     #[cfg(test)]
-    pub(super) fn in_memory() -> Self {
+    pub(crate) fn in_memory() -> Self {
         let service = Arc::new(object_store::memory::InMemory::new());
         Self::of(Bucket::new(service, "models", "s3://test".into()))
     }
@@ -358,7 +360,10 @@ impl Library for ObjectLibrary {
     ) -> Answer<'a, Option<Manifest>> {
         Box::pin(async move {
             match reference {
-                Reference::Digest(digest) => self.kept(name, digest).await,
+                Reference::Digest(digest) => match self.kept(name, digest).await? {
+                    Some(manifest) => Ok(Some(manifest)),
+                    None => self.inline_child(name, digest).await,
+                },
                 Reference::Tag(tag) => match self.tagged(name, tag).await? {
                     Some(digest) => self.kept(name, &digest).await,
                     None => Ok(None),
@@ -378,6 +383,15 @@ impl Library for ObjectLibrary {
             // Models of the machine itself are not here.
             Ok(None)
         })
+    }
+
+    fn put_upstream_list<'a>(
+        &'a self,
+        name: &'a Repository,
+        tag: &'a str,
+        manifest: Manifest,
+    ) -> Answer<'a, ()> {
+        Box::pin(self.keep_list(name, tag, manifest))
     }
 
     fn is_elsewhere(&self) -> bool {

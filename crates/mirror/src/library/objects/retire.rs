@@ -154,9 +154,16 @@ impl ObjectLibrary {
         begun: Instant,
     ) -> Result<Option<Digest>, MirrorError> {
         let Some(digest) = held.manifest.filter(|_| begun.elapsed() <= HURRY) else { return Ok(None) };
+        let list = match held.children.is_empty() {
+            true => None,
+            false => self.kept(name, &digest).await?,
+        };
         self.bucket.remove(&self.manifest_key(name, &digest)).await?;
         if let Some(subject) = &held.subject {
             self.bucket.remove(&self.referrer_key(name, subject, &digest)).await?;
+        }
+        if let Some(list) = list {
+            self.forget_children(name, &list).await?;
         }
         Ok(Some(digest))
     }
@@ -184,6 +191,11 @@ impl ObjectLibrary {
         listed: Vec<Manifest>,
     ) -> Result<(), MirrorError> {
         self.wait_for_marks(name).await?;
+        if manifest.list.is_some()
+            && self.bucket.age(&self.manifest_key(name, &manifest.digest)).await?.is_none()
+        {
+            self.note_children(name, manifest).await?;
+        }
         for manifest in listed.iter().chain([manifest]) {
             let key = self.manifest_key(name, &manifest.digest);
             if self.bucket.age(&key).await?.is_none() {
