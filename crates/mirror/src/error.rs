@@ -113,6 +113,13 @@ impl MirrorError {
         ))
     }
 
+    /// Of a blob that cannot be removed as long as it is unknown what needs it.
+    pub(crate) fn uncollectable(digest: &Digest) -> Self {
+        Self::Denied(format!(
+            "blob {digest} is not removed: something that is kept here is not understood, which the log of the registry names"
+        ))
+    }
+
     /// What clients are told: nothing of files and places on this side, which the log has.
     pub(crate) fn told(&self) -> String {
         match self {

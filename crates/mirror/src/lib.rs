@@ -17,6 +17,7 @@
 //!     lists/<hex>/<hex>                 the manifest lists that have another one as their child
 //! puna-registry/uploads/<id>            an upload in progress: its bytes, and beside it `<id>.json`
 //! puna-registry/damaged/sha256-<hex>    a blob that has other bytes than its name says, for a week
+//! puna-registry/trash/<seconds>/        what was removed then, for a day
 //! puna-registry/lock                    held by whoever changes manifests, of whichever process
 //! puna-registry/history/<id>-<n>.json   when things came and were last pulled, as one who serves the folder knows it
 //! puna-registry/sizes/<name>/<hex>      how large the blobs of an upstream's manifest are that was handed out

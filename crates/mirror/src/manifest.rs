@@ -224,6 +224,17 @@ impl Manifest {
         self.child(digest).map(manifest_list::inline_manifest).transpose().map(Option::flatten)
     }
 
+    /// Returns the media type that the manifest states where it is not one whose blobs are known.
+    pub(crate) fn unknown_type(&self) -> Option<String> {
+        #[derive(Deserialize)]
+        struct Stated {
+            #[serde(rename = "mediaType")]
+            media_type: Option<String>,
+        }
+        let stated: Option<Stated> = serde_json::from_slice(&self.bytes).ok();
+        stated?.media_type.filter(|kind| !kind.is_empty() && !is_known(kind))
+    }
+
     /// Bytes of its blobs, as it states them.
     pub fn size(&self) -> u64 {
         self.blobs.iter().fold(0, |sum, blob| sum.saturating_add(blob.size))

@@ -227,6 +227,9 @@ impl Folder {
     pub(crate) fn retire(&self, doomed: &[Doomed]) -> Result<Vec<Result<bool, MirrorError>>, MirrorError> {
         let _changes = self.changes()?;
         let mut removed: Vec<_> = doomed.iter().map(|_| Ok(false)).collect();
+        if self.needed().is_none() {
+            return Ok(removed);
+        }
         let (models, others): (Vec<usize>, Vec<usize>) = (0..doomed.len()).partition(|n| doomed[*n].is_model);
         self.retire_models(doomed, &models, &mut removed)?;
         let mut of: BTreeMap<&Repository, Vec<usize>> = BTreeMap::new();
@@ -314,7 +317,8 @@ impl Folder {
         if let Some(subject) = &held.subject {
             folder::remove(&self.referrers(name, subject).join(digest.hex()))?;
         }
-        let removed = folder::remove(&self.manifests(name).join(digest.hex()))?;
+        let manifest = self.manifests(name).join(digest.hex());
+        let removed = self.discard(&manifest, &format!("manifest-{}", digest.hex()))?;
         self.forget_children(name, &digest, &held.children)?;
         Ok(removed)
     }

@@ -5,6 +5,7 @@ mod blobs;
 mod checks;
 mod crowd;
 mod folder;
+mod inventory;
 mod lists;
 mod manifests;
 mod notes;
@@ -13,6 +14,7 @@ mod objects;
 mod races;
 mod store;
 mod through;
+mod trash;
 mod uploads;
 mod upstreams;
 

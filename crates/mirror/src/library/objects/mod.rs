@@ -13,6 +13,8 @@
 //! uploads/<id>.json               how far an upload is
 //! uploads/<id>.<length>           its last bytes, fewer than a part has
 //! history/<id>-<n>.json           what a mirror knows of when things came and were pulled
+//! trash/sha256-<hex>              a blob that was removed less than a day ago: where its bytes lie
+//! trash/manifest-<hex>            a manifest that was removed less than a day ago
 //! sizes/<name>/<hex>              how large the blobs of an upstream's manifest are that was handed out
 //! ```
 //!
@@ -24,6 +26,7 @@ mod bucket;
 mod connect;
 #[cfg(test)]
 mod failures;
+mod inventory;
 mod lists;
 mod manifests;
 mod notes;
@@ -47,6 +50,7 @@ use puna_store::{Digest, Store};
 use serde::{Deserialize, Serialize};
 
 use super::blobs::FileBlob;
+use super::inventory::RefusalLog;
 use super::store::GRACE;
 use super::{Blob, Body, Library, Part};
 use crate::error::MirrorError;
@@ -87,6 +91,7 @@ pub struct ObjectLibrary {
     places: Known<(String, String), Place>,
     /// Bytes that had no name when they were last looked at.
     nameless: Mutex<HashSet<String>>,
+    refusals: RefusalLog,
 }
 
 /// Where the bytes of a blob lie.
@@ -125,6 +130,7 @@ impl ObjectLibrary {
             tags: Known::default(),
             places: Known::default(),
             nameless: Mutex::default(),
+            refusals: RefusalLog::default(),
         }
     }
 
@@ -170,13 +176,13 @@ impl ObjectLibrary {
         let blobs = self.bucket.entries(&self.bucket.key(["blobs"])).await?;
         let data = self.bucket.entries(&self.bucket.key(["data"])).await?;
         let (old, young): (Vec<_>, Vec<_>) = blobs.into_iter().partition(|blob| blob.age() > GRACE);
-        let needed = if old.is_empty() { HashSet::new() } else { self.needed().await? };
-        let (mut gone, mut places) = (Vec::new(), HashSet::new());
+        let Some(needed) = self.collectable().await? else { return Ok(0) };
+        let (mut gone, mut places) = (Vec::new(), self.empty_trash().await?);
         for (digest, place, age) in each(old.into_iter().chain(young), |blob| self.swept(blob)).await? {
             places.insert(place.data.to_string());
             if age > GRACE && !needed.contains(&digest) && self.is_old(&digest).await? {
                 // The name alone: another mirror may be giving it to the bytes again, which the next sweep sees.
-                self.bucket.remove(&blob_key(&self.bucket, &digest)).await?;
+                self.discard(&blob_key(&self.bucket, &digest), &digest.file_name()).await?;
                 gone.push((digest, place));
             }
         }
@@ -244,12 +250,6 @@ impl ObjectLibrary {
     async fn is_old(&self, digest: &Digest) -> Result<bool, MirrorError> {
         let age = self.bucket.age(&blob_key(&self.bucket, digest)).await?;
         Ok(age.is_some_and(|age| age > GRACE))
-    }
-
-    /// The name first: bytes without one are seen by nobody.
-    async fn remove(&self, digest: &Digest, place: &Place) -> Result<(), MirrorError> {
-        self.bucket.remove(&blob_key(&self.bucket, digest)).await?;
-        self.bucket.remove(&data_key(&self.bucket, &place.data)).await
     }
 
     /// The blobs of all manifests.
@@ -489,11 +489,15 @@ impl Library for ObjectLibrary {
 
     fn remove_blob(&self, digest: Digest) -> Answer<'_, bool> {
         Box::pin(async move {
-            let Some(place) = self.place(&digest).await? else { return Ok(false) };
-            if self.needed().await?.contains(&digest) {
+            if self.place(&digest).await?.is_none() {
+                return Ok(false);
+            }
+            let needed = self.collectable().await?.ok_or_else(|| MirrorError::uncollectable(&digest))?;
+            if needed.contains(&digest) {
                 return Err(MirrorError::needed(&digest));
             }
-            self.remove(&digest, &place).await?;
+            // The bytes stay as long as the name lies in the trash.
+            self.discard(&blob_key(&self.bucket, &digest), &digest.file_name()).await?;
             Ok(true)
         })
     }

@@ -41,6 +41,9 @@ impl ObjectLibrary {
         doomed: Vec<Doomed>,
     ) -> Result<Vec<Result<bool, MirrorError>>, MirrorError> {
         let mut removed: Vec<_> = doomed.iter().map(|_| Ok(false)).collect();
+        if self.collectable().await?.is_none() {
+            return Ok(removed);
+        }
         let mut of: BTreeMap<Repository, Vec<One>> = BTreeMap::new();
         for (n, one) in doomed.into_iter().enumerate() {
             of.entry(one.name.clone()).or_default().push((n, one));
@@ -158,7 +161,7 @@ impl ObjectLibrary {
             true => None,
             false => self.kept(name, &digest).await?,
         };
-        self.bucket.remove(&self.manifest_key(name, &digest)).await?;
+        self.discard(&self.manifest_key(name, &digest), &format!("manifest-{}", digest.hex())).await?;
         if let Some(subject) = &held.subject {
             self.bucket.remove(&self.referrer_key(name, subject, &digest)).await?;
         }
