@@ -44,7 +44,7 @@ impl Folder {
     }
 
     /// The lists of a repository that have a manifest as their child.
-    fn lists_with(&self, name: &Repository, child: &Digest) -> Result<Vec<Digest>, MirrorError> {
+    pub(super) fn lists_with(&self, name: &Repository, child: &Digest) -> Result<Vec<Digest>, MirrorError> {
         let noted = folder::names(&self.lists(name, child))?;
         let lists = noted.iter().filter_map(|hex| format!("sha256:{hex}").parse().ok());
         Ok(lists.filter(|list: &Digest| self.manifests(name).join(list.hex()).is_file()).collect())

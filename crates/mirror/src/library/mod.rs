@@ -39,7 +39,7 @@ pub(crate) use crowd::{MAX_EACH, MAX_UPLOADS};
 pub use objects::{ObjectLibrary, Storage};
 pub use store::StoreLibrary;
 
-pub use through::Through;
+pub use through::{Through, UpstreamLookup, UpstreamManifest};
 pub use upstreams::{Asker, Upstreams};
 
 /// Bytes that come piece by piece.
@@ -78,11 +78,14 @@ pub trait Library: Send + Sync + 'static {
         manifest: Manifest,
     ) -> Answer<'a, ()>;
 
+    /// The manifest lists of a repository that have a manifest as their child.
+    fn lists_with<'a>(&'a self, name: &'a Repository, child: Digest) -> Answer<'a, Vec<Digest>>;
+
     /// Takes a model over that was fetched into a store. Says whether it lies elsewhere now, and the store needs it no more.
     fn land<'a>(
         &'a self,
         name: &'a Repository,
-        tag: &'a str,
+        reference: &'a Reference,
         manifest: Manifest,
         store: &'a Store,
     ) -> Answer<'a, bool>;

@@ -239,7 +239,18 @@ impl Library for StoreLibrary {
         Box::pin(self.with(move |folder| folder.put_upstream_list(&name, &tag, &manifest)))
     }
 
-    fn land<'a>(&'a self, _: &'a Repository, _: &'a str, _: Manifest, _: &'a Store) -> Answer<'a, bool> {
+    fn lists_with<'a>(&'a self, name: &'a Repository, child: Digest) -> Answer<'a, Vec<Digest>> {
+        let name = name.clone();
+        Box::pin(self.with(move |folder| folder.lists_with(&name, &child)))
+    }
+
+    fn land<'a>(
+        &'a self,
+        _: &'a Repository,
+        _: &'a Reference,
+        _: Manifest,
+        _: &'a Store,
+    ) -> Answer<'a, bool> {
         // It is fetched to where it stays.
         Box::pin(async { Ok(false) })
     }

@@ -1,7 +1,7 @@
 //! What a collection must know of a bucket, and the trash there.
 //!
-//! The trash is a folder of small objects: names of blobs, and manifests. The bytes of a blob stay where they are as long as its name lies
-//! in the trash, since services copy no object of more than 5 GB at once.
+//! The trash is a folder of small objects: names of blobs, and manifests. The bytes of a blob stay where they are while its name lies in
+//! the trash. S3 copies no object of more than 5 GB at once.
 
 use std::collections::HashSet;
 

@@ -59,7 +59,11 @@ impl ObjectLibrary {
     }
 
     /// The lists of a repository that have a manifest as their child.
-    async fn lists_with(&self, name: &Repository, child: &Digest) -> Result<Vec<Manifest>, MirrorError> {
+    pub(super) async fn lists_with_child(
+        &self,
+        name: &Repository,
+        child: &Digest,
+    ) -> Result<Vec<Manifest>, MirrorError> {
         self.manifests_in(name, &self.lists(name, child)).await
     }
 
@@ -69,7 +73,7 @@ impl ObjectLibrary {
         name: &Repository,
         digest: &Digest,
     ) -> Result<Option<Manifest>, MirrorError> {
-        for list in self.lists_with(name, digest).await? {
+        for list in self.lists_with_child(name, digest).await? {
             if let Some(child) = list.inline_child(digest)? {
                 return Ok(Some(child));
             }
@@ -83,7 +87,7 @@ impl ObjectLibrary {
         name: &Repository,
         digest: &Digest,
     ) -> Result<(), MirrorError> {
-        match self.lists_with(name, digest).await?.first() {
+        match self.lists_with_child(name, digest).await?.first() {
             Some(list) => Err(MirrorError::is_child(name, digest, &list.digest)),
             None => Ok(()),
         }

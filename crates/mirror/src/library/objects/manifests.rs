@@ -99,7 +99,7 @@ impl ObjectLibrary {
             }
             return Err(error);
         }
-        self.refer(name, reference, &manifest).await?;
+        self.write_references(name, reference, &manifest).await?;
         self.outlast(name, reference, &manifest, listed).await
     }
 
@@ -113,12 +113,12 @@ impl ObjectLibrary {
         let reference = Reference::Tag(tag.to_owned());
         self.note_children(name, &manifest).await?;
         self.bucket.write(&self.manifest_key(name, &manifest.digest), manifest.bytes.clone()).await?;
-        self.refer(name, &reference, &manifest).await?;
+        self.write_references(name, &reference, &manifest).await?;
         self.outlast(name, &reference, &manifest, Vec::new()).await
     }
 
     /// Writes what leads to a manifest: its subject's entry, and its tag.
-    async fn refer(
+    async fn write_references(
         &self,
         name: &Repository,
         reference: &Reference,

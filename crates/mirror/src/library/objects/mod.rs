@@ -143,7 +143,7 @@ impl ObjectLibrary {
     async fn take_over(
         &self,
         name: &Repository,
-        tag: &str,
+        reference: &Reference,
         manifest: Manifest,
         store: &Store,
     ) -> Result<(), MirrorError> {
@@ -167,7 +167,7 @@ impl ObjectLibrary {
                 return Err(error);
             }
         }
-        self.keep(name, &Reference::Tag(tag.to_owned()), manifest).await
+        self.keep(name, reference, manifest).await
     }
 
     /// Removes blobs that no manifest needs, a day after they came or a manifest named them, and bytes without a name.
@@ -398,15 +398,22 @@ impl Library for ObjectLibrary {
         true
     }
 
+    fn lists_with<'a>(&'a self, name: &'a Repository, child: Digest) -> Answer<'a, Vec<Digest>> {
+        Box::pin(async move {
+            let lists = self.lists_with_child(name, &child).await?;
+            Ok(lists.iter().map(|list| list.digest).collect())
+        })
+    }
+
     fn land<'a>(
         &'a self,
         name: &'a Repository,
-        tag: &'a str,
+        reference: &'a Reference,
         manifest: Manifest,
         store: &'a Store,
     ) -> Answer<'a, bool> {
         Box::pin(async move {
-            self.take_over(name, tag, manifest, store).await?;
+            self.take_over(name, reference, manifest, store).await?;
             Ok(true)
         })
     }
