@@ -33,6 +33,12 @@ pub enum MirrorError {
     ManifestInvalid(String),
     #[error("the manifest names blob {0}, which is not here: push it first")]
     ManifestBlobUnknown(Digest),
+    #[error("the list names {child}, which is not in {name}: push it first")]
+    ManifestChildUnknown { name: Repository, child: String },
+    #[error(
+        "{name} has a manifest list under {tag}, but its {child} is not here: push the child, or pull with a client that accepts lists"
+    )]
+    ChildUnknown { name: Repository, tag: String, child: String },
     #[error("a manifest may have {most} bytes at most")]
     ManifestTooLarge { most: usize },
     #[error(
@@ -100,6 +106,20 @@ impl MirrorError {
         Self::Denied(format!("blob {digest} is part of something that is kept here"))
     }
 
+    /// Of a manifest that cannot be removed as long as a list has it.
+    pub(crate) fn is_child(name: &Repository, digest: &Digest, list: &Digest) -> Self {
+        Self::Denied(format!(
+            "manifest {digest} is a child of the list {list} in {name}: remove the list first"
+        ))
+    }
+
+    /// Of a blob that cannot be removed as long as it is unknown what needs it.
+    pub(crate) fn uncollectable(digest: &Digest) -> Self {
+        Self::Denied(format!(
+            "blob {digest} is not removed: something that is kept here is not understood, which the log of the registry names"
+        ))
+    }
+
     /// What clients are told: nothing of files and places on this side, which the log has.
     pub(crate) fn told(&self) -> String {
         match self {
@@ -128,6 +148,8 @@ impl MirrorError {
             Self::Digest(_) | Self::DigestMismatch { .. } => (400, "DIGEST_INVALID"),
             Self::ManifestUnknown { .. } => (404, "MANIFEST_UNKNOWN"),
             Self::ManifestInvalid(_) => (400, "MANIFEST_INVALID"),
+            Self::ChildUnknown { .. } => (404, "MANIFEST_UNKNOWN"),
+            Self::ManifestChildUnknown { .. } => (400, "MANIFEST_BLOB_UNKNOWN"),
             Self::ManifestBlobUnknown(_) => (400, "MANIFEST_BLOB_UNKNOWN"),
             Self::ManifestTooLarge { .. } => (413, "SIZE_INVALID"),
             Self::Name(_) | Self::Namespace(_) | Self::Tag(_) => (400, "NAME_INVALID"),

@@ -14,8 +14,10 @@
 //!     manifests/<hex>                   a manifest
 //!     tags/<tag>                        the digest that a tag stands for
 //!     referrers/<hex>/<hex>             the manifests that have another one as their subject
+//!     lists/<hex>/<hex>                 the manifest lists that have another one as their child
 //! puna-registry/uploads/<id>            an upload in progress: its bytes, and beside it `<id>.json`
 //! puna-registry/damaged/sha256-<hex>    a blob that has other bytes than its name says, for a week
+//! puna-registry/trash/<seconds>/        what was removed then, for a day
 //! puna-registry/lock                    held by whoever changes manifests, of whichever process
 //! puna-registry/history/<id>-<n>.json   when things came and were last pulled, as one who serves the folder knows it
 //! puna-registry/sizes/<name>/<hex>      how large the blobs of an upstream's manifest are that was handed out
@@ -34,6 +36,7 @@ mod id;
 mod library;
 mod lock;
 mod manifest;
+mod manifest_list;
 mod name;
 mod notes;
 mod path;
@@ -58,7 +61,8 @@ pub use history::History;
 pub use holding::{Holding, Shown, Whose};
 pub use id::UploadId;
 pub use library::{
-    Asker, Blob, Body, Fetches, Library, ObjectLibrary, Part, Storage, StoreLibrary, Through, Upstreams,
+    Asker, Blob, Body, Fetches, Library, ObjectLibrary, Part, Storage, StoreLibrary, Through, UpstreamLookup,
+    UpstreamManifest, Upstreams,
 };
 pub use manifest::{Descriptor, Kind, Manifest};
 pub use name::{Reference, Repository};

@@ -1,11 +1,14 @@
 //! Manifests of any form: kept byte for byte, understood as far as their blobs, their subject and what they say they are.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
-use puna_store::{Digest, media};
+use puna_store::{Child, Digest, ManifestList, media};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::error::MirrorError;
+use crate::manifest_list;
 
 /// Bytes of a manifest at most.
 pub(crate) const MAX_MANIFEST: usize = 8 << 20;
@@ -30,6 +33,8 @@ pub enum Kind {
     Image,
     /// A list of manifests.
     Index,
+    /// A manifest list of Ollama, which has one manifest for each runner.
+    List,
 }
 
 /// A blob or manifest, as manifests name it.
@@ -62,10 +67,12 @@ pub struct Manifest {
     pub media_type: String,
     /// What it is.
     pub kind: Kind,
-    /// Blobs that must be there: layers, the config last. None of a list's.
+    /// Blobs that must be there: layers, the config last; of a list those of its inline children.
     pub blobs: Vec<Descriptor>,
     /// The manifests that it is a list of.
     pub children: Vec<Digest>,
+    /// Its children with their runners, where it is a manifest list of Ollama.
+    pub list: Option<Arc<ManifestList>>,
     /// The manifest that this one is about.
     pub subject: Option<Digest>,
     /// What it is for: what it says, else what its config is.
@@ -125,7 +132,7 @@ impl Manifest {
         let wire: Wire = serde_json::from_slice(&bytes).map_err(|e| invalid(e.to_string()))?;
         let said =
             said.map(|said| said.split(';').next().unwrap_or(said).trim()).filter(|said| !said.is_empty());
-        let own = wire.media_type.filter(|own| !own.is_empty());
+        let own = wire.media_type.clone().filter(|own| !own.is_empty());
         for kind in [own.as_deref(), said].into_iter().flatten().filter(|_| is_pushed) {
             if !is_of_manifests(kind) {
                 return Err(invalid(format!(
@@ -144,6 +151,9 @@ impl Manifest {
             (None, _) if wire.manifests.is_some() => OCI_INDEX.to_owned(),
             (None, _) => OCI_MANIFEST.to_owned(),
         };
+        if media_type == media::MANIFEST_LIST {
+            return Self::read_list(bytes, wire);
+        }
         if wire.layers.is_none() && wire.manifests.is_none() && wire.config.is_none() {
             return Err(invalid("it has neither layers nor manifests".into()));
         }
@@ -166,10 +176,63 @@ impl Manifest {
             kind,
             blobs: here.chain(config).collect(),
             children,
+            list: None,
             subject: wire.subject.map(|subject| subject.digest),
             artifact_type: wire.artifact_type.filter(|kind| !kind.is_empty()).or(config_type),
             annotations: wire.annotations,
         })
+    }
+
+    /// Reads a manifest list of Ollama.
+    fn read_list(bytes: Bytes, wire: Wire) -> Result<Self, MirrorError> {
+        if wire.media_type.is_none_or(|own| own.is_empty()) {
+            return Err(MirrorError::ManifestInvalid(format!(
+                "a manifest list must state its mediaType: {}",
+                media::MANIFEST_LIST
+            )));
+        }
+        let (list, blobs) = manifest_list::read(&bytes).map_err(MirrorError::ManifestInvalid)?;
+        Ok(Self {
+            digest: Digest::of(&bytes),
+            bytes,
+            media_type: media::MANIFEST_LIST.to_owned(),
+            kind: Kind::List,
+            blobs,
+            children: list.children.iter().map(|child| child.digest).collect(),
+            list: Some(Arc::new(list)),
+            subject: wire.subject.map(|subject| subject.digest),
+            artifact_type: wire.artifact_type.filter(|kind| !kind.is_empty()),
+            annotations: wire.annotations,
+        })
+    }
+
+    /// Reads a manifest of the store. A manifest there that states no media type is one of Docker's.
+    pub(crate) fn of_store(bytes: Bytes) -> Result<Self, MirrorError> {
+        match Self::parse(bytes.clone(), None) {
+            Ok(manifest) if manifest.list.is_some() => Ok(manifest),
+            _ => Self::parse(bytes, Some(media::MANIFEST)),
+        }
+    }
+
+    /// Returns the child of a list with a digest.
+    pub(crate) fn child(&self, digest: &Digest) -> Option<&Child> {
+        self.list.as_ref()?.children.iter().find(|child| child.digest == *digest)
+    }
+
+    /// Returns the manifest of an inline child with a digest.
+    pub(crate) fn inline_child(&self, digest: &Digest) -> Result<Option<Self>, MirrorError> {
+        self.child(digest).map(manifest_list::inline_manifest).transpose().map(Option::flatten)
+    }
+
+    /// Returns the media type that the manifest states where it is not one whose blobs are known.
+    pub(crate) fn unknown_type(&self) -> Option<String> {
+        #[derive(Deserialize)]
+        struct Stated {
+            #[serde(rename = "mediaType")]
+            media_type: Option<String>,
+        }
+        let stated: Option<Stated> = serde_json::from_slice(&self.bytes).ok();
+        stated?.media_type.filter(|kind| !kind.is_empty() && !is_known(kind))
     }
 
     /// Bytes of its blobs, as it states them.
@@ -194,7 +257,7 @@ impl Manifest {
 
 /// Whether a media type is that of manifests, rather than what a client sends with everything.
 fn is_known(media_type: &str) -> bool {
-    [OCI_MANIFEST, OCI_INDEX, media::MANIFEST, DOCKER_LIST].contains(&media_type)
+    [OCI_MANIFEST, OCI_INDEX, media::MANIFEST, DOCKER_LIST, media::MANIFEST_LIST].contains(&media_type)
 }
 
 /// Whether a media type may be that of a manifest: JSON, of a vendor's or of none's. Neither browsers nor anybody else run that.
@@ -251,6 +314,42 @@ mod tests {
         let list = parse(&format!(r#"{{"manifests":[{},{{"digest":7}},8]}}"#, layer("m")), None).unwrap();
         assert_eq!((list.kind, list.media_type.as_str()), (Kind::Index, OCI_INDEX));
         assert_eq!(list.children, [Digest::of(b"m")]);
+    }
+
+    #[test]
+    fn lists_that_break_a_rule_are_no_manifests() {
+        use crate::manifest_list::tests::{child, inline, list_of, reference};
+
+        let good = list_of(&[inline(b"a", "llamacpp"), reference("x", "mlx", "safetensors")]);
+        let list = parse(&good, Some(media::MANIFEST_LIST)).unwrap();
+        assert_eq!((list.kind, list.media_type.as_str()), (Kind::List, media::MANIFEST_LIST));
+        assert_eq!((list.blobs.len(), list.children.len(), list.size()), (1, 2, 1));
+        let first = list.inline_child(&list.children[0]).unwrap().unwrap();
+        assert_eq!((first.digest, first.kind), (list.children[0], Kind::Model));
+        assert_eq!(list.inline_child(&list.children[1]).unwrap(), None, "a reference is not inline");
+        let own = |text: &str| text.replace(media::MANIFEST_LIST, OCI_INDEX);
+        assert!(parse(&own(&good), Some(media::MANIFEST_LIST)).is_err());
+        assert_eq!(parse(&own(&good), None).unwrap().list, None);
+        let mut wrong = inline(b"a", "llamacpp");
+        wrong["digest"] = Digest::of(b"another").to_string().into();
+        let many: Vec<_> = (0..10_000).map(|n| reference(&n.to_string(), &n.to_string(), "gguf")).collect();
+        let nested = serde_json::from_str(&good).unwrap();
+        let twice = |runner| vec![reference("a", runner, "gguf"), reference("b", "ggml", "gguf")];
+        for (children, reason) in [
+            (vec![], "no children"),
+            (many, "10000 children"),
+            (twice("GGML"), "\"ggml\""),
+            (vec![reference("a", "ggml", "gguf"), nested], "child 2 of the list is a list itself"),
+            (vec![wrong], "child 1 of the list has the digest"),
+            (vec![child(b"a")["layers"][0].clone()], "child 1 of the list has the unknown media type"),
+        ] {
+            let error = parse(&list_of(&children), None).unwrap_err();
+            assert_eq!(error.code(), (400, "MANIFEST_INVALID"));
+            assert!(error.to_string().contains(reason), "{error}");
+        }
+        let untyped = r#"{"manifests":[]}"#;
+        let error = parse(untyped, Some(media::MANIFEST_LIST)).unwrap_err();
+        assert!(error.to_string().contains("must state its mediaType"), "{error}");
     }
 
     #[test]

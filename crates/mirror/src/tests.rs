@@ -1,6 +1,7 @@
 //! Whole answers, as clients get them.
 
 mod limits;
+mod lists;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +18,7 @@ use puna_store::{Digest, Store};
 
 use crate::manifest::OCI_MANIFEST;
 use crate::stock::Stock;
-use crate::{History, Holder, Mirror, NoKeys, Quota, Repository, Right, Settings, StoreLibrary};
+use crate::{History, Holder, Library, Mirror, NoKeys, Quota, Repository, Right, Settings, StoreLibrary};
 
 struct Bench {
     dir: tempfile::TempDir,
@@ -36,7 +37,11 @@ fn on(dir: tempfile::TempDir, quotas: Vec<Quota>) -> Bench {
 
 /// The same of a store.
 fn of(store: Arc<Store>, dir: tempfile::TempDir, quotas: Vec<Quota>) -> Bench {
-    let library = Arc::new(StoreLibrary::new(store));
+    over(Arc::new(StoreLibrary::new(store)), dir, quotas)
+}
+
+/// The same of a library.
+fn over(library: Arc<dyn Library>, dir: tempfile::TempDir, quotas: Vec<Quota>) -> Bench {
     let settings = Settings { push: true, delete: true, quotas, ..Settings::default() };
     let history = History::new().unwrap();
     Bench { mirror: Mirror::new(library, Box::new(NoKeys), &settings, history).unwrap(), dir }

@@ -12,7 +12,7 @@ use futures_util::{StreamExt, stream};
 use puna_store::{Digest, sync_dir};
 
 use super::checks::{Checks, Known, Pending};
-use super::folder::{self, Folder, absent, io};
+use super::folder::{Folder, absent, io};
 use super::{Blob, Body};
 use crate::error::MirrorError;
 use crate::holding::mark_of;
@@ -82,10 +82,11 @@ impl Folder {
     /// Removes a blob that was pushed and that no manifest needs.
     pub(crate) fn remove_blob(&self, digest: &Digest) -> Result<bool, MirrorError> {
         let _changes = self.changes()?;
-        if self.needed()?.contains(digest) || self.store.has_blob(digest) {
+        let Some(needed) = self.needed() else { return Err(MirrorError::uncollectable(digest)) };
+        if needed.contains(digest) || self.store.has_blob(digest) {
             return Err(MirrorError::needed(digest));
         }
-        folder::remove(&self.blob(digest))
+        self.discard(&self.blob(digest), &digest.file_name())
     }
 }
 

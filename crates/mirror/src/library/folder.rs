@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use puna_store::{Digest, Store, StoreError, lock_file, write_atomic};
 
+use super::inventory::RefusalLog;
 use crate::error::MirrorError;
 use crate::lock::lock;
 use crate::manifest::MAX_MANIFEST;
@@ -21,6 +22,7 @@ const FOLDER: &str = "puna-registry";
 pub(crate) struct Folder {
     pub(crate) store: Arc<Store>,
     root: PathBuf,
+    pub(super) refusals: Arc<RefusalLog>,
     changes: Arc<Mutex<()>>,
 }
 
@@ -33,7 +35,16 @@ pub(crate) struct Changes<'a> {
 
 impl Folder {
     pub(crate) fn new(store: Arc<Store>) -> Self {
-        Self { root: store.root().join(FOLDER), store, changes: Arc::default() }
+        Self { root: store.root().join(FOLDER), store, refusals: Arc::default(), changes: Arc::default() }
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where removed blobs and manifests stay for a day.
+    pub(super) fn trash(&self) -> PathBuf {
+        self.root.join("trash")
     }
 
     /// Whether there is such a folder.
@@ -104,6 +115,11 @@ impl Folder {
 
     pub(crate) fn referrers(&self, name: &Repository, subject: &Digest) -> PathBuf {
         self.repository(name).join("referrers").join(subject.hex())
+    }
+
+    /// Where it is noted which lists have a manifest as their child.
+    pub(crate) fn lists(&self, name: &Repository, child: &Digest) -> PathBuf {
+        self.repository(name).join("lists").join(child.hex())
     }
 
     /// Writes a small file, the old one or the new at any moment.

@@ -27,10 +27,22 @@ impl Folder {
                 Some(digest) => self.kept(name, &digest),
                 None => self.model(name, tag),
             },
-            Reference::Digest(digest) => match self.kept(name, digest)? {
-                Some(manifest) => Ok(Some(manifest)),
-                None => self.model_of(name, digest),
-            },
+            Reference::Digest(digest) => self.by_digest(name, digest),
+        }
+    }
+
+    /// A manifest of a repository by its digest, or an inline child of a list there.
+    pub(super) fn by_digest(
+        &self,
+        name: &Repository,
+        digest: &Digest,
+    ) -> Result<Option<Manifest>, MirrorError> {
+        if let Some(manifest) = self.kept(name, digest)? {
+            return Ok(Some(manifest));
+        }
+        match self.inline_child(name, digest)? {
+            Some(child) => Ok(Some(child)),
+            None => self.model_of(name, digest),
         }
     }
 
@@ -41,7 +53,7 @@ impl Folder {
     }
 
     /// A manifest in the registry's folder.
-    fn kept(&self, name: &Repository, digest: &Digest) -> Result<Option<Manifest>, MirrorError> {
+    pub(super) fn kept(&self, name: &Repository, digest: &Digest) -> Result<Option<Manifest>, MirrorError> {
         let path = self.manifests(name).join(digest.hex());
         let Some(bytes) = folder::read(&path)? else { return Ok(None) };
         let manifest = Manifest::parse(bytes.into(), None)?;
@@ -57,19 +69,21 @@ impl Folder {
         let Some(model) = name.model(tag) else { return Ok(None) };
         match self.store.manifest_bytes(&model) {
             Ok((entry, _)) if entry.is_embedded() => Ok(None),
-            Ok((_, bytes)) => as_model(bytes).map(Some),
+            Ok((_, bytes)) => Manifest::of_store(Bytes::from(bytes)).map(Some),
             Err(StoreError::NotFound(_)) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// A model of the store by its digest.
+    /// A model of the store, or a child of a list there, by its digest.
     fn model_of(&self, name: &Repository, digest: &Digest) -> Result<Option<Manifest>, MirrorError> {
         for tag in self.model_tags(name)? {
-            if let Some(manifest) = self.model(name, &tag)?
-                && manifest.digest == *digest
-            {
+            let Some(manifest) = self.model(name, &tag)? else { continue };
+            if manifest.digest == *digest {
                 return Ok(Some(manifest));
+            }
+            if let Some(child) = self.child_of_model(&manifest, digest)? {
+                return Ok(Some(child));
             }
         }
         Ok(None)
@@ -102,9 +116,39 @@ impl Folder {
         if let Some(blob) = manifest.blobs.iter().find(is_missing) {
             return Err(MirrorError::ManifestBlobUnknown(blob.digest));
         }
+        self.check_children(name, manifest)?;
         for blob in &manifest.blobs {
             self.take_from_store(&blob.digest)?;
         }
+        self.write_manifest(name, reference, manifest)?;
+        Ok(None)
+    }
+
+    /// Keeps a manifest list of an upstream, of which nothing else need be here yet.
+    pub(crate) fn put_upstream_list(
+        &self,
+        name: &Repository,
+        tag: &str,
+        manifest: &Manifest,
+    ) -> Result<(), MirrorError> {
+        let _changes = self.changes()?;
+        for blob in &manifest.blobs {
+            match self.take_from_store(&blob.digest) {
+                Ok(()) | Err(MirrorError::ManifestBlobUnknown(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.write_manifest(name, &Reference::Tag(tag.to_owned()), manifest)
+    }
+
+    /// Writes a manifest, and what stands for it.
+    fn write_manifest(
+        &self,
+        name: &Repository,
+        reference: &Reference,
+        manifest: &Manifest,
+    ) -> Result<(), MirrorError> {
+        self.note_children(name, manifest)?;
         self.write(&self.manifests(name).join(manifest.digest.hex()), &manifest.bytes)?;
         if let Some(subject) = &manifest.subject {
             self.write(&self.referrers(name, subject).join(manifest.digest.hex()), b"")?;
@@ -113,7 +157,7 @@ impl Folder {
             self.write(&self.tags(name).join(tag), manifest.digest.to_string().as_bytes())?;
             self.remove_behind(name, tag)?;
         }
-        Ok(None)
+        Ok(())
     }
 
     /// Makes a model of the store's of what was pushed; says which one it replaced. What the store was given for one that it refuses
@@ -168,6 +212,7 @@ impl Folder {
                 false => self.remove_model(name, tag)?,
             },
             Reference::Digest(digest) => {
+                self.check_no_list_needs(name, digest)?;
                 self.remove_kept(name, digest)? | self.remove_models(name, digest)?
             }
         };
@@ -182,6 +227,9 @@ impl Folder {
     pub(crate) fn retire(&self, doomed: &[Doomed]) -> Result<Vec<Result<bool, MirrorError>>, MirrorError> {
         let _changes = self.changes()?;
         let mut removed: Vec<_> = doomed.iter().map(|_| Ok(false)).collect();
+        if self.needed().is_none() {
+            return Ok(removed);
+        }
         let (models, others): (Vec<usize>, Vec<usize>) = (0..doomed.len()).partition(|n| doomed[*n].is_model);
         self.retire_models(doomed, &models, &mut removed)?;
         let mut of: BTreeMap<&Repository, Vec<usize>> = BTreeMap::new();
@@ -269,7 +317,10 @@ impl Folder {
         if let Some(subject) = &held.subject {
             folder::remove(&self.referrers(name, subject).join(digest.hex()))?;
         }
-        folder::remove(&self.manifests(name).join(digest.hex()))
+        let manifest = self.manifests(name).join(digest.hex());
+        let removed = self.discard(&manifest, &format!("manifest-{}", digest.hex()))?;
+        self.forget_children(name, &digest, &held.children)?;
+        Ok(removed)
     }
 
     fn remove_kept(&self, name: &Repository, digest: &Digest) -> Result<bool, MirrorError> {
@@ -281,10 +332,15 @@ impl Folder {
                 folder::remove(&self.tags(name).join(tag))?;
             }
         }
-        if let Ok(Manifest { subject: Some(subject), .. }) = Manifest::parse(manifest.into(), None) {
-            folder::remove(&self.referrers(name, &subject).join(digest.hex()))?;
+        let manifest = Manifest::parse(manifest.into(), None);
+        if let Ok(Manifest { subject: Some(subject), .. }) = &manifest {
+            folder::remove(&self.referrers(name, subject).join(digest.hex()))?;
         }
-        folder::remove(&path)
+        let removed = folder::remove(&path)?;
+        if let Ok(manifest) = manifest {
+            self.forget_children(name, digest, &manifest.children)?;
+        }
+        Ok(removed)
     }
 
     fn remove_models(&self, name: &Repository, digest: &Digest) -> Result<bool, MirrorError> {
@@ -303,10 +359,12 @@ impl Folder {
         for inner in [dir.join("tags"), dir.join("manifests")] {
             let _ = fs::remove_dir(inner);
         }
-        for subject in folder::names(&dir.join("referrers")).unwrap_or_default() {
-            let _ = fs::remove_dir(dir.join("referrers").join(subject));
+        for outer in [dir.join("referrers"), dir.join("lists")] {
+            for inner in folder::names(&outer).unwrap_or_default() {
+                let _ = fs::remove_dir(outer.join(inner));
+            }
+            let _ = fs::remove_dir(outer);
         }
-        let _ = fs::remove_dir(dir.join("referrers"));
         let _ = fs::remove_dir(dir);
     }
 
@@ -345,7 +403,8 @@ impl Folder {
                 let Some(digest) = self.tagged(&name, &tag)? else { continue };
                 let Some(manifest) = self.kept(&name, &digest)? else { continue };
                 let written = folder::written(&self.tags(&name).join(&tag));
-                let (name, size, whose) = (name.clone(), manifest.size(), Whose::Registry);
+                let size = self.size_of(&name, &manifest)?;
+                let (name, whose) = (name.clone(), Whose::Registry);
                 shown.push(Shown { name, tag, digest, size, completed: None, whose, written });
             }
         }
@@ -364,11 +423,6 @@ impl Folder {
         }
         Ok(found)
     }
-}
-
-/// A manifest of the store's. It may be older than any rule, and Docker's is what all of Ollama's are.
-fn as_model(bytes: Vec<u8>) -> Result<Manifest, MirrorError> {
-    Manifest::parse(Bytes::from(bytes), Some(puna_store::media::MANIFEST))
 }
 
 /// A blob that the store misses is the client's to push.

@@ -5,6 +5,8 @@ mod blobs;
 mod checks;
 mod crowd;
 mod folder;
+mod inventory;
+mod lists;
 mod manifests;
 mod notes;
 mod objects;
@@ -12,6 +14,7 @@ mod objects;
 mod races;
 mod store;
 mod through;
+mod trash;
 mod uploads;
 mod upstreams;
 
@@ -36,7 +39,7 @@ pub(crate) use crowd::{MAX_EACH, MAX_UPLOADS};
 pub use objects::{ObjectLibrary, Storage};
 pub use store::StoreLibrary;
 
-pub use through::Through;
+pub use through::{Through, UpstreamLookup, UpstreamManifest};
 pub use upstreams::{Asker, Upstreams};
 
 /// Bytes that come piece by piece.
@@ -59,7 +62,7 @@ pub trait Library: Send + Sync + 'static {
         self.manifest(name, reference)
     }
 
-    /// Keeps a manifest, whose blobs must be there, under its digest or a tag. Says which model of the store it replaced, if one.
+    /// Keeps a manifest, whose blobs and children of a list must be there, under its digest or a tag. Says which model of the store it replaced, if one.
     fn put_manifest<'a>(
         &'a self,
         name: &'a Repository,
@@ -67,11 +70,22 @@ pub trait Library: Send + Sync + 'static {
         manifest: Manifest,
     ) -> Answer<'a, Option<Entry>>;
 
+    /// Keeps a manifest list of an upstream under a tag. Its children and their blobs need not be here.
+    fn put_upstream_list<'a>(
+        &'a self,
+        name: &'a Repository,
+        tag: &'a str,
+        manifest: Manifest,
+    ) -> Answer<'a, ()>;
+
+    /// The manifest lists of a repository that have a manifest as their child.
+    fn lists_with<'a>(&'a self, name: &'a Repository, child: Digest) -> Answer<'a, Vec<Digest>>;
+
     /// Takes a model over that was fetched into a store. Says whether it lies elsewhere now, and the store needs it no more.
     fn land<'a>(
         &'a self,
         name: &'a Repository,
-        tag: &'a str,
+        reference: &'a Reference,
         manifest: Manifest,
         store: &'a Store,
     ) -> Answer<'a, bool>;

@@ -1,6 +1,5 @@
 //! The library in a folder of models.
 
-use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -62,7 +61,7 @@ impl Folder {
             return Ok((0, 0));
         }
         let _changes = self.changes()?;
-        let mut needed = self.needed()?;
+        let Some(mut needed) = self.needed() else { return Ok((0, 0)) };
         needed.extend(self.just_brought()?);
         let (mut removed, mut bytes) = (0, 0);
         for name in folder::names(&self.blobs())? {
@@ -70,7 +69,7 @@ impl Folder {
             let Ok(meta) = fs::metadata(&path) else { continue };
             if age(&path).is_some_and(|age| age > GRACE)
                 && name.parse().map_or(true, |digest| !needed.contains(&digest))
-                && folder::remove(&path)?
+                && self.discard(&path, &name)?
             {
                 (removed, bytes) = (removed + 1, bytes + meta.len());
             }
@@ -78,6 +77,7 @@ impl Folder {
         self.forget_brought()?;
         self.forget_sizes()?;
         self.forget_damaged()?;
+        self.empty_trash()?;
         Ok((removed, bytes))
     }
 
@@ -198,20 +198,6 @@ impl Folder {
         }
         Ok(kept)
     }
-
-    /// The blobs of all manifests in the registry's folder.
-    pub(crate) fn needed(&self) -> Result<HashSet<Digest>, MirrorError> {
-        let mut needed = HashSet::new();
-        for name in folder::names(&self.repositories())? {
-            let Some(name) = Repository::of_folder(&name) else { continue };
-            let dir = self.manifests(&name);
-            for hex in folder::names(&dir)? {
-                let Some(bytes) = folder::read(&dir.join(hex))? else { continue };
-                needed.extend(Manifest::parse(bytes.into(), None)?.blobs.iter().map(|blob| blob.digest));
-            }
-        }
-        Ok(needed)
-    }
 }
 
 /// How long ago a file was changed.
@@ -243,7 +229,28 @@ impl Library for StoreLibrary {
         Box::pin(self.with(move |folder| folder.put_manifest(&name, &reference, &manifest)))
     }
 
-    fn land<'a>(&'a self, _: &'a Repository, _: &'a str, _: Manifest, _: &'a Store) -> Answer<'a, bool> {
+    fn put_upstream_list<'a>(
+        &'a self,
+        name: &'a Repository,
+        tag: &'a str,
+        manifest: Manifest,
+    ) -> Answer<'a, ()> {
+        let (name, tag) = (name.clone(), tag.to_owned());
+        Box::pin(self.with(move |folder| folder.put_upstream_list(&name, &tag, &manifest)))
+    }
+
+    fn lists_with<'a>(&'a self, name: &'a Repository, child: Digest) -> Answer<'a, Vec<Digest>> {
+        let name = name.clone();
+        Box::pin(self.with(move |folder| folder.lists_with(&name, &child)))
+    }
+
+    fn land<'a>(
+        &'a self,
+        _: &'a Repository,
+        _: &'a Reference,
+        _: Manifest,
+        _: &'a Store,
+    ) -> Answer<'a, bool> {
         // It is fetched to where it stays.
         Box::pin(async { Ok(false) })
     }

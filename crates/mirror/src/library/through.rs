@@ -3,6 +3,7 @@
 mod asking;
 mod coming;
 mod fetching;
+mod lists;
 mod making;
 mod sizes;
 mod strays;
@@ -30,9 +31,12 @@ use crate::name::{Reference, Repository};
 use crate::notes::Notes;
 use crate::waiting::Answer;
 use coming::Coming;
+use lists::Children;
 use sizes::Sizes;
 use strays::Strays;
 use tags::{MAX_TAGS, Tags};
+
+pub use lists::{UpstreamLookup, UpstreamManifest};
 
 /// How long nobody is asked again who did not answer, or did not have something, or nothing was fetched of it.
 const REST: Duration = Duration::from_secs(20);
@@ -44,12 +48,14 @@ struct Inner {
     library: Arc<dyn Library>,
     store: Arc<Store>,
     registry: Registry,
+    lookup: Arc<dyn UpstreamLookup>,
     upstreams: Upstreams,
     gate: Gate,
     history: History,
     tags: Tags,
     strays: Strays,
     sizes: Sizes,
+    children: Children,
     rest: Duration,
     /// Of downloads that have ended.
     fetches: Mutex<Fetches>,
@@ -69,6 +75,7 @@ impl Through {
         Self(Arc::new(Inner {
             library,
             store,
+            lookup: Arc::new(registry.clone()),
             registry,
             gate: Gate::new(&upstreams),
             upstreams,
@@ -76,10 +83,20 @@ impl Through {
             tags: Tags::new(MAX_TAGS),
             strays: Strays::default(),
             sizes: Sizes::default(),
+            children: Children::default(),
             rest: REST,
             fetches: Mutex::default(),
             moves: AtomicU64::default(),
         }))
+    }
+
+    /// Asks upstreams for manifests in another way. Called before anything else has the library.
+    #[must_use]
+    pub fn with_lookup(mut self, lookup: Arc<dyn UpstreamLookup>) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.lookup = lookup;
+        }
+        self
     }
 
     /// Refuses to take what is somebody else's to say.
@@ -162,10 +179,13 @@ impl Library for Through {
         Box::pin(async move {
             match reference {
                 Reference::Tag(tag) => self.0.tagged(name, tag, asker).await,
-                Reference::Digest(digest) => match self.0.library.manifest(name, reference).await? {
-                    Some(manifest) => Ok(Some(manifest)),
-                    None => self.0.pending_manifest(name, *digest).await,
-                },
+                Reference::Digest(digest) => {
+                    let here = match self.0.library.manifest(name, reference).await? {
+                        Some(manifest) => Some(manifest),
+                        None => self.0.pending_manifest(name, *digest).await?,
+                    };
+                    self.0.complete_child(name, *digest, here, asker).await
+                }
             }
         })
     }
@@ -206,14 +226,27 @@ impl Library for Through {
         })
     }
 
-    fn land<'a>(
+    fn put_upstream_list<'a>(
         &'a self,
         name: &'a Repository,
         tag: &'a str,
         manifest: Manifest,
+    ) -> Answer<'a, ()> {
+        self.0.library.put_upstream_list(name, tag, manifest)
+    }
+
+    fn lists_with<'a>(&'a self, name: &'a Repository, child: Digest) -> Answer<'a, Vec<Digest>> {
+        self.0.library.lists_with(name, child)
+    }
+
+    fn land<'a>(
+        &'a self,
+        name: &'a Repository,
+        reference: &'a Reference,
+        manifest: Manifest,
         store: &'a Store,
     ) -> Answer<'a, bool> {
-        self.0.library.land(name, tag, manifest, store)
+        self.0.library.land(name, reference, manifest, store)
     }
 
     fn mount<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {
@@ -291,7 +324,7 @@ impl Library for Through {
                 (*fetches, self.0.tags.all_coming())
             };
             fetches.refused = self.0.gate.refused();
-            fetches.running = coming.len() as u64;
+            fetches.running = coming.len() as u64 + self.0.children.running();
             for one in &coming {
                 fetches.bytes += one.arrived(&self.0.registry, &self.0.store).await;
             }

@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use axum::http::request::Parts;
-use axum::http::{HeaderName, Method, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::Response;
 use http_body_util::{BodyExt, Limited};
 
@@ -10,7 +10,9 @@ use super::{Answered, CONTENT_DIGEST, Mirror, asker, bare, check_match, is_known
 use crate::access::Holder;
 use crate::error::MirrorError;
 use crate::history::By;
+use crate::library::Asker;
 use crate::manifest::{MAX_MANIFEST, Manifest};
+use crate::manifest_list::{accepts_lists, default_child, describe};
 use crate::name::{Reference, Repository};
 use crate::place::text;
 
@@ -27,7 +29,11 @@ impl Mirror {
     ) -> Answered {
         let found = self.library().manifest_for(&name, &of, asker(head, holder)).await?;
         let unknown = || MirrorError::ManifestUnknown { name: name.clone(), reference: of.to_string() };
-        let manifest = found.ok_or_else(unknown)?;
+        let mut manifest = found.ok_or_else(unknown)?;
+        let is_negotiated = matches!(of, Reference::Tag(_)) && manifest.list.is_some();
+        if is_negotiated && !accepts_lists(&head.headers) {
+            manifest = self.default_child(&name, &of, &manifest, asker(head, holder)).await?;
+        }
         let etag = format!("\"{}\"", manifest.digest);
         check_match(&head.headers, Some(&etag))?;
         if head.method == Method::GET {
@@ -38,6 +44,9 @@ impl Mirror {
         let headers = response.headers_mut();
         headers.insert(header::ETAG, value(&etag));
         headers.insert(CONTENT_DIGEST, value(&manifest.digest.to_string()));
+        if is_negotiated {
+            headers.insert(header::VARY, HeaderValue::from_static("Accept"));
+        }
         if known {
             headers.remove(header::CONTENT_LENGTH);
             return Ok(response);
@@ -51,6 +60,21 @@ impl Mirror {
         headers.insert(header::CONTENT_LENGTH, manifest.bytes.len().into());
         *response.body_mut() = Body::from(manifest.bytes);
         Ok(response)
+    }
+
+    /// Returns the manifest that stands for a list of a tag where the client does not know lists.
+    async fn default_child(
+        &self,
+        name: &Repository,
+        tag: &Reference,
+        list: &Manifest,
+        asker: Asker,
+    ) -> Result<Manifest, MirrorError> {
+        let unknown = |child| MirrorError::ChildUnknown { name: name.clone(), tag: tag.to_string(), child };
+        let Some(list) = &list.list else { return Ok(list.clone()) };
+        let child = default_child(list).ok_or_else(|| unknown("default child".into()))?;
+        let found = self.library().manifest_for(name, &Reference::Digest(child.digest), asker).await?;
+        found.ok_or_else(|| unknown(describe(list, child)))
     }
 
     pub(super) async fn put_manifest(

@@ -141,6 +141,19 @@ impl Bucket {
         Ok(all.iter().filter_map(words).collect())
     }
 
+    /// The words of all keys of the library, in order.
+    pub(super) async fn paths(&self) -> Result<Vec<Vec<String>>, MirrorError> {
+        let metas: Vec<ObjectMeta> =
+            self.service.list(Some(&self.prefix)).try_collect().await.map_err(|e| self.failure(&e))?;
+        let words = |meta: ObjectMeta| -> Option<Vec<String>> {
+            let words = meta.location.prefix_match(&self.prefix)?;
+            Some(words.map(|word| word.as_ref().to_owned()).collect())
+        };
+        let mut all: Vec<_> = metas.into_iter().filter_map(words).collect();
+        all.sort();
+        Ok(all)
+    }
+
     /// Whether there is anything in a folder, however deep.
     pub(super) async fn has_any(&self, folder: &Path) -> Result<bool, MirrorError> {
         let first = self.service.list(Some(folder)).next().await;

@@ -152,10 +152,56 @@ async fn bytes_go_that_have_had_no_name_for_an_hour() {
     let bytes = async || keys(&service.inner).await.iter().filter(|key| key.contains("/data/")).count();
     one.tidy().await.unwrap();
     assert!(one.blob(Digest::of(b"weights")).await.unwrap().is_none());
+    // The name lies in the trash for a day.
+    for left in [1, 1, 1] {
+        one.tidy().await.unwrap();
+        assert_eq!(bytes().await, left);
+    }
+    service.age().await;
     for left in [1, 0] {
         one.tidy().await.unwrap();
         assert_eq!(bytes().await, left);
     }
+    assert_eq!(keys(&service.inner).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn nothing_goes_from_a_bucket_that_is_not_understood() {
+    let (service, name) = (Wayward::default(), Repository::parse("team/thing").unwrap());
+    let one = mirror_of(&service);
+    let kept = push(&one, &name, b"weights").await;
+    one.put_manifest(&name, &Reference::Tag("v1".into()), manifest_of(&kept)).await.unwrap();
+    let unused = push(&one, &name, b"unused").await;
+    service.age().await;
+    let doomed = crate::library::seen(&one, &name, Some("v1"), manifest_of(&kept).digest).await;
+    let typed = r#"{"mediaType":"application/vnd.other.manifest.v9+json","layers":[]}"#;
+    let list = r#"{"mediaType":"application/vnd.ollama.manifest.list.v2+json","manifests":[]}"#;
+    let at = |text: &str| format!("models/repositories/a+b/manifests/{}", Digest::of(text.as_bytes()).hex());
+    for (key, text) in [
+        ("models/manifests-v3/x".to_owned(), "x"),
+        ("models/x".to_owned(), "x"),
+        ("models/blobs/x".to_owned(), "x"),
+        ("models/repositories/a+b/other/x".to_owned(), "x"),
+        (at("no manifest"), "no manifest"),
+        (at("another"), r#"{"layers":[]}"#),
+        (at(typed), typed),
+        (at(list), list),
+    ] {
+        let key = Path::from(key);
+        service.put(&key, text.into()).await.unwrap();
+        let before = keys(&service.inner).await;
+        one.tidy().await.unwrap();
+        assert_eq!(one.retire(vec![doomed.clone()]).await, Ok(vec![Ok(false)]), "{key}");
+        let refused = one.remove_blob(unused).await;
+        assert!(matches!(refused, Err(MirrorError::Denied(_))), "{key}: {refused:?}");
+        assert_eq!(keys(&service.inner).await, before, "{key}");
+        service.delete(&key).await.unwrap();
+    }
+    one.tidy().await.unwrap();
+    assert!(one.blob(unused).await.unwrap().is_none() && one.blob(kept).await.unwrap().is_some());
+    let trash = keys(&service.inner).await.into_iter().filter(|key| key.contains("/trash/"));
+    assert_eq!(trash.collect::<Vec<_>>(), [format!("models/trash/{}", unused.file_name())]);
+    assert_eq!(one.retire(vec![doomed]).await, Ok(vec![Ok(true)]));
 }
 
 const MINUTE: Duration = Duration::from_secs(60);

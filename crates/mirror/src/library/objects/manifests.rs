@@ -82,27 +82,55 @@ impl ObjectLibrary {
         manifest: Manifest,
     ) -> Result<(), MirrorError> {
         self.hold(&manifest).await?;
+        self.check_children(name, &manifest).await?;
         // Those of them that are here, as whoever pushes a list was told.
         let listed = manifest.children.iter().copied();
         let listed = each(listed, |child| async move { self.kept(name, &child).await }).await?;
         let key = self.manifest_key(name, &manifest.digest);
         let is_new = self.bucket.age(&key).await?.is_none();
+        self.note_children(name, &manifest).await?;
         self.bucket.write(&key, manifest.bytes.clone()).await?;
         // Another mirror may have cleared a blob away between the two, which it does with old ones alone.
         if let Err(error) = self.hold(&manifest).await {
             // One that was there before stays, and so does one of which the service only did not say.
             if is_new && matches!(error, MirrorError::ManifestBlobUnknown(_)) {
                 self.bucket.remove(&key).await?;
+                self.forget_children(name, &manifest).await?;
             }
             return Err(error);
         }
+        self.write_references(name, reference, &manifest).await?;
+        self.outlast(name, reference, &manifest, listed).await
+    }
+
+    /// Keeps a manifest list of an upstream, of which nothing else need be here yet.
+    pub(super) async fn keep_list(
+        &self,
+        name: &Repository,
+        tag: &str,
+        manifest: Manifest,
+    ) -> Result<(), MirrorError> {
+        let reference = Reference::Tag(tag.to_owned());
+        self.note_children(name, &manifest).await?;
+        self.bucket.write(&self.manifest_key(name, &manifest.digest), manifest.bytes.clone()).await?;
+        self.write_references(name, &reference, &manifest).await?;
+        self.outlast(name, &reference, &manifest, Vec::new()).await
+    }
+
+    /// Writes what leads to a manifest: its subject's entry, and its tag.
+    async fn write_references(
+        &self,
+        name: &Repository,
+        reference: &Reference,
+        manifest: &Manifest,
+    ) -> Result<(), MirrorError> {
         if let Some(subject) = &manifest.subject {
             self.bucket.write(&self.referrer_key(name, subject, &manifest.digest), "").await?;
         }
         if let Reference::Tag(tag) = reference {
             self.bucket.write(&self.tag_key(name, tag), manifest.digest.to_string()).await?;
         }
-        self.outlast(name, reference, &manifest, listed).await
+        Ok(())
     }
 
     /// Sees to it that the blobs of a manifest are here and stay for a while.
@@ -132,6 +160,7 @@ impl ObjectLibrary {
             }
             Reference::Digest(digest) => {
                 let Some(manifest) = self.kept(name, digest).await? else { return Ok(false) };
+                self.check_no_list_needs(name, digest).await?;
                 // The tags first: one that stands for nothing would be an error.
                 for Entry { name: tag, .. } in self.bucket.entries(&self.folder(name).join("tags")).await? {
                     if self.tagged(name, &tag).await? == Some(*digest) {
@@ -142,6 +171,7 @@ impl ObjectLibrary {
                     self.bucket.remove(&self.referrer_key(name, subject, digest)).await?;
                 }
                 self.bucket.remove(&self.manifest_key(name, digest)).await?;
+                self.forget_children(name, &manifest).await?;
                 Ok(true)
             }
         }
@@ -242,14 +272,9 @@ impl ObjectLibrary {
             Some(known) => Some(known),
             None => self.kept(name, &digest).await?,
         };
-        Ok(manifest.map(|manifest| Shown {
-            name: name.clone(),
-            tag: tag.name,
-            digest,
-            size: manifest.size(),
-            completed: None,
-            whose: Whose::Registry,
-            written,
-        }))
+        let Some(manifest) = manifest else { return Ok(None) };
+        let size = self.size_of(name, &manifest).await?;
+        let (name, whose) = (name.clone(), Whose::Registry);
+        Ok(Some(Shown { name, tag: tag.name, digest, size, completed: None, whose, written }))
     }
 }

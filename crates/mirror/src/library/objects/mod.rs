@@ -7,11 +7,14 @@
 //!     manifests/<hex>             a manifest, byte for byte
 //!     tags/<tag>                  the digest that a tag stands for
 //!     referrers/<hex>/<hex>       the manifests that have another one as their subject
+//!     lists/<hex>/<hex>           the manifest lists that have another one as their child
 //! brought/<name>/<hex>-<size>     a blob that was pushed there a short while ago
 //! retiring/<name>/<id>            a mirror is just removing something of the repository
 //! uploads/<id>.json               how far an upload is
 //! uploads/<id>.<length>           its last bytes, fewer than a part has
 //! history/<id>-<n>.json           what a mirror knows of when things came and were pulled
+//! trash/sha256-<hex>              a blob that was removed less than a day ago: where its bytes lie
+//! trash/manifest-<hex>            a manifest that was removed less than a day ago
 //! sizes/<name>/<hex>              how large the blobs of an upstream's manifest are that was handed out
 //! ```
 //!
@@ -23,6 +26,8 @@ mod bucket;
 mod connect;
 #[cfg(test)]
 mod failures;
+mod inventory;
+mod lists;
 mod manifests;
 mod notes;
 mod retire;
@@ -45,6 +50,7 @@ use puna_store::{Digest, Store};
 use serde::{Deserialize, Serialize};
 
 use super::blobs::FileBlob;
+use super::inventory::RefusalLog;
 use super::store::GRACE;
 use super::{Blob, Body, Library, Part};
 use crate::error::MirrorError;
@@ -85,6 +91,7 @@ pub struct ObjectLibrary {
     places: Known<(String, String), Place>,
     /// Bytes that had no name when they were last looked at.
     nameless: Mutex<HashSet<String>>,
+    refusals: RefusalLog,
 }
 
 /// Where the bytes of a blob lie.
@@ -109,7 +116,7 @@ impl ObjectLibrary {
 
     /// One that lies in memory.
     #[cfg(test)]
-    pub(super) fn in_memory() -> Self {
+    pub(crate) fn in_memory() -> Self {
         let service = Arc::new(object_store::memory::InMemory::new());
         Self::of(Bucket::new(service, "models", "s3://test".into()))
     }
@@ -123,6 +130,7 @@ impl ObjectLibrary {
             tags: Known::default(),
             places: Known::default(),
             nameless: Mutex::default(),
+            refusals: RefusalLog::default(),
         }
     }
 
@@ -135,7 +143,7 @@ impl ObjectLibrary {
     async fn take_over(
         &self,
         name: &Repository,
-        tag: &str,
+        reference: &Reference,
         manifest: Manifest,
         store: &Store,
     ) -> Result<(), MirrorError> {
@@ -159,7 +167,7 @@ impl ObjectLibrary {
                 return Err(error);
             }
         }
-        self.keep(name, &Reference::Tag(tag.to_owned()), manifest).await
+        self.keep(name, reference, manifest).await
     }
 
     /// Removes blobs that no manifest needs, a day after they came or a manifest named them, and bytes without a name.
@@ -168,13 +176,13 @@ impl ObjectLibrary {
         let blobs = self.bucket.entries(&self.bucket.key(["blobs"])).await?;
         let data = self.bucket.entries(&self.bucket.key(["data"])).await?;
         let (old, young): (Vec<_>, Vec<_>) = blobs.into_iter().partition(|blob| blob.age() > GRACE);
-        let needed = if old.is_empty() { HashSet::new() } else { self.needed().await? };
-        let (mut gone, mut places) = (Vec::new(), HashSet::new());
+        let Some(needed) = self.collectable().await? else { return Ok(0) };
+        let (mut gone, mut places) = (Vec::new(), self.empty_trash().await?);
         for (digest, place, age) in each(old.into_iter().chain(young), |blob| self.swept(blob)).await? {
             places.insert(place.data.to_string());
             if age > GRACE && !needed.contains(&digest) && self.is_old(&digest).await? {
                 // The name alone: another mirror may be giving it to the bytes again, which the next sweep sees.
-                self.bucket.remove(&blob_key(&self.bucket, &digest)).await?;
+                self.discard(&blob_key(&self.bucket, &digest), &digest.file_name()).await?;
                 gone.push((digest, place));
             }
         }
@@ -242,12 +250,6 @@ impl ObjectLibrary {
     async fn is_old(&self, digest: &Digest) -> Result<bool, MirrorError> {
         let age = self.bucket.age(&blob_key(&self.bucket, digest)).await?;
         Ok(age.is_some_and(|age| age > GRACE))
-    }
-
-    /// The name first: bytes without one are seen by nobody.
-    async fn remove(&self, digest: &Digest, place: &Place) -> Result<(), MirrorError> {
-        self.bucket.remove(&blob_key(&self.bucket, digest)).await?;
-        self.bucket.remove(&data_key(&self.bucket, &place.data)).await
     }
 
     /// The blobs of all manifests.
@@ -358,7 +360,10 @@ impl Library for ObjectLibrary {
     ) -> Answer<'a, Option<Manifest>> {
         Box::pin(async move {
             match reference {
-                Reference::Digest(digest) => self.kept(name, digest).await,
+                Reference::Digest(digest) => match self.kept(name, digest).await? {
+                    Some(manifest) => Ok(Some(manifest)),
+                    None => self.inline_child(name, digest).await,
+                },
                 Reference::Tag(tag) => match self.tagged(name, tag).await? {
                     Some(digest) => self.kept(name, &digest).await,
                     None => Ok(None),
@@ -380,19 +385,35 @@ impl Library for ObjectLibrary {
         })
     }
 
+    fn put_upstream_list<'a>(
+        &'a self,
+        name: &'a Repository,
+        tag: &'a str,
+        manifest: Manifest,
+    ) -> Answer<'a, ()> {
+        Box::pin(self.keep_list(name, tag, manifest))
+    }
+
     fn is_elsewhere(&self) -> bool {
         true
+    }
+
+    fn lists_with<'a>(&'a self, name: &'a Repository, child: Digest) -> Answer<'a, Vec<Digest>> {
+        Box::pin(async move {
+            let lists = self.lists_with_child(name, &child).await?;
+            Ok(lists.iter().map(|list| list.digest).collect())
+        })
     }
 
     fn land<'a>(
         &'a self,
         name: &'a Repository,
-        tag: &'a str,
+        reference: &'a Reference,
         manifest: Manifest,
         store: &'a Store,
     ) -> Answer<'a, bool> {
         Box::pin(async move {
-            self.take_over(name, tag, manifest, store).await?;
+            self.take_over(name, reference, manifest, store).await?;
             Ok(true)
         })
     }
@@ -475,11 +496,15 @@ impl Library for ObjectLibrary {
 
     fn remove_blob(&self, digest: Digest) -> Answer<'_, bool> {
         Box::pin(async move {
-            let Some(place) = self.place(&digest).await? else { return Ok(false) };
-            if self.needed().await?.contains(&digest) {
+            if self.place(&digest).await?.is_none() {
+                return Ok(false);
+            }
+            let needed = self.collectable().await?.ok_or_else(|| MirrorError::uncollectable(&digest))?;
+            if needed.contains(&digest) {
                 return Err(MirrorError::needed(&digest));
             }
-            self.remove(&digest, &place).await?;
+            // The bytes stay as long as the name lies in the trash.
+            self.discard(&blob_key(&self.bucket, &digest), &digest.file_name()).await?;
             Ok(true)
         })
     }

@@ -41,6 +41,9 @@ impl ObjectLibrary {
         doomed: Vec<Doomed>,
     ) -> Result<Vec<Result<bool, MirrorError>>, MirrorError> {
         let mut removed: Vec<_> = doomed.iter().map(|_| Ok(false)).collect();
+        if self.collectable().await?.is_none() {
+            return Ok(removed);
+        }
         let mut of: BTreeMap<Repository, Vec<One>> = BTreeMap::new();
         for (n, one) in doomed.into_iter().enumerate() {
             of.entry(one.name.clone()).or_default().push((n, one));
@@ -154,9 +157,16 @@ impl ObjectLibrary {
         begun: Instant,
     ) -> Result<Option<Digest>, MirrorError> {
         let Some(digest) = held.manifest.filter(|_| begun.elapsed() <= HURRY) else { return Ok(None) };
-        self.bucket.remove(&self.manifest_key(name, &digest)).await?;
+        let list = match held.children.is_empty() {
+            true => None,
+            false => self.kept(name, &digest).await?,
+        };
+        self.discard(&self.manifest_key(name, &digest), &format!("manifest-{}", digest.hex())).await?;
         if let Some(subject) = &held.subject {
             self.bucket.remove(&self.referrer_key(name, subject, &digest)).await?;
+        }
+        if let Some(list) = list {
+            self.forget_children(name, &list).await?;
         }
         Ok(Some(digest))
     }
@@ -184,6 +194,11 @@ impl ObjectLibrary {
         listed: Vec<Manifest>,
     ) -> Result<(), MirrorError> {
         self.wait_for_marks(name).await?;
+        if manifest.list.is_some()
+            && self.bucket.age(&self.manifest_key(name, &manifest.digest)).await?.is_none()
+        {
+            self.note_children(name, manifest).await?;
+        }
         for manifest in listed.iter().chain([manifest]) {
             let key = self.manifest_key(name, &manifest.digest);
             if self.bucket.age(&key).await?.is_none() {

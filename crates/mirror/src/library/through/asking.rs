@@ -8,6 +8,7 @@ use puna_store::{Digest, ModelName, ModelRef, Source};
 use tokio::sync::MutexGuard;
 
 use super::coming::Coming;
+use super::lists::UpstreamManifest;
 use super::making::Files;
 use super::tags::{Said, State, Tag, Why};
 use super::{Inner, broken, of_model};
@@ -154,8 +155,9 @@ impl Inner {
         }
         let reference = ModelRef { name: wish.model.clone(), http: false, source: Source::Any };
         let options = Options { via: via::told(), ..Options::default() };
-        match self.registry.look(&reference, &options).await {
-            Ok(found) => self.take(tag, wish, found).await,
+        match self.lookup.look_up_tag(&reference, &options).await {
+            Ok(UpstreamManifest::Model(found)) => self.take(tag, wish, *found).await,
+            Ok(UpstreamManifest::List(bytes)) => self.take_list(tag, wish, bytes).await,
             Err(RegistryError::Listed { origin, files }) => {
                 let listed = Files { reference, options, origin, files };
                 self.take_files(tag, wish, listed, asking).await

@@ -126,19 +126,24 @@ impl Inner {
     /// where no Ollama looks: whoever asks for it reads it as it is, and our own client makes a model of it.
     async fn fetch(&self, pending: &Pending) -> Result<Option<Entry>, MirrorError> {
         let Pending { of: Of { name, model, .. }, found, manifest } = pending;
+        let tag = Reference::Tag(model.tag().to_owned());
         if manifest.kind == Kind::Model && !self.library.is_elsewhere() {
             let replaced = found.fetch(&self.store).await.map_err(broken)?;
+            let served = self.library.manifest(name, &tag).await?;
+            if served.is_some_and(|served| served.digest != manifest.digest) {
+                // The tag stands for a list or an image, which would hide the model.
+                self.library.put_manifest(name, &tag, manifest.clone()).await?;
+            }
             return Ok(replaced);
         }
         let kept = found.fetch_blobs(&self.store).await.map_err(broken)?;
-        if self.library.land(name, model.tag(), manifest.clone(), &self.store).await? {
+        if self.library.land(name, &tag, manifest.clone(), &self.store).await? {
             drop(kept);
             let blobs: Vec<Digest> = manifest.blobs.iter().map(|blob| blob.digest).collect();
             let store = self.store.clone();
             blocking(move || Ok(store.remove_blobs(&blobs)?)).await?;
             return Ok(None);
         }
-        let tag = Reference::Tag(model.tag().to_owned());
         self.library.put_manifest(name, &tag, manifest.clone()).await
     }
 
@@ -157,7 +162,8 @@ impl Inner {
     /// Hands a model of the store to where the library keeps it, if that is elsewhere.
     pub(super) async fn hand_over(&self, model: &ModelName, manifest: Manifest) -> Result<(), MirrorError> {
         let Some(name) = Repository::of_model(model) else { return Ok(()) };
-        if self.library.land(&name, model.tag(), manifest, &self.store).await? {
+        let tag = Reference::Tag(model.tag().to_owned());
+        if self.library.land(&name, &tag, manifest, &self.store).await? {
             let (store, model) = (self.store.clone(), model.clone());
             blocking(move || Ok(store.delete(&model).map(drop)?)).await?;
         }

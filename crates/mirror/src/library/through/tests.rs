@@ -1,5 +1,6 @@
 //! Libraries before an upstream that moves, stands still, and has what is damaged.
 
+mod lists;
 mod sizes;
 mod strays;
 

@@ -1,3 +1,4 @@
+mod lists;
 mod races;
 
 use std::path::Path;

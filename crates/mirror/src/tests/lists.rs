@@ -1,0 +1,201 @@
+//! Manifest lists as clients push and pull them, over a folder and over a bucket.
+
+use axum::http::{HeaderMap, HeaderValue};
+use puna_store::media;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::ObjectLibrary;
+use crate::manifest_list::tests::{child, inline, list_of, reference};
+
+/// What Ollama before 0.40 accepts.
+const OLD_CLIENT: &str = media::MANIFEST;
+/// What a client accepts that knows lists.
+const NEW_CLIENT: &str =
+    "application/vnd.ollama.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
+
+/// A mirror over a folder, and one over a bucket.
+fn both() -> [Bench; 2] {
+    let bucket = Arc::new(ObjectLibrary::in_memory());
+    [bench(Vec::new()), over(bucket, tempfile::tempdir().unwrap(), Vec::new())]
+}
+
+impl Bench {
+    async fn put(&self, path: &str, kind: &str, text: &str) -> (u16, String) {
+        let body = Body::from(text.to_owned());
+        let (status, _, said) = self.ask_with("PUT", path, (header::CONTENT_TYPE, kind), body).await;
+        (status, String::from_utf8_lossy(&said).into_owned())
+    }
+
+    async fn get(&self, path: &str, accept: &str) -> (u16, HeaderMap, Bytes) {
+        self.ask_with("GET", path, (header::ACCEPT, accept), Body::empty()).await
+    }
+
+    /// Pushes the manifest of a child by its digest: its text.
+    async fn child(&self, name: &str, weights: &[u8]) -> String {
+        self.blob(name, weights).await;
+        let text = child(weights).to_string();
+        let path = format!("/v2/{name}/manifests/{}", Digest::of(text.as_bytes()));
+        let (status, said) = self.put(&path, media::MANIFEST, &text).await;
+        assert_eq!(status, 201, "{said}");
+        text
+    }
+
+    /// Pushes a list of two references under the tag `latest`: the list and the children.
+    async fn list(&self, name: &str) -> (String, [String; 2]) {
+        let children = [self.child(name, b"of ggml").await, self.child(name, b"of llamacpp").await];
+        let list =
+            list_of(&[reference(&children[0], "ggml", "gguf"), reference(&children[1], "llamacpp", "gguf")]);
+        let path = format!("/v2/{name}/manifests/latest");
+        let (status, said) = self.put(&path, media::MANIFEST_LIST, &list).await;
+        assert_eq!(status, 201, "{said}");
+        (list, children)
+    }
+
+    async fn has(&self, path: &str) -> bool {
+        self.ask("HEAD", path, Body::empty()).await.0 == 200
+    }
+}
+
+fn digest_of(text: &str) -> String {
+    Digest::of(text.as_bytes()).to_string()
+}
+
+/// Checks what a client was given under a tag that stands for a list.
+fn check((status, headers, body): &(u16, HeaderMap, Bytes), kind: &str, text: &str) {
+    let of = |name: &str| headers[name].to_str().unwrap();
+    assert_eq!((*status, of("content-type"), of("vary")), (200, kind, "Accept"));
+    assert_eq!((of("docker-content-digest"), &body[..]), (&*digest_of(text), text.as_bytes()));
+}
+
+#[tokio::test]
+async fn clients_get_the_list_or_its_default_child() {
+    for bench in both() {
+        let (list, [ggml, llamacpp]) = bench.list("library/m").await;
+        let path = "/v2/library/m/manifests/latest";
+        check(&bench.get(path, NEW_CLIENT).await, media::MANIFEST_LIST, &list);
+        for accept in [OLD_CLIENT, "*/*", "application/*", ""] {
+            check(&bench.get(path, accept).await, media::MANIFEST, &llamacpp);
+        }
+        // Ollama 0.17 sends no type of lists, and a client that sends no `Accept` knows none.
+        check(&bench.ask("GET", path, Body::empty()).await, media::MANIFEST, &llamacpp);
+        for (accept, text) in [(NEW_CLIENT, &list), (OLD_CLIENT, &llamacpp)] {
+            let head = bench.ask_with("HEAD", path, (header::ACCEPT, accept), Body::empty()).await;
+            assert_eq!(head.1[header::CONTENT_LENGTH], text.len().to_string());
+            assert_eq!((head.0, head.1["docker-content-digest"].to_str().unwrap()), (200, &*digest_of(text)));
+        }
+        // By digest nothing is negotiated.
+        for text in [&list, &ggml, &llamacpp] {
+            let found = bench.get(&format!("/v2/library/m/manifests/{}", digest_of(text)), OLD_CLIENT).await;
+            assert_eq!((found.0, &found.2[..]), (200, text.as_bytes()));
+            assert!(!found.1.contains_key(header::VARY));
+        }
+        let known = (header::IF_NONE_MATCH, &*format!("\"{}\"", digest_of(&llamacpp)));
+        let (status, headers, _) = bench.ask_with("GET", path, known, Body::empty()).await;
+        assert_eq!((status, &headers[header::VARY]), (304, &HeaderValue::from_static("Accept")));
+    }
+}
+
+#[tokio::test]
+async fn a_list_counts_once_with_the_distinct_blobs_of_its_children() {
+    for bench in both() {
+        let name = "library/m";
+        let weights = [&b"weights of one"[..], b"weights of the other", b"shared"];
+        for bytes in weights {
+            bench.blob(name, bytes).await;
+        }
+        let shared = child(weights[2])["layers"][0].clone();
+        let mut whole = inline(weights[0], "llamacpp");
+        let mut other = child(weights[1]);
+        for manifest in [&mut whole, &mut other] {
+            manifest["layers"].as_array_mut().unwrap().push(shared.clone());
+        }
+        let other = other.to_string();
+        let path = format!("/v2/{name}/manifests/{}", digest_of(&other));
+        assert_eq!(bench.put(&path, media::MANIFEST, &other).await.0, 201);
+        let list = list_of(&[whole, reference(&other, "mlx", "safetensors")]);
+        let put = bench.put(&format!("/v2/{name}/manifests/latest"), media::MANIFEST_LIST, &list).await;
+        assert_eq!(put.0, 201, "{}", put.1);
+        let shown = bench.mirror.library().shown().await.unwrap();
+        let sum: usize = weights.iter().map(|bytes| bytes.len()).sum();
+        assert_eq!(shown.iter().map(|shown| shown.size).collect::<Vec<_>>(), [sum as u64]);
+        assert_eq!(shown[0].digest, Digest::of(list.as_bytes()));
+        let tags = bench.ask("GET", "/v2/library/m/tags/list", Body::empty()).await.2;
+        assert_eq!(serde_json::from_slice::<Value>(&tags).unwrap()["tags"], json!(["latest"]));
+        let page = bench.ask("GET", "/mirror", Body::empty()).await.2;
+        assert!(String::from_utf8_lossy(&page).contains(&format!("{sum} B")));
+    }
+}
+
+#[tokio::test]
+async fn inline_children_are_served_by_digest_and_keep_their_blobs() {
+    for bench in both() {
+        let (name, blob) = ("library/m", Digest::of(b"weights"));
+        let list = list_of(&[inline(b"weights", "llamacpp")]);
+        let path = format!("/v2/{name}/manifests/latest");
+        let (status, said) = bench.put(&path, media::MANIFEST_LIST, &list).await;
+        assert!(status == 400 && said.contains("MANIFEST_BLOB_UNKNOWN"), "{said}");
+        bench.blob(name, b"weights").await;
+        assert_eq!(bench.put(&path, media::MANIFEST_LIST, &list).await.0, 201);
+        let child = bench.get(&path, OLD_CLIENT).await;
+        assert_eq!(
+            (child.0, &child.1[header::CONTENT_TYPE]),
+            (200, &HeaderValue::from_static(media::MANIFEST))
+        );
+        let by_digest = format!("/v2/{name}/manifests/{}", Digest::of(&child.2));
+        assert_eq!(child.1["docker-content-digest"], Digest::of(&child.2).to_string());
+        assert_eq!(bench.get(&by_digest, "*/*").await.2, child.2);
+        let (status, code, said) =
+            bench.refusal("DELETE", &format!("/v2/{name}/blobs/{blob}"), Body::empty()).await;
+        assert_eq!((status, code.as_str()), (403, "DENIED"), "{said}");
+        assert!(bench.has(&format!("/v2/{name}/blobs/{blob}")).await);
+        let list = format!("/v2/{name}/manifests/{}", digest_of(&list));
+        assert_eq!(bench.ask("DELETE", &list, Body::empty()).await.0, 202);
+        assert!(!bench.has(&by_digest).await && !bench.has(&path).await);
+        let gone = bench.ask("DELETE", &format!("/v2/{name}/blobs/{blob}"), Body::empty()).await;
+        assert_eq!(gone.0, 202);
+    }
+}
+
+#[tokio::test]
+async fn lists_that_name_what_is_not_there_are_refused() {
+    for bench in both() {
+        let (list, [ggml, llamacpp]) = bench.list("library/m").await;
+        let path = "/v2/library/m/manifests/other";
+        let missing = list_of(&[reference(&ggml, "ggml", "gguf"), reference("none", "mlx", "safetensors")]);
+        let nested = list_of(&[reference(&ggml, "ggml", "gguf"), reference(&list, "mlx", "safetensors")]);
+        let twice = list_of(&[reference(&ggml, "ggml", "gguf"), reference(&llamacpp, "GGML", "gguf")]);
+        for (text, code, reason) in [
+            (&missing, "MANIFEST_BLOB_UNKNOWN", "child 2 for mlx"),
+            (&nested, "MANIFEST_INVALID", "is a list itself"),
+            (&twice, "MANIFEST_INVALID", "two children for the runner"),
+            (&list_of(&[]), "MANIFEST_INVALID", "no children"),
+        ] {
+            let (status, said) = bench.put(path, media::MANIFEST_LIST, text).await;
+            assert!(status == 400 && said.contains(code) && said.contains(reason), "{said}");
+        }
+        assert!(!bench.has(path).await);
+        // Children of another repository are not of this one.
+        bench.blob("library/x", b"of ggml").await;
+        let (status, _) = bench.put("/v2/library/x/manifests/latest", media::MANIFEST_LIST, &list).await;
+        assert_eq!(status, 400);
+        check(&bench.get("/v2/library/m/manifests/latest", NEW_CLIENT).await, media::MANIFEST_LIST, &list);
+    }
+}
+
+#[tokio::test]
+async fn a_child_stays_as_long_as_its_list() {
+    for bench in both() {
+        let (list, [ggml, _]) = bench.list("library/m").await;
+        let of = |text: &str| format!("/v2/library/m/manifests/{}", digest_of(text));
+        let (status, code, said) = bench.refusal("DELETE", &of(&ggml), Body::empty()).await;
+        assert_eq!((status, code.as_str()), (403, "DENIED"));
+        assert!(said.contains(&digest_of(&list)) && said.contains("remove the list first"), "{said}");
+        bench.mirror.library().tidy().await.unwrap();
+        assert!(bench.has(&of(&ggml)).await);
+        // Without the list nothing holds the child.
+        assert_eq!(bench.ask("DELETE", &of(&list), Body::empty()).await.0, 202);
+        assert_eq!(bench.ask("DELETE", &of(&ggml), Body::empty()).await.0, 202);
+        assert!(!bench.has(&of(&ggml)).await);
+    }
+}
