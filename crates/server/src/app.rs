@@ -205,8 +205,8 @@ impl App {
         name: &Name,
         missing: impl FnOnce() -> String,
     ) -> Result<Arc<Model>, Failure> {
-        let stored = name.stored.clone();
-        match self.store(move |store| store.resolve(&stored)).await? {
+        let (stored, runner) = (name.stored.clone(), name.runner.clone());
+        match self.store(move |store| store.resolve_for(&stored, runner.as_deref())).await? {
             Ok(model) => Ok(Arc::new(model)),
             Err(StoreError::NotFound(_)) => Err(Failure::not_found(missing())),
             Err(error) => Err(store_failure(&error)),
@@ -386,6 +386,7 @@ pub(crate) fn api_details(details: Details) -> ModelDetails {
         quantization_level: details.quantization_level,
         context_length: 0,
         embedding_length: 0,
+        runner: details.runner,
     }
 }
 

@@ -14,13 +14,15 @@ pub(crate) struct Name {
     pub(crate) given: String,
     /// As the store understands it.
     pub(crate) stored: ModelName,
+    /// The runner that it names.
+    pub(crate) runner: Option<String>,
 }
 
 impl Name {
     /// Reads a name; `cloud` is what is said of models that somebody else's servers execute.
     pub(crate) fn parse(given: &str, cloud: &str) -> Result<Self, Failure> {
-        let stored = reference(given, cloud)?.name;
-        Ok(Self { given: given.to_owned(), stored })
+        let ModelRef { name, runner, .. } = reference(given, cloud)?;
+        Ok(Self { given: given.to_owned(), stored: name, runner })
     }
 
     /// Reads the name of a model to run.

@@ -225,7 +225,7 @@ keep!(Manifest { config, layers });
 keep!(ManifestList { children });
 keep!(Child { digest, runner, format, inline });
 keep!(Summary { details, context_length, embedding_length, capabilities, remote_model, remote_host });
-keep!(Details { parent_model, format, family, families, parameter_size, quantization_level });
+keep!(Details { parent_model, format, family, families, parameter_size, quantization_level, runner });
 
 impl Keep for u8 {
     fn write(&self, pen: &mut Pen) {
@@ -350,6 +350,7 @@ mod tests {
             families: Some(vec!["llama".into(), "clip".into()]),
             parameter_size: "1.5B".into(),
             quantization_level: "Q4_K_M".into(),
+            runner: "ggml".into(),
         };
         let summary = Summary {
             details,

@@ -34,7 +34,7 @@ const WORTH: usize = 32;
 /// Bytes of that file at most.
 const KEPT_LIMIT: u64 = 256 << 20;
 /// Who made it: another version may see other things in a model. To be counted up when this one does.
-const FORM: &str = concat!("lists 4 of ", env!("CARGO_PKG_VERSION"));
+const FORM: &str = concat!("lists 5 of ", env!("CARGO_PKG_VERSION"));
 
 /// What lists remember.
 #[derive(Default)]

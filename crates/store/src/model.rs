@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use crate::builtin;
 use crate::digest::Digest;
 use crate::embedded;
-use crate::entry::Entry;
+use crate::entry::{ChildList, Entry};
 use crate::error::StoreError;
 use crate::facts::{Facts, parameter_size};
 use crate::manifest::{Config, Layer, media, object};
@@ -40,6 +40,8 @@ pub struct Model {
     pub digest: Digest,
     /// The runner that the manifest was made for, such as `llamacpp`; empty where it does not say.
     pub runner: String,
+    /// The manifests for several runners, where the name stands for a list of them.
+    pub list: Option<Arc<ChildList>>,
     /// When the name was written.
     pub modified: SystemTime,
     /// Bytes of all layers.
@@ -84,6 +86,8 @@ pub struct Details {
     pub families: Option<Vec<String>>,
     pub parameter_size: String,
     pub quantization_level: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub runner: String,
 }
 
 impl Store {
@@ -150,6 +154,7 @@ impl Store {
             name: entry.name.clone(),
             digest: entry.shown_digest(),
             runner: entry.runner.clone(),
+            list: entry.list.clone(),
             modified: entry.modified,
             size: entry.size(),
             weights,
@@ -258,6 +263,7 @@ impl Model {
                 _ => or(&config.model_type, parameter_size(self.facts.parameter_count)),
             },
             quantization_level: or(&config.file_type, self.facts.file_type.clone()),
+            runner: self.runner.clone(),
         }
     }
 

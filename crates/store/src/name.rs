@@ -263,6 +263,9 @@ impl FromStr for ModelName {
     }
 }
 
+/// The longest name of a runner.
+const MAX_RUNNER: usize = 32;
+
 /// Where a reference says that the model is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
@@ -283,14 +286,22 @@ pub struct ModelRef {
     pub http: bool,
     /// What the suffix said.
     pub source: Source,
+    /// The runner whose manifest is meant, where the name stands for several: `NAME@runner`.
+    pub runner: Option<String>,
 }
 
 impl ModelRef {
+    /// A reference to a model of this name, wherever it is.
+    pub fn of(name: ModelName) -> Self {
+        Self { name, http: false, source: Source::Any, runner: None }
+    }
+
     /// Reads a reference.
     ///
     /// # Errors
     /// Of [`ModelName::parse`], and both suffixes at once.
     pub fn parse(text: &str) -> Result<Self, NameError> {
+        let (text, runner) = cut_runner(text);
         let (rest, source) = cut_source(text);
         if source != Source::Any {
             let (_, again) = cut_source(rest);
@@ -299,7 +310,19 @@ impl ModelRef {
             }
         }
         let (name, scheme) = ModelName::parse_with_scheme(rest)?;
-        Ok(Self { name, http: scheme.is_some_and(|s| s.eq_ignore_ascii_case("http")), source })
+        Ok(Self { name, http: scheme.is_some_and(|s| s.eq_ignore_ascii_case("http")), source, runner })
+    }
+}
+
+/// Cuts `@runner`. What cannot be a runner's name, such as a digest, stays.
+fn cut_runner(text: &str) -> (&str, Option<String>) {
+    let is_runner = |runner: &str| {
+        (1..=MAX_RUNNER).contains(&runner.len())
+            && runner.bytes().all(|c| c.is_ascii_alphanumeric() || b"-_.".contains(&c))
+    };
+    match text.rsplit_once('@') {
+        Some((rest, runner)) if is_runner(runner) => (rest, Some(runner.to_ascii_lowercase())),
+        _ => (text, None),
     }
 }
 
@@ -410,6 +433,17 @@ mod tests {
         assert_eq!(of("my-cloud"), Ok(("my-cloud:latest".into(), Source::Any)));
         assert_eq!(of("a:cloud:local"), Err(NameError::BothSources("a:cloud:local".into())));
         assert!(ModelRef::parse("http://h/n/m").unwrap().http);
+    }
+
+    #[test]
+    fn a_runner_is_cut_and_a_digest_is_not_one() {
+        let of = |t: &str| ModelRef::parse(t).map(|r| (r.name.to_string(), r.runner));
+        assert_eq!(of("gemma4:e4b@GGML"), Ok(("gemma4:e4b".into(), Some("ggml".into()))));
+        assert_eq!(of("h:5000/n/m@llamacpp"), Ok(("h:5000/n/m:latest".into(), Some("llamacpp".into()))));
+        assert_eq!(of("m"), Ok(("m:latest".into(), None)));
+        for bad in ["m@", "@ggml", "m@sha256:00", "m@a/b", "m@a@b", "m@é"] {
+            assert!(of(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -151,7 +151,7 @@ impl Store {
             None => kept.push(of_blob(media::MANIFEST, new.digest)),
             Some(list) => {
                 let chosen = &list.children[list.chosen];
-                text = self.child_text(&new.name, chosen)?;
+                text = child_text(self.root(), &new.name, chosen)?;
                 kept.push(of_blob(media::MANIFEST_LIST, new.digest));
                 for (at, stored) in list.children.iter().enumerate() {
                     let Some(manifest) = &stored.manifest else { continue };
@@ -165,23 +165,6 @@ impl Store {
             }
         }
         with_layers(&text, &kept).ok_or_else(|| StoreError::NoWeights(new.name.to_string()))
-    }
-
-    /// The text of a child's manifest.
-    pub(crate) fn child_text(&self, name: &ModelName, stored: &StoredChild) -> Result<Vec<u8>, StoreError> {
-        let StoredChild { child, .. } = stored;
-        if let Some(text) = &child.inline {
-            return Ok(text.clone());
-        }
-        match read_manifest_blob(self.root(), &child.digest) {
-            Ok(Some(bytes)) => Ok(bytes),
-            Ok(None) => Err(StoreError::ChildMissing {
-                name: name.to_string(),
-                runner: child.runner.clone(),
-                digest: child.digest,
-            }),
-            Err(reason) => Err(StoreError::Manifest { path: self.own_blob_path(&child.digest), reason }),
-        }
     }
 
     /// Removes a model, and the blobs that no other model needs.
@@ -240,6 +223,29 @@ impl Store {
                 }
             }
             Err(error) => error,
+        }
+    }
+}
+
+/// The text of a child's manifest in the store at `root`.
+///
+/// # Errors
+/// It is not there, or damaged.
+pub(crate) fn child_text(root: &Path, name: &ModelName, stored: &StoredChild) -> Result<Vec<u8>, StoreError> {
+    let StoredChild { child, .. } = stored;
+    if let Some(text) = &child.inline {
+        return Ok(text.clone());
+    }
+    match read_manifest_blob(root, &child.digest) {
+        Ok(Some(bytes)) => Ok(bytes),
+        Ok(None) => Err(StoreError::ChildMissing {
+            name: name.to_string(),
+            runner: child.runner.clone(),
+            digest: child.digest,
+        }),
+        Err(reason) => {
+            let path = root.join("blobs").join(child.digest.file_name());
+            Err(StoreError::Manifest { path, reason })
         }
     }
 }

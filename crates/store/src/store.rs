@@ -15,7 +15,7 @@ use crate::files;
 use crate::listing::Memory;
 use crate::manifest::{Layer, Manifest, media};
 use crate::name::ModelName;
-use crate::name_changes::without_anchors;
+use crate::name_changes::{child_text, without_anchors};
 use crate::names::{NameFile, NameFolder, NameScan, is_shadow};
 use crate::silent::Silent;
 use crate::stamp::Stamp;
@@ -203,13 +203,14 @@ impl Store {
         Ok(ModelName::from_parts(parts[0], parts[1], parts[2], parts[3])?)
     }
 
-    /// The model of a name, whose blobs are pinned and all there.
+    /// The model of a name, with the manifest for a runner where one is named. Its blobs are pinned and all there.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`], also where it is removed meanwhile; [`StoreError::Incomplete`].
-    pub(crate) fn hold(&self, name: &ModelName) -> Result<Entry, StoreError> {
+    /// [`StoreError::NotFound`], also where it is removed at the same time; [`StoreError::Incomplete`]; those of
+    /// [`Entry::for_runner`].
+    pub(crate) fn hold(&self, name: &ModelName, runner: Option<&str>) -> Result<Entry, StoreError> {
         loop {
-            let entry = self.get(name)?;
+            let entry = self.get_for(name, runner)?;
             if entry.is_embedded() {
                 embedded::store_blobs(self)?;
             }
@@ -252,9 +253,29 @@ impl Store {
     /// # Errors
     /// [`StoreError::NotFound`], [`StoreError::Incomplete`], or the store cannot be written.
     pub fn copy(&self, source: &ModelName, target: &ModelName) -> Result<(), StoreError> {
+        self.copy_for(source, None, target)
+    }
+
+    /// The same; where a runner is named, its manifest alone is copied instead of the list of all.
+    ///
+    /// # Errors
+    /// Also those of [`Entry::for_runner`].
+    pub fn copy_for(
+        &self,
+        source: &ModelName,
+        runner: Option<&str>,
+        target: &ModelName,
+    ) -> Result<(), StoreError> {
         let _work = self.work();
-        let source = self.hold(source)?;
-        let copied = self.copy_held(&source, target);
+        let source = self.hold(source, runner)?;
+        let copied = match (&source.list, runner) {
+            (Some(list), Some(_)) => {
+                let chosen = &list.children[list.chosen];
+                let text = child_text(self.root_of(&source.place), &source.name, chosen);
+                text.and_then(|text| self.write_manifest(&self.spelling(target)?, &text, false))
+            }
+            _ => self.copy_held(&source, target),
+        };
         self.release(source.manifest.blobs().map(|layer| layer.digest));
         copied
     }

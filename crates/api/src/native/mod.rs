@@ -15,8 +15,8 @@ pub use generate::{
 pub use message::{Image, Message, Think, Tool, ToolCall, ToolCallFunction, ToolChoice};
 pub use models::{
     CopyRequest, CreateRequest, DeleteRequest, DeleteResponse, License, ListResponse, ModelDetails,
-    ModelSummary, ProcessResponse, Progress, PullRequest, RunningModel, ShowRequest, ShowResponse,
-    TensorInfo, VersionResponse,
+    ModelSummary, ProcessResponse, Progress, PullRequest, RunnerManifest, RunningModel, ShowRequest,
+    ShowResponse, TensorInfo, VersionResponse,
 };
 
 pub use rerank::{

@@ -31,6 +31,30 @@ pub struct ModelDetails {
     /// Width of its vectors; only in the list.
     #[serde(skip_serializing_if = "is_default")]
     pub embedding_length: u64,
+    /// The runner that its manifest is for, such as `llamacpp` or `ggml`, where it says one.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub runner: String,
+}
+
+/// One of the manifests that a name stands for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct RunnerManifest {
+    /// The runner that it is for: `llamacpp`, `ggml`, `mlx` …
+    pub runner: String,
+    /// The format of its weights: `gguf` or `safetensors`.
+    pub format: String,
+    /// SHA-256 of the manifest in hexadecimal.
+    pub digest: String,
+    /// Bytes of its parts; zero where it is not stored.
+    pub size: u64,
+    /// Whether it is stored; `puna pull NAME@runner` fetches it.
+    pub stored: bool,
+    /// Whether this program can run it.
+    pub runnable: bool,
+    /// Whether it is the one that is used.
+    pub chosen: bool,
 }
 
 /// A stored model.
@@ -160,6 +184,9 @@ pub struct ShowResponse {
     /// `completion`, `embedding`, `tools` …
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub capabilities: Vec<String>,
+    /// The manifests for several runners that the name stands for (Puna's addition).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub runners: Vec<RunnerManifest>,
     /// When it was stored.
     pub modified_at: String,
     /// Version that it asks for.
@@ -339,6 +366,9 @@ pub struct PullRequest {
     /// Bytes a second at most (Puna's addition).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_rate: Option<u64>,
+    /// Fetch the manifests for all runners, where the name stands for several (Puna's addition).
+    #[serde(skip_serializing_if = "is_default")]
+    pub all_runners: bool,
     /// How a model is packaged that is pushed: `ollama` (the default), `docker` or `modelpack` (Puna's addition).
     #[serde(skip_serializing_if = "String::is_empty")]
     pub format: String,

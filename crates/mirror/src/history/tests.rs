@@ -63,6 +63,8 @@ fn entry(digest: Digest, at: u64) -> Entry {
         modified: SystemTime::UNIX_EPOCH + Duration::from_secs(at),
         manifest: puna_store::Manifest { config: None, layers: Vec::new() },
         place: Place::Own,
+        runner: String::new(),
+        list: None,
     }
 }
 

@@ -360,6 +360,9 @@ pub struct PullArgs {
     /// SHA-256 of the file, where MODEL is the address of one
     #[arg(long, value_name = "SHA256")]
     pub digest: Option<String>,
+    /// Fetch the manifests for all runners, where the name stands for several
+    #[arg(long)]
+    pub all_runners: bool,
     /// Mirror to ask before the registry, instead of those of the configuration; "off": none; "auto": one that announces itself
     /// on the network, which is asked about unless it is in the configuration
     #[arg(long, value_name = "ADDRESS")]

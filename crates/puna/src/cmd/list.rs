@@ -1,9 +1,12 @@
 //! `puna list` and `puna ps`: the stored models, and those in memory.
 
+use std::collections::HashMap;
 use std::time::SystemTime;
 
 use anyhow::Result;
-use puna_api::native::{Download, DownloadsResponse, ListResponse, ProcessResponse, RunningModel};
+use puna_api::native::{
+    Download, DownloadsResponse, ListResponse, ModelSummary, ProcessResponse, RunningModel,
+};
 
 use crate::cli::{ListArgs, StoredArgs};
 use crate::service::Service;
@@ -26,6 +29,8 @@ pub fn run(args: &StoredArgs) -> Result<()> {
 /// The table of stored models.
 pub fn table(list: &ListResponse) -> String {
     let now = SystemTime::now();
+    let mut rows_of: HashMap<&str, usize> = HashMap::new();
+    list.models.iter().for_each(|model| *rows_of.entry(&model.name).or_default() += 1);
     let rows: Vec<Vec<String>> = list
         .models
         .iter()
@@ -33,10 +38,18 @@ pub fn table(list: &ListResponse) -> String {
             let id = model.digest.get(..12).unwrap_or(&model.digest).to_owned();
             let modified = format::time(format::parse_time(&model.modified_at), now, "Never");
             let size = if model.remote_model.is_empty() { format::bytes(model.size) } else { "-".into() };
-            vec![model.name.clone(), id, size, modified]
+            vec![shown_name(model, rows_of[model.name.as_str()] > 1), id, size, modified]
         })
         .collect();
     format::table(&["NAME", "ID", "SIZE", "MODIFIED"], &rows)
+}
+
+/// A name, with the runner of the row where the name has several.
+fn shown_name(model: &ModelSummary, has_several: bool) -> String {
+    match model.details.runner.as_str() {
+        runner if has_several && !runner.is_empty() => format!("{}@{runner}", model.name),
+        _ => model.name.clone(),
+    }
 }
 
 /// The pulls that are not finished.

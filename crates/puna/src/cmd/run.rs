@@ -91,7 +91,9 @@ fn draft_file(draft: &str) -> Result<Option<PathBuf>> {
         return Ok(Some(PathBuf::from(draft)));
     }
     let store = crate::env::store()?;
-    let found = ModelRef::parse(draft).map_err(StoreError::from).and_then(|model| store.resolve(&model.name));
+    let found = ModelRef::parse(draft)
+        .map_err(StoreError::from)
+        .and_then(|model| store.resolve_for(&model.name, model.runner.as_deref()));
     let unknown = || format!("--speculate {draft} is none of {}, nor a draft model", Wish::MODES);
     match found.with_context(unknown)?.weights {
         Weights::File(path) => Ok(Some(path)),

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use puna_api::native::{ShowRequest, ShowResponse};
-use puna_store::ModelName;
+use puna_api::native::{RunnerManifest, ShowRequest, ShowResponse};
+use puna_store::ModelRef;
 use serde_json::Value;
 
 use crate::cli::ShowArgs;
@@ -22,7 +22,7 @@ pub fn run(args: &ShowArgs) -> Result<()> {
         ));
     }
     let path = Path::new(&args.model);
-    if looks_like_a_path(&args.model) && (path.exists() || ModelName::parse(&args.model).is_err()) {
+    if looks_like_a_path(&args.model) && (path.exists() || ModelRef::parse(&args.model).is_err()) {
         check_file(path)?;
         bail!("{0} is a file: `puna inspect {0}` shows what it holds", args.model);
     }
@@ -47,6 +47,7 @@ pub fn describe(info: &ShowResponse, verbose: bool) -> String {
             out.push_str(&section(title, &rows));
         }
     };
+    add("Runners", info.runners.iter().map(runner_row).collect());
     add("Capabilities", info.capabilities.iter().map(|name| vec![name.clone()]).collect());
     add("Projector", projector_rows(&info.projector_info));
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
@@ -62,6 +63,19 @@ pub fn describe(info: &ShowResponse, verbose: bool) -> String {
     add("System", first_lines(&info.system));
     add("License", first_lines(&info.license));
     out
+}
+
+/// One of the manifests that the name stands for.
+fn runner_row(manifest: &RunnerManifest) -> Vec<String> {
+    let state = match manifest {
+        RunnerManifest { chosen: true, .. } => "used",
+        RunnerManifest { runnable: false, .. } => "cannot be run here",
+        RunnerManifest { stored: true, .. } => "stored",
+        _ => "not fetched",
+    };
+    let size = if manifest.stored { crate::format::bytes(manifest.size) } else { "-".into() };
+    let id = manifest.digest.get(..12).unwrap_or(&manifest.digest).to_owned();
+    vec![manifest.runner.clone(), manifest.format.clone(), id, size, state.to_owned()]
 }
 
 fn model_rows(info: &ShowResponse) -> Vec<Vec<String>> {

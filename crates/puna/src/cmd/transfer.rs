@@ -18,7 +18,7 @@ pub fn pull(args: &PullArgs) -> Result<()> {
         Some("auto") => Some(announced::mirror()?),
         mirror => mirror.map(str::to_owned),
     };
-    let mut request = PullRequest { mirror, ..request(&args.transfer) };
+    let mut request = PullRequest { mirror, all_runners: args.all_runners, ..request(&args.transfer) };
     if let Some(digest) = &args.digest {
         if !request.model.contains("://") {
             bail!("--digest is for the address of a file; a registry says the digests of a model itself");

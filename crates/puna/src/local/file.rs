@@ -31,8 +31,8 @@ impl ModelFile {
             return Self::of_path(path);
         }
         let store = crate::env::store()?;
-        let name = ModelRef::parse(argument)?.name;
-        let model = match store.resolve(&name) {
+        let ModelRef { name, runner, .. } = ModelRef::parse(argument)?;
+        let model = match store.resolve_for(&name, runner.as_deref()) {
             Err(puna_store::StoreError::NotFound(_)) => {
                 bail!("model '{argument}' not found: neither in {} nor a file", store.root().display())
             }

@@ -17,6 +17,7 @@ pub const SETTINGS: &[(&str, Kind)] = &[
     ("host", Kind::Text),
     ("models", Kind::Text),
     ("search_paths", Kind::List),
+    ("runner", Kind::Text),
     ("origins", Kind::List),
     ("keys", Kind::Text),
     ("tls.certificate", Kind::Text),

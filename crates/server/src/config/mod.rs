@@ -182,6 +182,8 @@ pub struct Config {
     pub docker_config: Option<PathBuf>,
     /// `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, for pulls and pushes.
     pub proxies: Proxies,
+    /// `PUNA_RUNNER`: the runner whose manifest is preferred where a name stands for several.
+    pub runner: Option<String>,
     /// `PUNA_KERNELS`: the level of kernels to use instead of the best.
     pub kernels: Option<String>,
     /// `PUNA_THREADS`: threads of a model instead of one a core.
@@ -283,6 +285,7 @@ impl Config {
             address,
             models: models_folder(read),
             search_paths: read.folders("search_paths"),
+            runner: read.runner(),
             origins: read.origins(),
             keys: keys_file(read),
             tls,
@@ -336,7 +339,8 @@ impl Config {
     /// # Errors
     /// Its folder is none, or cannot be read.
     pub fn store(&self) -> Result<Store, StoreError> {
-        Ok(Store::open(&self.models)?.with_others(self.search_paths.iter().cloned()))
+        let store = Store::open(&self.models)?.with_others(self.search_paths.iter().cloned());
+        Ok(store.with_runner(self.runner.clone()))
     }
 
     /// Where a setting comes from.

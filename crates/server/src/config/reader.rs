@@ -429,6 +429,18 @@ impl<'a> Reader<'a> {
         self.strict("kernels", None, parse, |name| name.as_deref().map(quoted))
     }
 
+    /// The runner whose manifest is preferred.
+    pub fn runner(&mut self) -> Option<String> {
+        let parse = |text: &str| {
+            let is_plain = text.bytes().all(|c| c.is_ascii_alphanumeric() || b"-_.".contains(&c));
+            match text.is_empty() || !is_plain {
+                true => Err(format!("is {text:?}: a runner is llamacpp, ggml or another word")),
+                false => Ok(Some(text.to_ascii_lowercase())),
+            }
+        };
+        self.strict("runner", None, parse, |name| name.as_deref().map(quoted))
+    }
+
     /// How to guess ahead.
     pub fn speculate(&mut self) -> Wish {
         let Some(Found { text, source }) = self.find("speculate") else {

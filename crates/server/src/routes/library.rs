@@ -50,7 +50,14 @@ pub fn stored_models(store: &Store) -> Result<ListResponse, StoreError> {
 /// What is told of a list, and whether something could be told of each model.
 fn told_of(store: &Store, listed: &Listed) -> (ListResponse, bool) {
     let mut is_whole = true;
-    let models = listed.entries.iter().map(|entry| summary(store, entry, &mut is_whole)).collect();
+    // A name that stands for several manifests has a row for each that is stored, as with Ollama.
+    let mut models = Vec::with_capacity(listed.entries.len());
+    for entry in &listed.entries {
+        match entry.list {
+            None => models.push(summary(store, entry, &mut is_whole)),
+            Some(_) => models.extend(entry.rows().iter().map(|row| summary(store, row, &mut is_whole))),
+        }
+    }
     store.keep_lists();
     let way_out = |error: &StoreError| match error {
         StoreError::Silent { .. } => error.to_string(),
@@ -69,7 +76,7 @@ fn summary(store: &Store, entry: &Entry, is_whole: &mut bool) -> ModelSummary {
         name,
         modified_at: rfc3339(entry.modified),
         size: entry.size(),
-        digest: entry.digest.hex(),
+        digest: entry.shown_digest().hex(),
         ..ModelSummary::default()
     };
     match store.summary(entry) {
@@ -84,6 +91,8 @@ fn summary(store: &Store, entry: &Entry, is_whole: &mut bool) -> ModelSummary {
                 (known.remote_model.clone(), known.remote_host.clone());
         }
         Err(error) => {
+            // One for another program is listed with what its list says.
+            summary.details.runner.clone_from(&entry.runner);
             *is_whole = false;
             if store.is_news(&error.to_string()) {
                 tracing::warn!(model = summary.name, %error, "a stored model is broken");
@@ -120,11 +129,18 @@ pub(super) async fn copy(
 ) -> Result<Response, Refused<Native>> {
     let parse = |what: &str, text: &str| {
         let invalid = |_| Failure::bad_request(format!("{what} {text:?} is invalid"));
-        ModelRef::parse(text).map(|r| r.name).map_err(invalid)
+        ModelRef::parse(text).map_err(invalid)
     };
     let source = parse("source", &request.source)?;
     let destination = parse("destination", &request.destination)?;
-    match app.store(move |store| store.copy(&source, &destination)).await? {
+    if destination.runner.is_some() {
+        let what = &request.destination;
+        return Err(
+            Failure::bad_request(format!("destination {what:?} is invalid: leave out the runner")).into()
+        );
+    }
+    let copy = move |store: &Store| store.copy_for(&source.name, source.runner.as_deref(), &destination.name);
+    match app.store(copy).await? {
         Ok(()) => Ok(StatusCode::OK.into_response()),
         Err(StoreError::NotFound(_)) => {
             Err(Failure::not_found(format!("model {:?} not found", request.source)).into())
@@ -143,7 +159,13 @@ pub(super) async fn delete(
         return Err(Failure::bad_request("model is required").into());
     }
     let invalid = |_| Failure::bad_request(format!("name {given:?} is invalid"));
-    let name = ModelRef::parse(&given).map_err(invalid)?.name;
+    let ModelRef { name, runner, .. } = ModelRef::parse(&given).map_err(invalid)?;
+    if runner.is_some() {
+        let reason = format!(
+            "{given:?} is one of the manifests of {name}, which is removed as a whole: leave out the runner"
+        );
+        return Err(Failure::bad_request(reason).into());
+    }
     let deleted = name.to_string();
     let done = app.store(move |store| store.delete(&name)).await?;
     if done.is_ok() {
@@ -156,9 +178,7 @@ pub(super) async fn delete(
     match done {
         Ok(Deleted { kept: None }) => Ok(StatusCode::OK.into_response()),
         Ok(Deleted { kept: Some(error) }) => {
-            let warning = format!(
-                "the space of the model was not freed: {error}; that file might use it: repair or delete it"
-            );
+            let warning = format!("the space of the model was not freed: {error}");
             Ok(json(StatusCode::OK, &DeleteResponse { warning }))
         }
         Err(StoreError::NotFound(_)) => Err(Failure::not_found(format!("model '{given}' not found")).into()),

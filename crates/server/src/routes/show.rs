@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use puna_api::native::{Message, ShowRequest, ShowResponse, TensorInfo};
+use puna_api::native::{Message, RunnerManifest, ShowRequest, ShowResponse, TensorInfo};
 use puna_gguf::{Array, Gguf, Value as Meta};
-use puna_store::{Model, Weights, embedded, format_parameters};
+use puna_store::{ChildList, Manifest, Model, StoredChild, Weights, embedded, format_parameters};
 use serde_json::{Map, Value, json};
 
 use super::rfc3339;
@@ -50,9 +50,24 @@ pub(crate) fn show(
         projector_info: BTreeMap::new(),
         tensors: gguf.iter().flat_map(|gguf| gguf.tensors()).map(tensor).collect(),
         capabilities: model.capabilities(),
+        runners: model.list.iter().flat_map(|list| runners(list)).collect(),
         modified_at: rfc3339(model.modified),
         requires: model.config.requires.clone(),
     })
+}
+
+/// The manifests of a list.
+fn runners(list: &ChildList) -> Vec<RunnerManifest> {
+    let runner = |(at, stored): (usize, &StoredChild)| RunnerManifest {
+        runner: stored.child.runner.clone(),
+        format: stored.child.format.clone(),
+        digest: stored.child.digest.hex(),
+        size: stored.manifest.as_ref().map_or(0, Manifest::size),
+        stored: stored.manifest.is_some(),
+        runnable: stored.is_runnable(),
+        chosen: at == list.chosen,
+    };
+    list.children.iter().enumerate().map(runner).collect()
 }
 
 /// The template that is shown: the Modelfile's, as Ollama does, else the file's.

@@ -14,7 +14,7 @@ use puna_api::native::{
 };
 use puna_store::{
     DEFAULT_HOST, Damage, Digest, Entry, Layer, LeftoverKind, ModelName, ModelRef, Place, PruneOptions,
-    Pruned, Source, Store, StoreError, Unusable,
+    Pruned, Store, StoreError, Unusable,
 };
 use tokio::sync::mpsc;
 
@@ -148,7 +148,7 @@ async fn unusable(
 async fn again(app: &App, file: &Unusable, repair: Repair, to: &mpsc::Sender<Line>) -> Option<ModelName> {
     let name = file.name.clone()?;
     tell(to, status(format!("repairing {name}"))).await;
-    let from = ModelRef { name: name.clone(), source: Source::Any, http: repair.insecure };
+    let from = ModelRef { http: repair.insecure, ..ModelRef::of(name.clone()) };
     match transfer::fetch(app, &from, to).await {
         Ok(()) => Some(name),
         Err(failure) => {
@@ -229,7 +229,7 @@ async fn mend(
     let digests: Vec<_> = damages.keys().copied().collect();
     let aside = move || digests.iter().map(|digest| store.set_aside(digest)).collect::<Result<Vec<_>, _>>();
     let aside = app.store(move |_| aside()).await?.map_err(|error| store_failure(&error))?;
-    let from = ModelRef { name: entry.name.clone(), source: Source::Any, http: repair.insecure };
+    let from = ModelRef { http: repair.insecure, ..ModelRef::of(entry.name.clone()) };
     let fetched = transfer::fetch(app, &from, to).await;
     // What nothing came for comes back: a damaged part may still be of use to its owner.
     app.store(move |_| drop(aside)).await?;

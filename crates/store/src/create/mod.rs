@@ -142,7 +142,8 @@ struct Draft {
 impl Draft {
     /// Takes over all layers of a model.
     fn take_model(&mut self, store: &Store, from: &str) -> Result<(), StoreError> {
-        let entry = store.hold(&ModelRef::parse(from)?.name)?;
+        let ModelRef { name, runner, .. } = ModelRef::parse(from)?;
+        let entry = store.hold(&name, runner.as_deref())?;
         self.taken = entry.manifest.blobs().map(|layer| layer.digest).collect();
         let model = store.resolve_entry(&entry)?;
         let short = entry.name.to_string();

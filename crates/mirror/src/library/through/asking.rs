@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use puna_registry::{Options, RegistryError};
-use puna_store::{Digest, ModelName, ModelRef, Source};
+use puna_store::{Digest, ModelName, ModelRef};
 use tokio::sync::MutexGuard;
 
 use super::coming::Coming;
@@ -153,7 +153,7 @@ impl Inner {
         if wish.stored.is_none() && self.gate.is_full() {
             return Err(self.gate.full(&wish.model));
         }
-        let reference = ModelRef { name: wish.model.clone(), http: false, source: Source::Any };
+        let reference = ModelRef::of(wish.model.clone());
         let options = Options { via: via::told(), ..Options::default() };
         match self.lookup.look_up_tag(&reference, &options).await {
             Ok(UpstreamManifest::Model(found)) => self.take(tag, wish, *found).await,

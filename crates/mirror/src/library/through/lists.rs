@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use puna_registry::{Found, Options, Registry, RegistryError};
-use puna_store::{Digest, ModelName, ModelRef, Source, media};
+use puna_store::{Digest, ModelName, ModelRef, media};
 
 use super::asking::{Wish, is_absence};
 use super::tags::{State, Tag, Why};
@@ -213,7 +213,7 @@ impl Inner {
 
     /// Fetches the manifest of a child; `None` if the upstream does not have it.
     async fn fetch_child(&self, (model, digest): &Key) -> Result<Option<Manifest>, MirrorError> {
-        let reference = ModelRef { name: model.clone(), http: false, source: Source::Any };
+        let reference = ModelRef::of(model.clone());
         let options = Options { via: via::told(), ..Options::default() };
         let wrong = |why: String| of_model(model, MirrorError::Upstream(format!("the child {digest} {why}")));
         let bytes = match self.lookup.fetch_manifest(&reference, *digest, &options).await {
@@ -280,7 +280,7 @@ impl Inner {
         child: &Manifest,
         options: &Options,
     ) -> Result<(), MirrorError> {
-        let reference = ModelRef { name: model.clone(), http: false, source: Source::Any };
+        let reference = ModelRef::of(model.clone());
         let mut blobs: Vec<(u64, Digest)> = child
             .blobs
             .iter()

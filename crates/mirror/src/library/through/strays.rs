@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use puna_registry::{FoundBlob, Kept, Options};
-use puna_store::{Digest, ModelName, ModelRef, Source};
+use puna_store::{Digest, ModelName, ModelRef};
 
 use super::asking::is_absence;
 use super::sizes::Said;
@@ -174,7 +174,7 @@ impl Inner {
             State::Rests(since, _) if since.elapsed() < self.rest => return Ok(None),
             _ => {}
         }
-        let reference = ModelRef { name: model.clone(), http: false, source: Source::Any };
+        let reference = ModelRef::of(model.clone());
         let options = Options { via: via::told(), ..Options::default() };
         let (state, found) = match self.registry.look_blob(&reference, digest, &options).await {
             Ok(found) => {
