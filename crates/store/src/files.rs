@@ -255,7 +255,7 @@ pub(crate) fn crashed() -> bool {
 }
 
 #[cfg(test)]
-pub(crate) use faults::{crash_after, crashed, step};
+pub(crate) use faults::{crash_after, crashed, step, steps_left};
 
 /// Simulated crashes: after a number of steps that change the disk, every further one of this thread fails and
 /// nothing is cleaned up, as if the process had been killed.
@@ -275,6 +275,11 @@ mod faults {
 
     pub(crate) fn crashed() -> bool {
         LEFT.get() == Some(0)
+    }
+
+    /// How many changes of the disk are left; `None` outside of the simulation.
+    pub(crate) fn steps_left() -> Option<usize> {
+        LEFT.get()
     }
 
     pub(crate) fn step() -> io::Result<()> {

@@ -5,6 +5,7 @@ mod crash;
 mod create;
 mod draft;
 mod import;
+mod interrupted;
 mod layout;
 mod minilm;
 mod ollama;

@@ -11,10 +11,10 @@ use crate::manifest_list::{Child, ManifestList};
 use crate::names::{NameFolder, is_shadow};
 use crate::{Digest, Document, Entry, Manifest, ModelName, PruneOptions, Store, StoreError, media};
 
-const DAYS: Duration = Duration::from_secs(40 * 24 * 60 * 60);
+pub(super) const DAYS: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 
 /// A folder in memory where the system has one: these tests write much, and flush what they write.
-fn folder() -> tempfile::TempDir {
+pub(super) fn folder() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     tempfile::Builder::new().tempdir_in(if memory.is_dir() { memory } else { Path::new("/tmp") }).unwrap()
 }
@@ -55,12 +55,12 @@ fn every_state(root: &Path) {
 }
 
 /// The digests of the blobs on the disk.
-fn on_disk(root: &Path) -> BTreeSet<Digest> {
+pub(super) fn on_disk(root: &Path) -> BTreeSet<Digest> {
     let entries = fs::read_dir(root.join("blobs")).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-fn short(name: &str) -> ModelName {
+pub(super) fn short(name: &str) -> ModelName {
     ModelName::parse(name).unwrap()
 }
 
@@ -98,7 +98,7 @@ fn every_state_of_ollamas_stores_survives_whatever_puna_does() {
 }
 
 /// The manifest of a model whose blobs the store has now.
-fn manifest_of(store: &Store, seed: u32) -> Vec<u8> {
+pub(super) fn manifest_of(store: &Store, seed: u32) -> Vec<u8> {
     let content = Content::sample(seed);
     let layer = |kind: &str, bytes: &[u8]| {
         let blob = store.add_blob(bytes).unwrap();
@@ -110,7 +110,7 @@ fn manifest_of(store: &Store, seed: u32) -> Vec<u8> {
 }
 
 /// The list of the manifests of some seeds, those with a set bit in `present` in the store.
-fn list_of(store: &Store, seeds: &[u32], present: usize) -> Vec<u8> {
+pub(super) fn list_of(store: &Store, seeds: &[u32], present: usize) -> Vec<u8> {
     let runners = [("llamacpp", "gguf"), ("ggml", "gguf"), ("mlx", "safetensors")];
     let child = |(at, seed): (usize, &u32)| {
         let text = match present >> at & 1 {
