@@ -228,6 +228,11 @@ pub(crate) fn foreign(path: PathBuf) -> StoreError {
     StoreError::Manifest { path, reason: "its name is no name of a model".into() }
 }
 
+/// A link that leads to nothing.
+pub(crate) fn dangling(file: &NameFile) -> StoreError {
+    file.error("it is a link that cannot be followed: pull the model again, or remove it with `rm`".into())
+}
+
 /// Folders above the files of names: of a host, a namespace and a model.
 pub(crate) const DEPTH: usize = 3;
 

@@ -12,7 +12,7 @@ use crate::error::StoreError;
 use crate::files::TEMP_DIR;
 use crate::manifest::{Layer, Manifest, media, object};
 use crate::manifest_list::{Child, Document};
-use crate::names::{NameFile, NameScan, entries_of, foreign};
+use crate::names::{NameFile, NameScan, dangling, entries_of, foreign};
 use crate::store::Store;
 use crate::trash::TRASH;
 
@@ -103,12 +103,7 @@ fn is_blob_file(name: &str) -> bool {
 pub(crate) fn references_of(root: &Path, file: &NameFile) -> Result<HashSet<Digest>, StoreError> {
     let text = match file.read(root) {
         Err(error) if error.is_absence() => {
-            let reason =
-                "it is a link that cannot be followed: pull the model again, or remove it with `rm`".into();
-            return match file.path.symlink_metadata() {
-                Ok(_) => Err(StoreError::Manifest { path: file.path.clone(), reason }),
-                Err(_) => Err(error),
-            };
+            return Err(if file.path.symlink_metadata().is_ok() { dangling(file) } else { error });
         }
         read => read?,
     };

@@ -14,7 +14,7 @@ use crate::error::StoreError;
 use crate::files::{self, TEMP_DIR};
 use crate::manifest::{Layer, media};
 use crate::name::ModelName;
-use crate::names::{NameFile, NameFolder, NameScan, foreign, is_shadow};
+use crate::names::{NameFile, NameFolder, NameScan, dangling, foreign, is_shadow};
 use crate::store::Store;
 
 /// Blobs that are read at once: more than one, since a processor computes digests more slowly than a good disk reads.
@@ -101,9 +101,16 @@ impl Store {
                 }),
                 _ => None,
             },
-            Err(error) if error.is_absence() => None,
+            Err(error) if error.is_absence() => self.is_lost(file).then(|| dangling(file)),
             Err(error) => Some(error),
         }
+    }
+
+    /// Whether a link leads to nothing, and no other file has its name.
+    fn is_lost(&self, file: &NameFile) -> bool {
+        let is_there = |other: &NameFile| other.path.exists();
+        file.path.symlink_metadata().is_ok()
+            && NameFile::all_of(self.root(), &file.name).is_ok_and(|all| !all.iter().any(is_there))
     }
 
     /// Reads the blobs of layers, each once and several at a time, and says which of them are damaged. `go_on` is told the

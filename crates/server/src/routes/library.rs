@@ -90,9 +90,11 @@ fn summary(store: &Store, entry: &Entry, is_whole: &mut bool) -> ModelSummary {
             (summary.remote_model, summary.remote_host) =
                 (known.remote_model.clone(), known.remote_host.clone());
         }
+        // A model for another program is listed with what its manifest says.
+        Err(StoreError::NotRunnable { runner, format, .. }) => {
+            summary.details = ModelDetails { runner, format, ..ModelDetails::default() };
+        }
         Err(error) => {
-            // One for another program is listed with what its list says.
-            summary.details.runner.clone_from(&entry.runner);
             *is_whole = false;
             if store.is_news(&error.to_string()) {
                 tracing::warn!(model = summary.name, %error, "a stored model is broken");

@@ -172,13 +172,12 @@ async fn damaged(app: &App, entries: Vec<Entry>, to: &mpsc::Sender<Line>) -> Res
         [one] => format!("verifying {}", one.name),
         all => format!("verifying {} models", all.len()),
     };
-    let layers: Vec<Layer> = entries.iter().flat_map(|e| e.manifest.blobs().cloned()).collect();
+    let layers: Vec<Layer> = entries.iter().flat_map(|entry| entry.blobs().cloned()).collect();
     let progress = to.clone();
     let damages = app.store(move |store| read(store, &layers, line, &progress)).await?;
     let mut damaged = Vec::new();
     for entry in entries {
         let of_entry: HashMap<_, _> = entry
-            .manifest
             .blobs()
             .filter_map(|layer| Some((layer.digest, damages.get(&layer.digest)?.clone())))
             .collect();
