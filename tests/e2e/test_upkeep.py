@@ -117,7 +117,7 @@ def test_unneeded_blobs_go_when_a_user_says_so_and_can_be_brought_back(fresh):
     assert blob.read_bytes() == old
     make_old(blob, 2)
     server.cli("prune", check=True)
-    assert "1.0 kB freed" in server.cli("prune", "--empty-trash", check=True).stdout.replace("1 kB", "1.0 kB")
+    assert "1 KB freed" in server.cli("prune", "--empty-trash", check=True).stdout
     assert "0 files brought back" in server.cli("prune", "--undo", check=True).stdout and not blob.exists()
     # What is not known may need anything.
     (models(server.env) / "manifests-v3").mkdir()

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use crate::anchor::is_anchor;
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::files::read_limited;
@@ -228,11 +229,6 @@ fn describe(child: &Child) -> String {
     }
 }
 
-/// Whether a layer only keeps a blob from being removed by older versions of Ollama.
-pub(crate) fn is_anchor(layer: &Layer) -> bool {
-    matches!(layer.media_type.as_str(), media::MANIFEST | media::MANIFEST_LIST | media::KEPT)
-}
-
 /// The list that a manifest of `manifests` keeps alive: the name stands for it in a store without `manifests-v2`. Where
 /// Ollama 0.40 has been, it takes the manifest for the model.
 fn anchored_list(root: &Path, file: &NameFile, manifest: &Manifest) -> Option<(Digest, ManifestList)> {
@@ -269,6 +265,29 @@ pub(crate) fn stored_children(root: &Path, list: &ManifestList) -> Result<Vec<St
         }
     };
     list.children.iter().map(stored).collect()
+}
+
+/// The text of a child's manifest in the store at `root`.
+///
+/// # Errors
+/// It is not there, or damaged.
+pub(crate) fn child_text(root: &Path, name: &ModelName, stored: &StoredChild) -> Result<Vec<u8>, StoreError> {
+    let StoredChild { child, .. } = stored;
+    if let Some(text) = &child.inline {
+        return Ok(text.clone());
+    }
+    match read_manifest_blob(root, &child.digest) {
+        Ok(Some(bytes)) => Ok(bytes),
+        Ok(None) => Err(StoreError::ChildMissing {
+            name: name.to_string(),
+            runner: child.runner.clone(),
+            digest: child.digest,
+        }),
+        Err(reason) => {
+            let path = root.join("blobs").join(child.digest.file_name());
+            Err(StoreError::Manifest { path, reason })
+        }
+    }
 }
 
 /// The bytes of a manifest that is a blob; `None` where it is not in the store.

@@ -30,6 +30,7 @@
 #![forbid(unsafe_code)]
 
 mod adopt;
+mod anchor;
 mod blob_notes;
 mod blobs;
 mod builtin;

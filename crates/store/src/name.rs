@@ -4,10 +4,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::names::canonical_host;
-
 /// The host of names that state none.
 pub const DEFAULT_HOST: &str = "registry.ollama.ai";
+/// Another host of the same registry, which Ollama 0.40 writes in `manifests-v2`.
+pub(crate) const OTHER_PUBLIC_HOST: &str = "ollama.com";
 /// The namespace of names that state none.
 pub const DEFAULT_NAMESPACE: &str = "library";
 /// The tag of names that state none.
@@ -224,6 +224,16 @@ impl ModelName {
     pub(crate) fn parts(&self) -> [&str; 4] {
         [&self.host, &self.namespace, &self.model, &self.tag]
     }
+}
+
+/// Whether a host is one of the public registry's.
+pub(crate) fn is_public(host: &str) -> bool {
+    [DEFAULT_HOST, OTHER_PUBLIC_HOST].iter().any(|public| host.eq_ignore_ascii_case(public))
+}
+
+/// The spelling of a host that names have.
+fn canonical_host(host: &str) -> &str {
+    if host.eq_ignore_ascii_case(OTHER_PUBLIC_HOST) { DEFAULT_HOST } else { host }
 }
 
 /// What is left and right of the last `/`.

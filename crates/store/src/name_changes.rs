@@ -11,13 +11,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value};
-
+use crate::anchor::with_layers;
 use crate::digest::Digest;
-use crate::entry::{Entry, Named, Place, StoredChild, entry_of, is_anchor, read_manifest_blob};
+use crate::entry::{Entry, Named, Place, child_text, entry_of};
 use crate::error::StoreError;
 use crate::files::{self, TempFile, write_atomic};
-use crate::gojson;
 use crate::manifest::{Layer, media};
 use crate::manifest_list::Document;
 use crate::name::ModelName;
@@ -225,54 +223,6 @@ impl Store {
             Err(error) => error,
         }
     }
-}
-
-/// The text of a child's manifest in the store at `root`.
-///
-/// # Errors
-/// It is not there, or damaged.
-pub(crate) fn child_text(root: &Path, name: &ModelName, stored: &StoredChild) -> Result<Vec<u8>, StoreError> {
-    let StoredChild { child, .. } = stored;
-    if let Some(text) = &child.inline {
-        return Ok(text.clone());
-    }
-    match read_manifest_blob(root, &child.digest) {
-        Ok(Some(bytes)) => Ok(bytes),
-        Ok(None) => Err(StoreError::ChildMissing {
-            name: name.to_string(),
-            runner: child.runner.clone(),
-            digest: child.digest,
-        }),
-        Err(reason) => {
-            let path = root.join("blobs").join(child.digest.file_name());
-            Err(StoreError::Manifest { path, reason })
-        }
-    }
-}
-
-/// A manifest's text without the layers by which `manifests` only keeps blobs for older versions of Ollama.
-pub(crate) fn without_anchors(text: Vec<u8>) -> Vec<u8> {
-    match Document::parse(&text) {
-        Ok(Document::Manifest { manifest, .. }) if manifest.layers.iter().any(is_anchor) => {
-            with_layers(&text, &[]).unwrap_or(text)
-        }
-        _ => text,
-    }
-}
-
-/// A manifest's text with further layers; `None` for what is no manifest. Keys that are not known stay.
-fn with_layers(text: &[u8], kept: &[Layer]) -> Option<Vec<u8>> {
-    let mut map: Map<String, Value> = serde_json::from_slice(text).ok()?;
-    let layers = map.entry("layers").or_insert(Value::Null);
-    if layers.is_null() {
-        *layers = Value::Array(Vec::new());
-    }
-    let layers = layers.as_array_mut()?;
-    let is_kept =
-        |value: &Value| serde_json::from_value::<Layer>(value.clone()).is_ok_and(|layer| is_anchor(&layer));
-    layers.retain(|value| !is_kept(value));
-    layers.extend(kept.iter().map(|layer| serde_json::to_value(layer).expect("strings and numbers only")));
-    Some(gojson::to_string_in_order(&Value::Object(map)).into_bytes())
 }
 
 fn symlink(target: &Path, link: &Path) -> io::Result<()> {

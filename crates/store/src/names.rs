@@ -20,10 +20,8 @@ use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::files::read_limited;
 use crate::manifest::TEXT_LIMIT;
-use crate::name::{DEFAULT_HOST, DEFAULT_NAMESPACE, ModelName};
+use crate::name::{DEFAULT_HOST, DEFAULT_NAMESPACE, ModelName, OTHER_PUBLIC_HOST, is_public};
 
-/// The public registry's host in `manifests-v2`.
-const LINKED_HOST: &str = "ollama.com";
 /// The models of which Ollama 0.40 keeps tags for older versions after it has converted a file: they are no models.
 const SHADOW_MODELS: [&str; 4] = ["llamacpp", "ggml", "mlx", "ollama"];
 
@@ -52,7 +50,7 @@ impl NameFolder {
     pub(crate) fn path(self, root: &Path, name: &ModelName) -> PathBuf {
         let [host, namespace, model, tag] = name.parts();
         let host = match self {
-            Self::Linked if is_public(host) => LINKED_HOST.to_owned(),
+            Self::Linked if is_public(host) => OTHER_PUBLIC_HOST.to_owned(),
             Self::Linked => host.replace(':', "%3A"),
             Self::Plain if cfg!(windows) => host.replace(':', "%3A"),
             Self::Plain => host.to_owned(),
@@ -66,7 +64,7 @@ impl NameFolder {
         let [host, namespace, model, tag] = name.parts();
         let below = |host: &str| self.at(root).join(host).join(namespace).join(model).join(tag);
         if is_public(host) {
-            paths.extend([DEFAULT_HOST, LINKED_HOST].map(below));
+            paths.extend([DEFAULT_HOST, OTHER_PUBLIC_HOST].map(below));
         } else if host.contains(':') {
             paths.push(below(&host.replace(':', "%3A")));
         }
@@ -81,16 +79,6 @@ pub(crate) fn name_of(parts: &[String], file: &str) -> Option<ModelName> {
     let [host, namespace, model] = parts else { return None };
     let host = host.replace("%3A", ":").replace("%3a", ":");
     ModelName::from_parts(&host, namespace, model, file).ok()
-}
-
-/// Whether a host is one of the public registry's.
-pub(crate) fn is_public(host: &str) -> bool {
-    [DEFAULT_HOST, LINKED_HOST].iter().any(|public| host.eq_ignore_ascii_case(public))
-}
-
-/// The spelling of a host that names have.
-pub(crate) fn canonical_host(host: &str) -> &str {
-    if host.eq_ignore_ascii_case(LINKED_HOST) { DEFAULT_HOST } else { host }
 }
 
 /// Whether a name of `manifests` is no model's, but keeps the blobs of a converted one for older versions of Ollama.

@@ -6,16 +6,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::anchor::without_anchors;
 use crate::digest::Digest;
 use crate::embedded;
-use crate::entry::{Entry, Place, read_entry, read_manifest_blob};
+use crate::entry::{Entry, Place, child_text, read_entry, read_manifest_blob};
 use crate::error::StoreError;
 use crate::facts::Facts;
 use crate::files;
 use crate::listing::Memory;
 use crate::manifest::{Layer, Manifest, media};
 use crate::name::ModelName;
-use crate::name_changes::{child_text, without_anchors};
 use crate::names::{NameFile, NameFolder, NameScan, is_shadow};
 use crate::silent::Silent;
 use crate::stamp::Stamp;
