@@ -127,7 +127,7 @@ impl Remembered {
             self.places.insert(folder.at(root), looked.now);
             let mut models = looked.models;
             // Of two spellings of the public host the usual one counts, as in `NameFile::all_of`.
-            models.sort_by_key(|(file, _)| file.path != file.folder.path(root, &file.name));
+            models.sort_by_cached_key(|(file, _)| file.path != file.folder.path(root, &file.name));
             for (file, named) in models {
                 match folder {
                     NameFolder::Linked => _ = linked.insert(file.name.clone()),
