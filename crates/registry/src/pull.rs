@@ -10,6 +10,8 @@ use bytes::Bytes;
 use puna_store::{Digest, ModelName, ModelRef, Store};
 use reqwest::Url;
 
+pub(crate) use list::describe as describe_child;
+
 use crate::Registry;
 use crate::blocking::{at_work, blocking};
 use crate::endpoint::Endpoint;

@@ -16,10 +16,11 @@ pub(crate) struct ListRegistry {
 }
 
 /// The models of a list: their runners and formats.
-const RUNNERS: [(&str, &str); 3] = [("mlx", "safetensors"), ("ggml", "gguf"), ("llamacpp", "gguf")];
+pub(crate) const RUNNERS: [(&str, &str); 3] =
+    [("mlx", "safetensors"), ("ggml", "gguf"), ("llamacpp", "gguf")];
 
 /// A model for a runner, with weights of its own and a template that all share.
-fn model_for(runner: &str) -> Model {
+pub(crate) fn model_for(runner: &str) -> Model {
     let seed = runner.bytes().map(u64::from).sum();
     let kind = if runner == "mlx" { "application/vnd.ollama.image.tensor" } else { media::MODEL };
     Model::of(&[
@@ -82,11 +83,11 @@ impl ListRegistry {
     }
 }
 
-fn only(runner: &str) -> Options {
+pub(crate) fn only(runner: &str) -> Options {
     Options { runner: Some(runner.into()), ..Options::default() }
 }
 
-fn all() -> Options {
+pub(crate) fn all() -> Options {
     Options { all_runners: true, ..Options::default() }
 }
 

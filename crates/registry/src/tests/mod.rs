@@ -9,6 +9,7 @@ mod mirrors;
 mod proxies;
 mod pull;
 mod push;
+mod push_lists;
 mod resume;
 
 use std::collections::HashMap;
