@@ -85,6 +85,22 @@ pub enum RegistryError {
     Anew { digest: Digest },
     #[error("the registry says that the manifest's digest is {said}, but it is {found}")]
     ManifestDigest { said: Digest, found: Digest },
+    #[error("{child} of the manifest list: {error}")]
+    Child { child: String, error: Box<RegistryError> },
+    #[error(
+        "{child} of the manifest list of {name} is not at the registry: pull another runner of it; the list has {known}"
+    )]
+    ChildAbsent { name: String, child: String, known: String },
+    #[error(
+        "{name} cannot be run here: its manifest list has {known}, and this program runs GGUF files; to fetch one all the same, pull {name}@RUNNER"
+    )]
+    NoRunnableChild { name: String, known: String },
+    #[error("the model is a manifest list, of which a pull chooses a child")]
+    IsAList,
+    #[error(
+        "cannot push {name}: {child} of its manifest list is neither in the store nor at the registry; fetch it with `puna pull --all-runners {name}`"
+    )]
+    ChildNotHere { name: String, child: String },
     #[error("the model comes in files, of which a pull makes one")]
     Listed { origin: Digest, files: Vec<(Digest, u64)> },
     #[error("the registry's answer is no model manifest: {0}")]
@@ -149,9 +165,10 @@ impl RegistryError {
     pub fn is_loop(&self) -> bool {
         match self {
             Self::Status { code: LOOP, .. } => true,
-            Self::PullManifest(error) | Self::Retries(error) | Self::AfterMirrors { error, .. } => {
-                error.is_loop()
-            }
+            Self::PullManifest(error)
+            | Self::Retries(error)
+            | Self::Child { error, .. }
+            | Self::AfterMirrors { error, .. } => error.is_loop(),
             _ => false,
         }
     }
@@ -162,9 +179,10 @@ impl RegistryError {
             Self::Store(_) | Self::Key(_) | Self::Space { .. } | Self::Cancelled | Self::Secret { .. } => {
                 true
             }
-            Self::PullManifest(error) | Self::Retries(error) | Self::AfterMirrors { error, .. } => {
-                error.is_ours()
-            }
+            Self::PullManifest(error)
+            | Self::Retries(error)
+            | Self::Child { error, .. }
+            | Self::AfterMirrors { error, .. } => error.is_ours(),
             _ => false,
         }
     }
@@ -173,9 +191,10 @@ impl RegistryError {
     pub fn is_of_this_machine(&self) -> bool {
         match self {
             Self::Setup(_) | Self::Proxy { .. } | Self::NoCredentials { .. } => true,
-            Self::PullManifest(error) | Self::Retries(error) | Self::AfterMirrors { error, .. } => {
-                error.is_of_this_machine()
-            }
+            Self::PullManifest(error)
+            | Self::Retries(error)
+            | Self::Child { error, .. }
+            | Self::AfterMirrors { error, .. } => error.is_of_this_machine(),
             error => error.is_ours(),
         }
     }
@@ -184,8 +203,17 @@ impl RegistryError {
     pub(crate) fn is_final(&self) -> bool {
         match self {
             Self::DigestMismatch { .. } | Self::Size { .. } | Self::Answer { .. } | Self::NotFound => true,
-            Self::AfterMirrors { error, .. } => error.is_final(),
+            Self::Child { error, .. } | Self::AfterMirrors { error, .. } => error.is_final(),
             error => error.is_refusal(),
+        }
+    }
+
+    /// Whether nobody has what was asked for.
+    pub(crate) fn is_absence(&self) -> bool {
+        match self {
+            Self::NotFound | Self::Status { code: 404, .. } => true,
+            Self::AfterMirrors { error, .. } => error.is_absence(),
+            _ => false,
         }
     }
 

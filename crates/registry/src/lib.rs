@@ -87,7 +87,7 @@ pub use packaging::{DetectTemplate, Format};
 use rate::Limit;
 pub use settings::{Options, Progress, Proxies, Report, Settings, WAITING};
 pub use sum::{Saved as SavedSum, Sum};
-pub use through::{Found, FoundBlob, Kept, Running};
+pub use through::{Found, FoundBlob, Kept, Running, TagContent};
 pub use tls::config as tls_config;
 
 /// A client of registries. Cheap to clone; clones share running downloads.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use bytes::Bytes;
-use puna_store::{Digest, Manifest, StoreError};
+use puna_store::{Digest, Manifest, StoreError, media};
 use reqwest::header::{ACCEPT, HeaderMap};
 use reqwest::{Method, StatusCode, Url};
 use serde::Deserialize;
@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use crate::address::plain;
 use crate::error::RegistryError;
 use crate::http::{Ask, Session};
+use crate::push::media_type;
 
 /// Bytes of a manifest at most.
 pub(crate) const MAX_MANIFEST: usize = 4 << 20;
@@ -23,13 +24,17 @@ const REGISTERED: &str = "application/vnd.";
 const CONTAINER: [&str; 2] = ["application/vnd.oci.image.layer.", "application/vnd.docker.image.rootfs."];
 /// Layers of models in parts that no engine here runs.
 const TENSOR: &str = "application/vnd.ollama.image.tensor";
-/// What is understood, the one that Ollama asks for first.
+/// Media types that a request for a tag accepts. A registry that has a manifest list must answer the list.
 const ACCEPTED: &str = concat!(
+    "application/vnd.ollama.manifest.list.v2+json, ",
     "application/vnd.docker.distribution.manifest.v2+json, ",
     "application/vnd.oci.image.manifest.v1+json, ",
     "application/vnd.oci.image.index.v1+json, ",
     "application/vnd.docker.distribution.manifest.list.v2+json"
 );
+/// Media types that a request for a child of a manifest list accepts.
+const ACCEPTED_OF_CHILD: &str =
+    "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.manifest.v1+json";
 /// Manifests of an index that a message names.
 const NAMED: usize = 8;
 
@@ -116,19 +121,50 @@ pub(crate) fn picked(bytes: &[u8]) -> Result<Option<Digest>, RegistryError> {
 }
 
 impl Session {
-    /// The manifest as the registry has it.
+    /// Fetches what the tag stands for: a manifest, the one that an index stands for, or a manifest list of Ollama.
     pub(crate) async fn manifest(&self) -> Result<Bytes, RegistryError> {
-        let bytes = self.manifest_at(self.manifest_url(), None).await?;
+        let bytes = self.manifest_at(self.manifest_url(), None, ACCEPTED).await?;
+        if is_manifest_list(&bytes) {
+            return Ok(bytes);
+        }
         match picked(&bytes)? {
             None => Ok(bytes),
-            Some(digest) => {
-                self.manifest_at(self.url(&["manifests", &digest.to_string()]), Some(digest)).await
-            }
+            Some(digest) => self.manifest_at(self.digest_url(&digest), Some(digest), ACCEPTED).await,
         }
     }
 
-    async fn manifest_at(&self, url: Url, want: Option<Digest>) -> Result<Bytes, RegistryError> {
-        let ask = Ask::new(Method::GET, url).header(ACCEPT, ACCEPTED);
+    /// Fetches a child of a manifest list and checks its digest.
+    pub(crate) async fn child_manifest(&self, digest: Digest) -> Result<Bytes, RegistryError> {
+        self.manifest_at(self.digest_url(&digest), Some(digest), ACCEPTED_OF_CHILD).await
+    }
+
+    /// Whether the registry has a manifest of the model's repository.
+    pub(crate) async fn has_manifest(&self, digest: Digest) -> Result<bool, RegistryError> {
+        let ask = Ask::new(Method::HEAD, self.digest_url(&digest)).header(ACCEPT, ACCEPTED_OF_CHILD);
+        let mut retry = self.retry().at_most(MANIFEST_ATTEMPTS);
+        loop {
+            let error = match self.send(&ask).await {
+                Ok(response) if response.status().is_success() => return Ok(true),
+                Ok(response) if response.status() == StatusCode::NOT_FOUND => return Ok(false),
+                Ok(response) => self.refusal(response).await,
+                Err(error) => error,
+            };
+            retry.after(error).await?;
+        }
+    }
+
+    /// The address of a manifest of the model's repository.
+    pub(crate) fn digest_url(&self, digest: &Digest) -> Url {
+        self.url(&["manifests", &digest.to_string()])
+    }
+
+    async fn manifest_at(
+        &self,
+        url: Url,
+        want: Option<Digest>,
+        accepted: &str,
+    ) -> Result<Bytes, RegistryError> {
+        let ask = Ask::new(Method::GET, url).header(ACCEPT, accepted);
         let mut retry = self.retry().at_most(MANIFEST_ATTEMPTS);
         let response = loop {
             let error = match self.send(&ask).await {
@@ -166,12 +202,27 @@ fn said_digest(headers: &HeaderMap) -> Option<Digest> {
     headers.get("Docker-Content-Digest")?.to_str().ok()?.parse().ok()
 }
 
+/// Whether a text says that it is a manifest list of Ollama.
+pub(crate) fn is_manifest_list(bytes: &[u8]) -> bool {
+    media_type(bytes) == media::MANIFEST_LIST
+}
+
 /// Reads a manifest of a model that can be stored.
 pub(crate) fn read_manifest(bytes: &[u8]) -> Result<Manifest, RegistryError> {
     let manifest = with_layers(bytes)?;
     if manifest.all(TENSOR).next().is_some() {
         return Err(RegistryError::Tensors);
     }
+    of_a_model(manifest)
+}
+
+/// Reads a manifest of a model that need not run here.
+pub(crate) fn read_any_manifest(bytes: &[u8]) -> Result<Manifest, RegistryError> {
+    of_a_model(with_layers(bytes)?)
+}
+
+/// Refuses a manifest of something else than a model.
+fn of_a_model(manifest: Manifest) -> Result<Manifest, RegistryError> {
     let kinds = || manifest.layers.iter().map(|layer| layer.media_type.as_str());
     if !kinds().any(|kind| kind.starts_with(REGISTERED)) || kinds().any(|kind| kind.starts_with(OLLAMA)) {
         return Ok(manifest);

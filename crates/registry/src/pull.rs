@@ -1,12 +1,16 @@
 //! Pulling: the manifest, its blobs one after another, then the model's name.
 
+mod list;
+mod write;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use puna_store::{Digest, ModelName, ModelRef, Store};
 use reqwest::Url;
-use tokio::sync::mpsc::error::TrySendError;
+
+pub(crate) use list::describe as describe_child;
 
 use crate::Registry;
 use crate::blocking::{at_work, blocking};
@@ -15,16 +19,13 @@ use crate::error::RegistryError;
 use crate::fetch::What;
 use crate::http::Session;
 use crate::hub::{HubFile, HubModel};
-use crate::manifest::read_manifest;
+use crate::manifest::{is_manifest_list, read_manifest};
 use crate::packaging::{Made, Package, is_made_of};
 use crate::parts::Table;
 use crate::rate::Limit;
 use crate::settings::{Options, Progress, Report, WAITING, tell};
 use crate::share::Told;
 use crate::space::{on_disk, room};
-
-/// What is said before blobs go that only the replaced model had.
-const REMOVING: &str = "removing unused layers";
 
 impl Registry {
     /// Fetches a model into the store, or brings a stored one up to date. Dropping the future cancels it; what has arrived
@@ -74,6 +75,10 @@ impl Registry {
                 return self.pull_listed(session, store, name, model, &options, report).await;
             }
         };
+        if is_manifest_list(&bytes) {
+            return self.pull_list(sources, store, name, bytes, &options, report).await;
+        }
+        list::check_runner(&name, &bytes, &options)?;
         if let Some(package) = Package::read(&bytes).map_err(RegistryError::of_manifest)? {
             return self.pull_package(sources, store, name, package, &options, report).await;
         }
@@ -84,24 +89,7 @@ impl Registry {
         let mut held = Held::new(store);
         let blobs: Vec<_> = manifest.blobs().map(|layer| Wanted::blob(layer.digest, layer.size)).collect();
         self.blobs(&mut sources, store, &blobs, report, &mut held).await?;
-        tell(report, Progress::status("verifying sha256 digest")).await;
-        tell(report, Progress::status("writing manifest")).await;
-        let (at, to) = (store.clone(), report.clone());
-        let untold = blocking(move || {
-            let mut untold = None;
-            // The store is locked by then, for which nobody waits who only does not read.
-            let mut removing = || {
-                if let Err(TrySendError::Full(line)) = to.try_send(Progress::status(REMOVING)) {
-                    untold = Some(line);
-                }
-            };
-            at.store_manifest(&name, &bytes, options.keep_unused, &mut removing)?;
-            Ok(untold)
-        })
-        .await?;
-        if let Some(line) = untold {
-            tell(report, line).await;
-        }
+        write::write_model(store, name, bytes, Vec::new(), &options, report).await?;
         Ok(Vec::new())
     }
 
@@ -494,6 +482,9 @@ impl Drop for Held {
 
 /// Whether a manifest can be read, in whichever way the model is packaged.
 fn is_of_a_model(bytes: &[u8]) -> Result<(), RegistryError> {
+    if is_manifest_list(bytes) {
+        return list::read_list(bytes).map(drop);
+    }
     match Package::read(bytes)? {
         Some(_) => Ok(()),
         None => read_manifest(bytes).map(drop),

@@ -1,11 +1,13 @@
 //! Pushing: the blobs that the registry lacks, then the manifest, as it is stored.
 
+mod list;
+
 use std::sync::Arc;
 
 use bytes::Bytes;
-use puna_store::{Digest, Layer, ModelName, ModelRef, Store, StoreError, media};
+use puna_store::{Digest, Entry, Layer, ModelName, ModelRef, Store, StoreError, media};
 use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use reqwest::{Body, Method};
+use reqwest::{Body, Method, Url};
 use serde::Deserialize;
 
 use crate::Registry;
@@ -37,9 +39,13 @@ impl Registry {
         report: Report,
     ) -> Result<(), RegistryError> {
         tell(&report, Progress::status("retrieving manifest")).await;
-        let (at, name) = (store.clone(), reference.name.clone());
-        let format = options.format;
-        let read = blocking(move || read_model(&at, &name, format)).await;
+        let (at, name, format, runner) =
+            (store.clone(), reference.name.clone(), options.format, options.runner.clone());
+        let read = blocking(move || match list::read_list(&at, &name, format)? {
+            Some(list) => Ok(list),
+            None => read_model(&at, &name, format, runner.as_deref()),
+        })
+        .await;
         let outgoing = match read {
             Ok(read) => read,
             Err(error) => {
@@ -72,7 +78,8 @@ impl Registry {
     ) -> Result<(), RegistryError> {
         let options = Options { insecure: options.insecure || reference.http, ..options.clone() };
         let target = Endpoint::target(self.settings(), &outgoing.name, &options)?;
-        let session = Session::new(self, outgoing.name, target, &self.limits(&options))?;
+        let session = Session::new(self, outgoing.name.clone(), target, &self.limits(&options))?;
+        session.attended(report, list::check_absent(&session, &outgoing), || false).await?;
         let mut done = Vec::new();
         for layer in &outgoing.layers {
             if !done.contains(&layer.digest) {
@@ -80,8 +87,14 @@ impl Registry {
                 push_blob(&session, store, layer, report).await?;
             }
         }
+        for child in outgoing.children {
+            tell(report, Progress::status(format!("pushing manifest for {}", child.runner))).await;
+            let url = session.digest_url(&Digest::of(&child.text));
+            session.attended(report, session.put_manifest(url, child.text.into()), || false).await?;
+        }
         tell(report, Progress::status("pushing manifest")).await;
-        session.attended(report, session.put_manifest(outgoing.manifest.into()), || false).await
+        let put = session.put_manifest(session.manifest_url(), outgoing.manifest.into());
+        session.attended(report, put, || false).await
     }
 }
 
@@ -99,16 +112,52 @@ pub(crate) struct Outgoing {
     pub(crate) manifest: Vec<u8>,
     /// A blob that is of no use afterwards.
     pub(crate) made: Option<Digest>,
+    /// The manifests that a list refers to, as far as they are in the store.
+    children: Vec<list::ChildText>,
+    /// The children of a list that are not in the store.
+    absent: Vec<list::AbsentChild>,
 }
 
-/// A stored model as it is to be pushed.
-pub(crate) fn read_model(store: &Store, name: &ModelName, format: Format) -> Result<Outgoing, RegistryError> {
-    let (entry, bytes) = store.manifest_bytes(name)?;
+impl Outgoing {
+    /// A single manifest.
+    fn of(name: ModelName, layers: Vec<Layer>, manifest: Vec<u8>, made: Option<Digest>) -> Self {
+        Self { name, layers, manifest, made, children: Vec::new(), absent: Vec::new() }
+    }
+}
+
+/// A stored model as it is to be pushed; of a manifest list the child for the runner, or the chosen one.
+pub(crate) fn read_model(
+    store: &Store,
+    name: &ModelName,
+    format: Format,
+    runner: Option<&str>,
+) -> Result<Outgoing, RegistryError> {
+    let (mut entry, mut bytes) = store.manifest_bytes(name)?;
     if entry.is_embedded() {
         return Err(RegistryError::BuiltIn(entry.name.to_string()));
     }
-    // What is missing is known before anything is sent.
-    for layer in entry.manifest.blobs() {
+    if let Some(runner) = runner {
+        entry = entry.for_runner(runner)?;
+    }
+    if let Some(list) = &entry.list {
+        bytes = list::child_text(store, &list.children[list.chosen].child)?;
+    }
+    check_layers(store, &entry, entry.manifest.blobs())?;
+    if format != Format::Ollama {
+        let packaging::Outgoing { manifest, layers, made } = packaging::package(store, &entry, format)?;
+        return Ok(Outgoing::of(entry.name, layers, manifest, made));
+    }
+    let layers = entry.manifest.blobs().cloned().collect();
+    Ok(Outgoing::of(entry.name, layers, bytes, None))
+}
+
+/// Refuses a model of which a blob is missing, before anything is sent.
+fn check_layers<'a>(
+    store: &Store,
+    entry: &Entry,
+    layers: impl IntoIterator<Item = &'a Layer>,
+) -> Result<(), RegistryError> {
+    for layer in layers {
         store.layer_file(layer).map_err(|error| match error {
             StoreError::BlobMissing(digest) => {
                 StoreError::Incomplete { name: entry.name.to_string(), digest }
@@ -116,12 +165,7 @@ pub(crate) fn read_model(store: &Store, name: &ModelName, format: Format) -> Res
             other => other,
         })?;
     }
-    if format != Format::Ollama {
-        let packaging::Outgoing { manifest, layers, made } = packaging::package(store, &entry, format)?;
-        return Ok(Outgoing { name: entry.name, layers, manifest, made });
-    }
-    let layers = entry.manifest.blobs().cloned().collect();
-    Ok(Outgoing { name: entry.name, layers, manifest: bytes, made: None })
+    Ok(())
 }
 
 async fn push_blob(
@@ -148,10 +192,10 @@ async fn push_blob(
 }
 
 impl Session {
-    async fn put_manifest(&self, bytes: Bytes) -> Result<(), RegistryError> {
+    async fn put_manifest(&self, url: Url, bytes: Bytes) -> Result<(), RegistryError> {
         let kind = media_type(&bytes);
         let body = || Body::from(bytes.clone());
-        let ask = Ask::new(Method::PUT, self.manifest_url()).header(CONTENT_TYPE, &kind);
+        let ask = Ask::new(Method::PUT, url).header(CONTENT_TYPE, &kind);
         let ask = ask.header(CONTENT_LENGTH, &bytes.len().to_string()).with_body(&body);
         let patience = self.settings().patience * 2;
         let mut retry = self.retry();

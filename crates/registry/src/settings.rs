@@ -116,6 +116,10 @@ pub struct Options {
     pub limit_rate: Option<u64>,
     /// How a model is packaged that is pushed.
     pub format: Format,
+    /// The runner whose child of a manifest list is wanted; `None` takes the child that runs best here.
+    pub runner: Option<String>,
+    /// A pull of a manifest list fetches all of its children.
+    pub all_runners: bool,
     /// For whom a mirror asks, as its `Via` says it.
     pub via: Option<String>,
 }

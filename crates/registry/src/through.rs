@@ -14,7 +14,7 @@ use crate::download::State;
 use crate::error::RegistryError;
 use crate::fetch::What;
 use crate::file::read_at;
-use crate::manifest::with_layers;
+use crate::manifest::{is_manifest_list, with_layers};
 use crate::pull::{Held, Sources, Wanted};
 use crate::settings::Options;
 use crate::share::{Share, TAKE_OVERS};
@@ -28,6 +28,14 @@ pub struct Found {
     sources: Sources,
     /// Blobs that are kept elsewhere.
     elsewhere: HashSet<Digest>,
+}
+
+/// What a registry has under a tag.
+pub enum TagContent {
+    /// A model.
+    Model(Box<Found>),
+    /// A manifest list, as it came.
+    List(Bytes),
 }
 
 /// A blob that a registry has.
@@ -44,11 +52,43 @@ impl Registry {
     /// # Errors
     /// Nobody has it, or nobody answers; [`RegistryError::Listed`]: it has no manifest, but [`Registry::pull`] makes it.
     pub async fn look(&self, reference: &ModelRef, options: &Options) -> Result<Found, RegistryError> {
+        match self.look_up_tag(reference, options).await? {
+            TagContent::Model(found) => Ok(*found),
+            TagContent::List(_) => Err(RegistryError::IsAList),
+        }
+    }
+
+    /// Looks for a model or a manifest list where a pull would.
+    ///
+    /// # Errors
+    /// As of [`Registry::look`].
+    pub async fn look_up_tag(
+        &self,
+        reference: &ModelRef,
+        options: &Options,
+    ) -> Result<TagContent, RegistryError> {
         let options = Options { insecure: options.insecure || reference.http, ..options.clone() };
         let (sources, bytes) = self.find(&reference.name, &options).await?;
+        if is_manifest_list(&bytes) {
+            return Ok(TagContent::List(bytes));
+        }
         let manifest = with_layers(&bytes)?;
         let (registry, reference, elsewhere) = (self.clone(), reference.clone(), HashSet::new());
-        Ok(Found { registry, reference, bytes, manifest, sources, elsewhere })
+        Ok(TagContent::Model(Box::new(Found { registry, reference, bytes, manifest, sources, elsewhere })))
+    }
+
+    /// Fetches a manifest of the model's repository by its digest, which is checked.
+    ///
+    /// # Errors
+    /// Nobody has it, or nobody answers.
+    pub async fn fetch_manifest(
+        &self,
+        reference: &ModelRef,
+        digest: Digest,
+        options: &Options,
+    ) -> Result<Bytes, RegistryError> {
+        let options = Options { insecure: options.insecure || reference.http, ..options.clone() };
+        self.find_manifest(&reference.name, digest, &options).await
     }
 
     /// Looks for a blob where a pull of a model of the same repository would.

@@ -31,7 +31,7 @@ pub fn write_bundle(
         if store.get(name)?.manifest.last(media::MODEL).is_none() {
             return Err(RegistryError::NothingToBundle(name.to_string()));
         }
-        let model = read_model(store, name, format)?;
+        let model = read_model(store, name, format, None)?;
         made.extend(model.made);
         Ok(model)
     });

@@ -4,10 +4,12 @@ mod arriving;
 mod auth;
 mod hostile;
 mod hub;
+mod lists;
 mod mirrors;
 mod proxies;
 mod pull;
 mod push;
+mod push_lists;
 mod resume;
 
 use std::collections::HashMap;
@@ -276,9 +278,18 @@ impl Bench {
 
     /// What a pull came to, and its lines.
     pub(crate) async fn pull(&self, name: &str) -> (Result<(), RegistryError>, Vec<Progress>) {
+        self.pull_with(name, Options::default()).await
+    }
+
+    /// Pulls with options, and gives the result and the lines.
+    pub(crate) async fn pull_with(
+        &self,
+        name: &str,
+        options: Options,
+    ) -> (Result<(), RegistryError>, Vec<Progress>) {
         let (report, mut lines) = mpsc::channel(1000);
         let name = ModelRef::parse(name).unwrap();
-        let options = Options { insecure: true, ..Options::default() };
+        let options = Options { insecure: true, ..options };
         let done = self.registry.pull(&self.store, &name, &options, report).await;
         let mut seen = Vec::new();
         while let Some(line) = lines.recv().await {
@@ -317,7 +328,7 @@ impl Bench {
             let entries = std::fs::read_dir(self.root().join(dir)).into_iter().flatten();
             entries
                 .map(|e| e.unwrap().file_name().into_string().unwrap())
-                .filter(|n| !["lock", "pulls"].contains(&n.as_str()))
+                .filter(|n| !["begun", "lock", "pulls", "removals"].contains(&n.as_str()))
                 .collect()
         };
         assert_eq!(names("blobs").len(), blobs, "{:?}", names("blobs"));

@@ -28,7 +28,7 @@ async fn a_pull_reports_ollamas_lines_and_stores_the_manifest_as_it_came() {
 
     let manifest = &server.seen()[0];
     assert_eq!(manifest.path, "/v2/test/m/manifests/latest");
-    assert!(manifest.header("accept").starts_with(media::MANIFEST));
+    assert!(manifest.header("accept").starts_with(&format!("{}, {}", media::MANIFEST_LIST, media::MANIFEST)));
     assert!(manifest.header("user-agent").starts_with("ollama/"));
     let ranges: Vec<_> = server.blob_requests().iter().map(|seen| seen.range().unwrap()).collect();
     assert!(ranges.contains(&(0, (1 << 20) - 1)) && ranges.contains(&(4 << 20, (5 << 20) - 1)), "{ranges:?}");

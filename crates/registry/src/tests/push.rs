@@ -85,7 +85,7 @@ impl Bench {
         name
     }
 
-    async fn push(&self, name: &str) -> (Result<(), RegistryError>, Vec<Progress>) {
+    pub(crate) async fn push(&self, name: &str) -> (Result<(), RegistryError>, Vec<Progress>) {
         let (report, mut lines) = mpsc::channel(1000);
         let name = ModelRef::parse(name).unwrap();
         let options = Options { insecure: true, ..Options::default() };
