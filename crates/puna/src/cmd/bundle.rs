@@ -24,8 +24,9 @@ const STEP: u64 = 64 << 20;
 
 /// Writes a bundle, or a model's GGUF files.
 pub fn export(args: &ExportArgs) -> Result<()> {
-    let store = crate::env::store()?;
-    let names = args.models.iter().map(|text| Ok(ModelRef::parse(text)?.name)).collect::<Result<Vec<_>>>()?;
+    let references = args.models.iter().map(|text| ModelRef::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    let store = store_for(&references)?;
+    let names: Vec<ModelName> = references.into_iter().map(|reference| reference.name).collect();
     let packaging: Format = args.format.parse().map_err(usage::wrong)?;
     let end = args.output.extension().unwrap_or_default().to_ascii_lowercase();
     match (end.to_str(), names.as_slice()) {
@@ -41,6 +42,24 @@ pub fn export(args: &ExportArgs) -> Result<()> {
             args.output.display()
         ))),
     }
+}
+
+/// The store, which prefers the runner that the models are wanted for.
+fn store_for(references: &[ModelRef]) -> Result<Store> {
+    let store = crate::env::store()?;
+    let mut runners: Vec<&String> =
+        references.iter().filter_map(|reference| reference.runner.as_ref()).collect();
+    runners.dedup();
+    let Some(runner) = runners.pop() else { return Ok(store) };
+    if !runners.is_empty() || references.iter().any(|reference| reference.runner.is_none()) {
+        return Err(usage::wrong(
+            "models that are exported together are for one runner: give all the same @runner",
+        ));
+    }
+    for reference in references {
+        store.get_for(&reference.name, Some(runner))?;
+    }
+    Ok(store.with_runner(Some(runner.clone())))
 }
 
 /// Stores the models of a bundle.

@@ -55,7 +55,8 @@ pub(super) async fn push(
 /// Fetches a model for other work, telling it to a client that need not stay.
 pub(super) async fn fetch(app: &App, from: &ModelRef, to: &mpsc::Sender<Line>) -> Result<(), Failure> {
     let (report, mut progress) = mpsc::channel::<puna_registry::Progress>(WAITING);
-    let options = Options { keep_unused: app.config().no_prune, ..Options::default() };
+    let runner = from.runner.clone();
+    let options = Options { keep_unused: app.config().no_prune, runner, ..Options::default() };
     let forward = async {
         while let Some(progress) = progress.recv().await {
             // "success" is the end of the client's own work.
@@ -73,7 +74,8 @@ fn read(app: &App, request: PullRequest) -> Result<(ModelRef, bool, Options), Fa
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     let reference = reference(given, REMOTE)?;
     let whole = request.stream == Some(false);
-    Ok((reference, whole, options(app, request)?))
+    let options = Options { runner: reference.runner.clone(), ..options(app, request)? };
+    Ok((reference, whole, options))
 }
 
 /// How to go about it.
@@ -85,6 +87,8 @@ fn options(app: &App, request: PullRequest) -> Result<Options, Failure> {
         limit_rate: request.limit_rate.filter(|rate| *rate > 0),
         format: request.format.parse().map_err(|problem: String| Failure::bad_request(problem))?,
         via: None,
+        runner: None,
+        all_runners: request.all_runners,
     })
 }
 

@@ -13,8 +13,8 @@ use puna_api::native::{
     Download, DownloadsResponse, Leftover, Progress, PruneRequest, PruneResponse, VerifyRequest,
 };
 use puna_store::{
-    DEFAULT_HOST, Damage, Digest, Entry, Layer, LeftoverKind, ModelName, ModelRef, Place, PruneOptions,
-    Pruned, Store, StoreError, Unusable,
+    DEFAULT_HOST, Damage, Digest, Entry, Layer, LeftoverKind, Manifest, ModelName, ModelRef, Place,
+    PruneOptions, Pruned, Store, StoreError, StoredChild, Unusable,
 };
 use tokio::sync::mpsc;
 
@@ -228,11 +228,24 @@ async fn mend(
     let digests: Vec<_> = damages.keys().copied().collect();
     let aside = move || digests.iter().map(|digest| store.set_aside(digest)).collect::<Result<Vec<_>, _>>();
     let aside = app.store(move |_| aside()).await?.map_err(|error| store_failure(&error))?;
-    let from = ModelRef { http: repair.insecure, ..ModelRef::of(entry.name.clone()) };
-    let fetched = transfer::fetch(app, &from, to).await;
+    let mut fetched = Ok(());
+    for runner in damaged_runners(entry, damages) {
+        let from = ModelRef { http: repair.insecure, runner, ..ModelRef::of(entry.name.clone()) };
+        fetched = fetched.and(transfer::fetch(app, &from, to).await);
+    }
     // What nothing came for comes back: a damaged part may still be of use to its owner.
     app.store(move |_| drop(aside)).await?;
     fetched
+}
+
+/// The runners of which a manifest of a list has damaged parts; for a single manifest that of none.
+fn damaged_runners(entry: &Entry, damages: &HashMap<Digest, Damage>) -> Vec<Option<String>> {
+    let Some(list) = &entry.list else { return vec![None] };
+    let is_damaged = |stored: &&StoredChild| {
+        stored.manifest.iter().flat_map(Manifest::blobs).any(|layer| damages.contains_key(&layer.digest))
+    };
+    let damaged = list.children.iter().filter(is_damaged);
+    damaged.map(|stored| Some(stored.child.runner.clone()).filter(|runner| !runner.is_empty())).collect()
 }
 
 /// What is still damaged, and the way out.
