@@ -92,8 +92,15 @@ impl Folder {
         Ok(self.store.add_blob(text).map(drop)?)
     }
 
-    /// Makes the lists of tags that a new manifest completes models of the store.
-    pub(super) fn complete_lists(&self, name: &Repository, child: &Digest) -> Result<(), MirrorError> {
+    /// Makes the lists of tags that a new manifest completes models of the store. The manifest is kept either way, so an
+    /// error is only logged.
+    pub(super) fn complete_lists(&self, name: &Repository, child: &Digest) {
+        if let Err(error) = self.try_complete_lists(name, child) {
+            tracing::warn!(repository = %name, %child, %error, "a manifest list does not become a model of the store");
+        }
+    }
+
+    fn try_complete_lists(&self, name: &Repository, child: &Digest) -> Result<(), MirrorError> {
         let lists = self.kept_lists_with(name, child)?;
         if !lists.is_empty() {
             for tag in folder::names(&self.tags(name))? {

@@ -131,7 +131,7 @@ impl Folder {
         self.write_manifest(name, reference, manifest)?;
         match reference {
             Reference::Tag(tag) => self.remove_behind(name, tag)?,
-            Reference::Digest(digest) => self.complete_lists(name, digest)?,
+            Reference::Digest(digest) => self.complete_lists(name, digest),
         }
         Ok(None)
     }
