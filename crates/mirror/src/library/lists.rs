@@ -43,8 +43,19 @@ impl Folder {
         Ok(())
     }
 
-    /// The lists of a repository that have a manifest as their child.
+    /// The lists of a repository that have a manifest as their child, in the registry's folder and in the store.
     pub(super) fn lists_with(&self, name: &Repository, child: &Digest) -> Result<Vec<Digest>, MirrorError> {
+        let mut lists = self.kept_lists_with(name, child)?;
+        lists.extend(self.store_lists_with(name, child)?.iter().map(|entry| entry.digest));
+        Ok(lists)
+    }
+
+    /// The lists of a repository in the registry's folder that have a manifest as their child.
+    pub(super) fn kept_lists_with(
+        &self,
+        name: &Repository,
+        child: &Digest,
+    ) -> Result<Vec<Digest>, MirrorError> {
         let noted = folder::names(&self.lists(name, child))?;
         let lists = noted.iter().filter_map(|hex| format!("sha256:{hex}").parse().ok());
         Ok(lists.filter(|list: &Digest| self.manifests(name).join(list.hex()).is_file()).collect())
@@ -56,7 +67,7 @@ impl Folder {
         name: &Repository,
         digest: &Digest,
     ) -> Result<Option<Manifest>, MirrorError> {
-        for list in self.lists_with(name, digest)? {
+        for list in self.kept_lists_with(name, digest)? {
             if let Some(list) = self.kept(name, &list)?
                 && let Some(child) = list.inline_child(digest)?
             {

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use puna_store::{Digest, Entry, ModelName, Place, Seen, StoreError};
 
 use super::folder::{self, Folder};
+use super::list_models::{blobs_of, children_of};
 use crate::error::MirrorError;
 use crate::holding::{Doomed, Holding, Shown, Whose, leaving};
 use crate::manifest::{Descriptor, Kind, Manifest};
@@ -47,7 +48,7 @@ impl Folder {
     }
 
     /// The digest that a tag stands for, of manifests in the registry's folder.
-    fn tagged(&self, name: &Repository, tag: &str) -> Result<Option<Digest>, MirrorError> {
+    pub(super) fn tagged(&self, name: &Repository, tag: &str) -> Result<Option<Digest>, MirrorError> {
         let text = folder::read(&self.tags(name).join(tag))?;
         Ok(text.and_then(|text| std::str::from_utf8(&text).ok()?.trim().parse().ok()))
     }
@@ -106,7 +107,8 @@ impl Folder {
             && let Some(model) = name.model(tag)
         {
             let _changes = self.changes()?;
-            let replaced = self.put_model(&model, manifest)?;
+            let blobs: Vec<Digest> = manifest.blobs.iter().map(|blob| blob.digest).collect();
+            let replaced = self.put_model(&model, &manifest.bytes, [], &blobs)?;
             folder::remove(&self.tags(name).join(tag))?;
             return Ok(replaced);
         }
@@ -117,10 +119,20 @@ impl Folder {
             return Err(MirrorError::ManifestBlobUnknown(blob.digest));
         }
         self.check_children(name, manifest)?;
+        if let Reference::Tag(tag) = reference
+            && manifest.list.is_some()
+            && let Some(replaced) = self.put_list_model(name, tag, manifest)?
+        {
+            return Ok(replaced);
+        }
         for blob in &manifest.blobs {
             self.take_from_store(&blob.digest)?;
         }
         self.write_manifest(name, reference, manifest)?;
+        match reference {
+            Reference::Tag(tag) => self.remove_behind(name, tag)?,
+            Reference::Digest(digest) => self.complete_lists(name, digest),
+        }
         Ok(None)
     }
 
@@ -132,12 +144,16 @@ impl Folder {
         manifest: &Manifest,
     ) -> Result<(), MirrorError> {
         let _changes = self.changes()?;
+        if self.put_list_model(name, tag, manifest)?.is_some() {
+            return Ok(());
+        }
         for blob in &manifest.blobs {
             match self.take_from_store(&blob.digest) {
                 Ok(()) | Err(MirrorError::ManifestBlobUnknown(_)) => {}
                 Err(error) => return Err(error),
             }
         }
+        // A model that the tag hides stays in the store until a child of the list takes its place.
         self.write_manifest(name, &Reference::Tag(tag.to_owned()), manifest)
     }
 
@@ -155,25 +171,36 @@ impl Folder {
         }
         if let Reference::Tag(tag) = reference {
             self.write(&self.tags(name).join(tag), manifest.digest.to_string().as_bytes())?;
-            self.remove_behind(name, tag)?;
         }
         Ok(())
     }
 
     /// Makes a model of the store's of what was pushed; says which one it replaced. What the store was given for one that it refuses
-    /// it does not keep.
-    fn put_model(&self, model: &ModelName, manifest: &Manifest) -> Result<Option<Entry>, MirrorError> {
+    /// it does not keep. `manifests` are a list and its children, which the store has as blobs.
+    pub(super) fn put_model<'a>(
+        &self,
+        model: &ModelName,
+        bytes: &[u8],
+        manifests: impl IntoIterator<Item = &'a Bytes>,
+        blobs: &[Digest],
+    ) -> Result<Option<Entry>, MirrorError> {
         // Other processes see by it that blobs without a manifest are wanted.
         let work = self.store.work();
-        let blobs = || manifest.blobs.iter().map(|blob| blob.digest);
-        let given: Vec<Digest> = blobs().filter(|digest| !self.store.has_blob(digest)).collect();
-        let stored = blobs().try_for_each(|digest| self.give_to_store(&digest)).and_then(|()| {
-            let model = self.store.spelled(model)?;
-            let replaced = self.store.store_manifest(&model, &manifest.bytes, true, &mut || ());
-            replaced.map_err(missing)
-        });
+        let manifests: Vec<&Bytes> = manifests.into_iter().collect();
+        let all: Vec<Digest> =
+            blobs.iter().copied().chain(manifests.iter().map(|text| Digest::of(text))).collect();
+        let given: Vec<Digest> = all.iter().filter(|digest| !self.store.has_blob(digest)).copied().collect();
+        let stored = blobs
+            .iter()
+            .try_for_each(|digest| self.give_to_store(digest))
+            .and_then(|()| manifests.iter().try_for_each(|text| self.add_manifest_blob(text)))
+            .and_then(|()| {
+                let model = self.store.spelled(model)?;
+                let replaced = self.store.store_manifest(&model, bytes, true, &mut || ());
+                replaced.map_err(missing)
+            });
         if stored.is_err() {
-            self.store.let_go(blobs());
+            self.store.let_go(all);
             drop(work);
             if let Err(error) = self.store.remove_blobs(&given) {
                 tracing::warn!(%error, "blobs of a refused manifest stay in the store until unused ones are cleared away");
@@ -300,6 +327,8 @@ impl Folder {
         for tag in folder::names(&self.tags(name))? {
             tagged.extend(self.tagged(name, &tag)?);
         }
+        // Children of lists that are models of the store stay with these.
+        tagged.extend(self.tagged_models(name)?.iter().flat_map(children_of));
         let gone = leaving(&manifests, tagged, &kept);
         let mut freed = Vec::new();
         for held in kept.iter().filter(|held| held.manifest.is_some_and(|digest| gone.contains(&digest))) {
@@ -323,7 +352,7 @@ impl Folder {
         Ok(removed)
     }
 
-    fn remove_kept(&self, name: &Repository, digest: &Digest) -> Result<bool, MirrorError> {
+    pub(super) fn remove_kept(&self, name: &Repository, digest: &Digest) -> Result<bool, MirrorError> {
         let path = self.manifests(name).join(digest.hex());
         let Some(manifest) = folder::read(&path)? else { return Ok(false) };
         // The tags first: one that stands for nothing would be an error.
@@ -392,7 +421,8 @@ impl Folder {
         let of_model = |entry: Entry| {
             let (name, tag) = (Repository::of_model(&entry.name)?, entry.name.tag().to_owned());
             let whose = if entry.place == Place::Own { Whose::Store } else { Whose::Elsewhere };
-            let (size, written) = (entry.size(), Some(entry.modified));
+            let size = blobs_of(&entry).iter().fold(0u64, |sum, (_, size)| sum.saturating_add(*size));
+            let written = Some(entry.modified);
             Some(Shown { name, tag, digest: entry.digest, size, completed: None, whose, written })
         };
         let is_seen = |shown: &Shown| !self.tags(&shown.name).join(&shown.tag).exists();

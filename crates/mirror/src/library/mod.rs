@@ -6,6 +6,7 @@ mod checks;
 mod crowd;
 mod folder;
 mod inventory;
+mod list_models;
 mod lists;
 mod manifests;
 mod notes;

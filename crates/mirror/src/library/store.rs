@@ -9,7 +9,7 @@ use puna_store::{Digest, Entry, Store, last_use};
 
 use super::checks::Checks;
 use super::folder::{self, Folder};
-use super::manifests::SOME_TAG;
+use super::list_models::{blobs_of, children_of};
 use super::notes::FolderNotes;
 use super::uploads::Uploads;
 use super::{Blob, Library, Part};
@@ -156,9 +156,9 @@ impl Folder {
         let models = self.store.list()?.into_iter().filter(|entry| !entry.is_embedded());
         let of_model = |entry: Entry| {
             let name = Repository::of_model(&entry.name).filter(&is_wanted)?;
-            let blobs = entry.manifest.blobs().map(|layer| (layer.digest, layer.size)).collect();
+            let (blobs, children) = (blobs_of(&entry), children_of(&entry));
             let manifest = Some(entry.digest);
-            let (children, subject, written) = (Vec::new(), None, Some(entry.modified));
+            let (subject, written) = (None, Some(entry.modified));
             Some(Holding { name, manifest, blobs, is_model: true, children, subject, written })
         };
         let mut holdings: Vec<Holding> = models.filter_map(of_model).collect();
@@ -181,9 +181,8 @@ impl Folder {
         if brought.chain(self.kept_of(name)?).any(|held| held.has(digest)) {
             return Ok(true);
         }
-        let Some(model) = name.model(SOME_TAG) else { return Ok(false) };
-        let has = |entry: &Entry| entry.manifest.blobs().any(|layer| layer.digest == *digest);
-        Ok(self.store.tagged(&model)?.iter().any(has))
+        let has = |entry: &Entry| entry.blobs().any(|layer| layer.digest == *digest);
+        Ok(self.tagged_models(name)?.iter().any(has))
     }
 
     /// The manifests of a repository in the registry's folder.

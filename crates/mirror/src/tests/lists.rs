@@ -1,7 +1,7 @@
 //! Manifest lists as clients push and pull them, over a folder and over a bucket.
 
 use axum::http::{HeaderMap, HeaderValue};
-use puna_store::media;
+use puna_store::{ModelName, media};
 use serde_json::{Value, json};
 
 use super::*;
@@ -198,4 +198,53 @@ async fn a_child_stays_as_long_as_its_list() {
         assert_eq!(bench.ask("DELETE", &of(&ggml), Body::empty()).await.0, 202);
         assert!(!bench.has(&of(&ggml)).await);
     }
+}
+
+#[tokio::test]
+async fn a_pushed_list_is_a_model_of_the_store() {
+    let bench = bench(Vec::new());
+    let (list, children) = bench.list("library/m").await;
+    let store = Store::open(bench.dir.path()).unwrap();
+    let name = ModelName::parse("m").unwrap();
+    let (entry, bytes) = store.manifest_bytes(&name).unwrap();
+    assert_eq!((entry.runner.as_str(), &bytes[..]), ("llamacpp", list.as_bytes()));
+    let stored = &entry.list.as_ref().unwrap().children;
+    assert!(stored.iter().all(|stored| stored.manifest.is_some()));
+    let path = "/v2/library/m/manifests/latest";
+    let of = |text: &str| format!("/v2/library/m/manifests/{}", digest_of(text));
+    // The store alone serves the list and its children.
+    std::fs::remove_dir_all(bench.dir.path().join("puna-registry")).unwrap();
+    check(&bench.get(path, NEW_CLIENT).await, media::MANIFEST_LIST, &list);
+    check(&bench.get(path, OLD_CLIENT).await, media::MANIFEST, &children[1]);
+    for (child, weights) in children.iter().zip([&b"of ggml"[..], b"of llamacpp"]) {
+        assert_eq!(bench.get(&of(child), "*/*").await.2, child.as_bytes());
+        assert!(bench.has(&format!("/v2/library/m/blobs/{}", Digest::of(weights))).await);
+        let (status, code, said) = bench.refusal("DELETE", &of(child), Body::empty()).await;
+        assert!(status == 403 && code == "DENIED" && said.contains(&digest_of(&list)), "{said}");
+    }
+    let holdings = bench.mirror.library().holdings().await.unwrap();
+    let sizes: Vec<Vec<u64>> =
+        holdings.iter().map(|held| held.blobs.iter().map(|(_, size)| *size).collect()).collect();
+    assert_eq!((sizes, holdings[0].children.len()), (vec![vec![7, 11]], 2));
+    assert_eq!(bench.ask("DELETE", path, Body::empty()).await.0, 202);
+    assert_eq!(store.find(&name).unwrap(), None);
+    assert!(!bench.has(path).await && !bench.has(&of(&list)).await);
+}
+
+#[tokio::test]
+async fn a_list_that_cannot_run_stays_in_the_registry() {
+    let bench = bench(Vec::new());
+    let child = bench.child("library/m", b"of mlx").await;
+    let list = list_of(&[reference(&child, "mlx", "safetensors")]);
+    let path = "/v2/library/m/manifests/latest";
+    assert_eq!(bench.put(path, media::MANIFEST_LIST, &list).await.0, 201);
+    let store = Store::open(bench.dir.path()).unwrap();
+    assert_eq!(store.find(&ModelName::parse("m").unwrap()).unwrap(), None);
+    check(&bench.get(path, NEW_CLIENT).await, media::MANIFEST_LIST, &list);
+    // A list that can run takes the tag over, and this one gives it back.
+    bench.list("library/m").await;
+    assert!(store.find(&ModelName::parse("m").unwrap()).unwrap().is_some());
+    assert_eq!(bench.put(path, media::MANIFEST_LIST, &list).await.0, 201);
+    check(&bench.get(path, NEW_CLIENT).await, media::MANIFEST_LIST, &list);
+    assert_eq!(store.find(&ModelName::parse("m").unwrap()).unwrap(), None);
 }

@@ -155,3 +155,24 @@ async fn a_limit_of_speed_holds() {
     let took = begun.elapsed().as_secs_f64();
     assert!((0.3..3.0).contains(&took), "{took}");
 }
+
+#[tokio::test]
+async fn a_child_that_a_mirror_lacks_comes_from_the_registry() {
+    let registry = super::lists::ListRegistry::of(&super::lists::RUNNERS);
+    let (origin, served) = (registry.serve().await, registry.clone());
+    let mirror = Server::start(move |seen| match seen.path.ends_with("/manifests/latest") {
+        true => served.answer(&seen),
+        false => status(404, ""),
+    })
+    .await;
+    let bench = bench(&origin, &[&mirror.host]);
+    bench.pull_ok(&origin.model()).await;
+    let entry = bench.store.get(&ModelRef::parse(&origin.model()).unwrap().name).unwrap();
+    assert_eq!((entry.digest, entry.runner.as_str()), (Digest::of(&registry.list), "llamacpp"));
+    assert!(origin.seen().iter().all(|seen| !seen.path.ends_with("/latest")), "the mirror's list counts");
+    // A mirror whose list breaks a rule is left.
+    let bad = Server::start(|_| status(200, json!({"mediaType": media::MANIFEST_LIST}).to_string())).await;
+    let bench = self::bench(&origin, &[&bad.host]);
+    bench.pull_ok(&origin.model()).await;
+    assert_eq!(bad.seen().len(), 1);
+}

@@ -9,7 +9,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use puna_registry::{Found, Options, Registry, RegistryError};
+use puna_registry::{Found, Options, Registry, RegistryError, TagContent};
 use puna_store::{Digest, ModelName, ModelRef, media};
 
 use super::asking::{Wish, is_absence};
@@ -55,23 +55,27 @@ pub trait UpstreamLookup: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Bytes, RegistryError>>;
 }
 
-/// The client does not accept lists yet, so upstreams choose the child.
 impl UpstreamLookup for Registry {
     fn look_up_tag<'a>(
         &'a self,
         reference: &'a ModelRef,
         options: &'a Options,
     ) -> BoxFuture<'a, Result<UpstreamManifest, RegistryError>> {
-        Box::pin(async { Ok(UpstreamManifest::Model(Box::new(self.look(reference, options).await?))) })
+        Box::pin(async {
+            Ok(match Registry::look_up_tag(self, reference, options).await? {
+                TagContent::Model(found) => UpstreamManifest::Model(found),
+                TagContent::List(bytes) => UpstreamManifest::List(bytes),
+            })
+        })
     }
 
     fn fetch_manifest<'a>(
         &'a self,
-        _: &'a ModelRef,
-        _: Digest,
-        _: &'a Options,
+        reference: &'a ModelRef,
+        digest: Digest,
+        options: &'a Options,
     ) -> BoxFuture<'a, Result<Bytes, RegistryError>> {
-        Box::pin(async { Err(RegistryError::NotFound) })
+        Box::pin(Registry::fetch_manifest(self, reference, digest, options))
     }
 }
 

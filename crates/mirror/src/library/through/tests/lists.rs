@@ -2,58 +2,14 @@
 
 use axum::http::HeaderMap;
 use http_body_util::BodyExt;
-use puna_registry::{Options, RegistryError};
-use puna_store::ModelRef;
+use puna_registry::Options;
+use puna_store::{ModelRef, StoredChild};
 use serde_json::Value;
+use tokio::sync::mpsc;
 
 use super::*;
 use crate::manifest_list::tests::{inline, list_of, reference};
 use crate::{Mirror, NoKeys};
-
-/// Asks the upstream for lists, too.
-struct Lookup {
-    registry: Registry,
-    host: String,
-}
-
-impl Lookup {
-    async fn get(&self, reference: &ModelRef, at: &str) -> Result<Bytes, RegistryError> {
-        let name = &reference.name;
-        let url = format!("http://{}/v2/{}/{}/manifests/{at}", self.host, name.namespace(), name.model());
-        let client = self.registry.connections(&self.host)?;
-        let answer = client.get(url).header(header::ACCEPT, media::MANIFEST_LIST).send().await.unwrap();
-        match answer.status().is_success() {
-            true => Ok(answer.bytes().await.unwrap()),
-            false => Err(RegistryError::NotFound),
-        }
-    }
-}
-
-impl UpstreamLookup for Lookup {
-    fn look_up_tag<'a>(
-        &'a self,
-        reference: &'a ModelRef,
-        options: &'a Options,
-    ) -> BoxFuture<'a, Result<UpstreamManifest, RegistryError>> {
-        Box::pin(async {
-            let bytes = self.get(reference, reference.name.tag()).await?;
-            let value: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-            match value["mediaType"] == media::MANIFEST_LIST {
-                true => Ok(UpstreamManifest::List(bytes)),
-                false => Ok(UpstreamManifest::Model(Box::new(self.registry.look(reference, options).await?))),
-            }
-        })
-    }
-
-    fn fetch_manifest<'a>(
-        &'a self,
-        reference: &'a ModelRef,
-        digest: Digest,
-        _: &'a Options,
-    ) -> BoxFuture<'a, Result<Bytes, RegistryError>> {
-        Box::pin(async move { self.get(reference, &digest.to_string()).await })
-    }
-}
 
 const NAME: &str = "library/m";
 const TAG: &str = "/v2/library/m/manifests/latest";
@@ -69,11 +25,7 @@ struct Desk {
 }
 
 impl Desk {
-    fn of(mut bench: Bench, upstream: &Upstream) -> Self {
-        let through = Arc::get_mut(&mut bench.through).unwrap();
-        let inner = Arc::get_mut(&mut through.0).unwrap();
-        let (registry, host) = (inner.registry.clone(), upstream.host.clone());
-        inner.lookup = Arc::new(Lookup { registry, host });
+    fn of(bench: Bench) -> Self {
         let settings = crate::Settings { push: true, delete: true, ..crate::Settings::default() };
         let library = bench.through.clone();
         let mirror = Mirror::new(library, Box::new(NoKeys), &settings, History::new().unwrap()).unwrap();
@@ -83,7 +35,7 @@ impl Desk {
     /// One over a folder, and one over a bucket.
     fn both(upstream: &Upstream) -> [Self; 2] {
         let folder = Bench::new(upstream, HOUR, Upstreams::default());
-        [Self::of(folder, upstream), Self::of(Bench::in_bucket(upstream, HOUR), upstream)]
+        [Self::of(folder), Self::of(Bench::in_bucket(upstream, HOUR))]
     }
 
     async fn get(&self, path: &str, accept: &str) -> (u16, HeaderMap, Bytes) {
@@ -253,4 +205,96 @@ async fn a_default_child_that_nobody_has_is_named() {
         assert!(status == 404 && said.contains("MANIFEST_UNKNOWN"), "{said}");
         assert!(said.contains("its child 1 for llamacpp (sha256:"), "{said}");
     }
+}
+
+/// Serves a mirror on 127.0.0.1: its host.
+async fn serve(mirror: Mirror) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let host = listener.local_addr().unwrap().to_string();
+    let router = axum::Router::new().fallback(move |request: Request| {
+        let mirror = mirror.clone();
+        async move { mirror.answer(request).await }
+    });
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    host
+}
+
+/// A mirror over a folder that takes pushes.
+fn first_mirror(dir: &tempfile::TempDir) -> Mirror {
+    let library = Arc::new(StoreLibrary::new(Arc::new(Store::open(dir.path()).unwrap())));
+    let settings = crate::Settings { push: true, ..crate::Settings::default() };
+    Mirror::new(library, Box::new(NoKeys), &settings, History::new().unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn a_list_travels_through_two_mirrors_byte_for_byte() {
+    let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let stores = [&dirs[1], &dirs[2]].map(|dir| Arc::new(Store::open(dir.path()).unwrap()));
+    let upstream = Upstream { host: serve(first_mirror(&dirs[0])).await, ..Upstream::new().await };
+    let client = Registry::new(Settings::default());
+    let options = Options { insecure: true, all_runners: true, ..Options::default() };
+    let lines = || mpsc::channel(1000).0;
+    // A model is pushed to the first mirror, with spaces that no program would write.
+    let name = ModelRef::parse(&format!("{}/{NAME}", upstream.host)).unwrap();
+    let children = [(b"of ggml", "ggml"), (b"of_mlx_", "mlx")].map(|(weights, runner)| {
+        let layer = stores[0].add_blob(weights).unwrap();
+        let layer =
+            json!({"mediaType": media::MODEL, "digest": layer.digest.to_string(), "size": layer.size});
+        let child = json!({"schemaVersion": 2, "mediaType": media::MANIFEST, "layers": [layer]}).to_string();
+        stores[0].add_blob(child.as_bytes()).unwrap();
+        (Bytes::from(child), runner)
+    });
+    let list =
+        list_of(&children.each_ref().map(|(child, runner)| refer(child, runner))).replace(',', " ,\n ");
+    stores[0].store_manifest(&name.name, list.as_bytes(), true, &mut || ()).unwrap();
+    client.push(&stores[0], &name, &options, lines()).await.unwrap();
+    // Clients of the second mirror get it from the first.
+    let desk = Desk::of(Bench::new(&upstream, HOUR, Upstreams::default()));
+    let (status, headers, body) = desk.get(TAG, media::MANIFEST_LIST).await;
+    assert_eq!((status, &body[..]), (200, list.as_bytes()));
+    assert_eq!(headers["docker-content-digest"], Digest::of(list.as_bytes()).to_string());
+    assert_eq!(desk.pull().await, children[0].0, "the child for clients without lists");
+    desk.bench.settle().await;
+    // A complete child that can run makes the list a model of the second mirror's store.
+    let of_mirror = Store::open(desk.bench.dir.path().join("models")).unwrap();
+    let present = |store: &Store, name: &str| {
+        let entry = store.get(&ModelRef::parse(name).unwrap().name).unwrap();
+        assert_eq!(entry.digest, Digest::of(list.as_bytes()));
+        let is_present = |stored: &&StoredChild| stored.manifest.is_some();
+        entry.list.unwrap().children.iter().filter(is_present).count()
+    };
+    assert_eq!(present(&of_mirror, "m"), 1);
+    let second = serve(desk.mirror.clone()).await;
+    let name = format!("{second}/{NAME}");
+    client.pull(&stores[1], &ModelRef::parse(&name).unwrap(), &options, lines()).await.unwrap();
+    assert_eq!(present(&stores[1], &name), 2);
+    desk.bench.settle().await;
+    assert_eq!(present(&of_mirror, "m"), 2, "a further child is added to the same list");
+    let (_, bytes) = stores[1].manifest_bytes(&ModelRef::parse(&name).unwrap().name).unwrap();
+    assert_eq!(bytes, list.as_bytes());
+}
+
+#[tokio::test]
+async fn a_list_leaves_the_model_until_a_child_takes_its_place() {
+    let upstream = Upstream::new().await;
+    let model = upstream.model(NAME, b"a model");
+    let desk = Desk::of(Bench::new(&upstream, HOUR, Upstreams::default()));
+    assert_eq!(desk.pull().await, model);
+    desk.bench.settle().await;
+    let store = Store::open(desk.bench.dir.path().join("models")).unwrap();
+    let stored = || store.get(&ModelRef::parse("m").unwrap().name).unwrap().digest;
+    let child = upstream.child(b"of a list");
+    let list = upstream.list(&[refer(&child, "ggml")]);
+    assert_eq!(desk.get(TAG, media::MANIFEST_LIST).await.2, list);
+    assert_eq!(stored(), Digest::of(&model));
+    assert_eq!(desk.pull().await, child);
+    desk.bench.settle().await;
+    assert_eq!(stored(), Digest::of(&list));
+    // A list of the very model needs no download.
+    upstream.put(at(&child), child.clone());
+    let again = upstream.list(&[refer(&child, "ggml"), refer(&model, "mlx")]);
+    let blobs = upstream.asked("/blobs/");
+    assert_eq!(desk.get(TAG, media::MANIFEST_LIST).await.2, again);
+    assert_eq!((stored(), desk.pull().await), (Digest::of(&again), child));
+    assert_eq!(upstream.asked("/blobs/"), blobs);
 }
