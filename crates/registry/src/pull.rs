@@ -53,7 +53,7 @@ impl Registry {
             return Ok(());
         }
         let at = store.clone();
-        blocking(move || Ok(at.remove_blobs(&spent)?)).await
+        blocking(move || Ok(at.discard_blobs(&spent)?)).await
     }
 
     /// Stores the model: the blobs that only packed others.

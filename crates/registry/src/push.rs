@@ -59,7 +59,7 @@ impl Registry {
             let at = store.clone();
             blocking(move || {
                 at.let_go([made]);
-                Ok(at.remove_blobs(&[made])?)
+                Ok(at.discard_blobs(&[made])?)
             })
             .await?;
         }

@@ -202,7 +202,8 @@ impl BlobWriter<'_> {
         }
         self.store.pin(&digest);
         self.store.note_begun(&digest);
-        self.temp.persist(&self.store.own_blob_path(&digest))?;
+        let persisted = self.temp.persist(&self.store.own_blob_path(&digest));
+        persisted.inspect_err(|_| self.store.forget_begun([digest]))?;
         Ok(NewBlob { digest, size: self.size, is_new: true })
     }
 }

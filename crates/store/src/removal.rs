@@ -125,13 +125,25 @@ impl Store {
     /// # Errors
     /// The store cannot be read or written.
     pub fn remove_blobs(&self, digests: &[Digest]) -> Result<(), StoreError> {
+        self.remove_those(digests, |store| TrashBatch::new(store))
+    }
+
+    /// The same for good: of blobs that were stored for work that has failed, or that is done with them.
+    ///
+    /// # Errors
+    /// As of [`Store::remove_blobs`].
+    pub fn discard_blobs(&self, digests: &[Digest]) -> Result<(), StoreError> {
+        self.remove_those(digests, |store| TrashBatch::for_good(store))
+    }
+
+    fn remove_those(&self, digests: &[Digest], batch: fn(&Self) -> TrashBatch<'_>) -> Result<(), StoreError> {
         if digests.is_empty() {
             return Ok(());
         }
         let _lock = self.lock()?;
         let candidates = digests.iter().copied().collect();
         // Why something was kept is in the log.
-        self.remove_unreferenced(&candidates, None, None, &mut TrashBatch::new(self))?;
+        self.remove_unreferenced(&candidates, None, None, &mut batch(self))?;
         let is_gone = |digest: &&Digest| !self.own_blob_path(digest).exists();
         self.forget_begun(digests.iter().filter(is_gone).copied());
         Ok(())

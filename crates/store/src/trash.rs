@@ -49,6 +49,11 @@ impl<'a> TrashBatch<'a> {
         Self { store, folder: None, has_room: store.has_trash_room() }
     }
 
+    /// One that keeps nothing.
+    pub(crate) fn for_good(store: &'a Store) -> Self {
+        Self { store, folder: None, has_room: false }
+    }
+
     /// Removes a file of the store: it goes to the trash, or where there is no room for that, for good.
     ///
     /// # Errors

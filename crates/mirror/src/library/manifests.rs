@@ -202,7 +202,7 @@ impl Folder {
         if stored.is_err() {
             self.store.let_go(all);
             drop(work);
-            if let Err(error) = self.store.remove_blobs(&given) {
+            if let Err(error) = self.store.discard_blobs(&given) {
                 tracing::warn!(%error, "blobs of a refused manifest stay in the store until unused ones are cleared away");
             }
         }

@@ -467,6 +467,7 @@ fn is_there(folder: &Folder, digest: &Digest, size: u64) -> Result<bool, MirrorE
 
 /// Refuses what would fill the disk.
 fn check_room(folder: &Folder, wanted: u64) -> Result<(), MirrorError> {
+    folder.store.make_room(wanted.saturating_add(LEFT_FREE));
     match folder.store.free_bytes() {
         Some(free) if free < wanted.saturating_add(LEFT_FREE) => Err(MirrorError::Full(format!(
             "there is not enough space for this upload: {free} bytes are free, {LEFT_FREE} of which are left for others"

@@ -53,7 +53,7 @@ impl Registry {
         // Manifests are stored under their names, and packed layers as what was in them.
         store.let_go(import.held.iter().copied());
         drop(work);
-        let removed = store.remove_blobs(&import.new);
+        let removed = store.discard_blobs(&import.new);
         let names = done?;
         removed?;
         Ok(names)

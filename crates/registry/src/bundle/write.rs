@@ -39,7 +39,7 @@ pub fn write_bundle(
     let written = models.and_then(|models| write(store, &models, out, progress));
     // What was made for the bundle alone.
     store.let_go(made.iter().copied());
-    let removed = store.remove_blobs(&made);
+    let removed = store.discard_blobs(&made);
     written?;
     Ok(removed?)
 }

@@ -63,7 +63,7 @@ fn with_manifests(
     let done = manifests.iter().try_for_each(|text| add_manifest(store, text)).and_then(|()| work());
     if done.is_err() {
         store.let_go(digests);
-        if let Err(error) = store.remove_blobs(&added) {
+        if let Err(error) = store.discard_blobs(&added) {
             tracing::warn!(%error, "manifests of a refused list stay in the store until unused blobs are removed");
         }
     }

@@ -141,7 +141,7 @@ impl Inner {
             drop(kept);
             let blobs: Vec<Digest> = manifest.blobs.iter().map(|blob| blob.digest).collect();
             let store = self.store.clone();
-            blocking(move || Ok(store.remove_blobs(&blobs)?)).await?;
+            blocking(move || Ok(store.discard_blobs(&blobs)?)).await?;
             return Ok(None);
         }
         self.library.put_manifest(name, &tag, manifest.clone()).await

@@ -316,6 +316,6 @@ impl Inner {
         drop(held);
         let (store, blobs) =
             (self.store.clone(), child.blobs.iter().map(|blob| blob.digest).collect::<Vec<_>>());
-        blocking(move || Ok(store.remove_blobs(&blobs)?)).await
+        blocking(move || Ok(store.discard_blobs(&blobs)?)).await
     }
 }

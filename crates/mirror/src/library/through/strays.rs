@@ -248,7 +248,7 @@ impl Inner {
         drop(kept);
         // Those who fetch a model that it is of hold it, too.
         let store = self.store.clone();
-        if let Err(error) = blocking(move || Ok(store.remove_blobs(&[digest])?)).await {
+        if let Err(error) = blocking(move || Ok(store.discard_blobs(&[digest])?)).await {
             tracing::warn!(%digest, %error, "a blob that passed through cannot be removed");
         }
     }
