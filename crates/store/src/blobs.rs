@@ -74,6 +74,24 @@ impl Store {
         writer.finish(None)
     }
 
+    /// Stores a manifest as a blob of the own folder, where names look for it, also where a folder that is only read has it.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn add_manifest(&self, text: &[u8]) -> Result<Digest, StoreError> {
+        let digest = Digest::of(text);
+        let own = self.own_blob_path(&digest);
+        self.pin(&digest);
+        if fs::read(&own).is_ok_and(|bytes| bytes == text) {
+            self.touch_blob(&digest);
+            return Ok(digest);
+        }
+        self.note_begun(&digest);
+        let written = files::write_atomic(self.root(), &own, text);
+        written.inspect_err(|_| self.forget_begun([digest]))?;
+        Ok(digest)
+    }
+
     /// Copies a file into the store.
     ///
     /// # Errors

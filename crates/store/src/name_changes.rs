@@ -102,7 +102,7 @@ impl Store {
             write_atomic(self.root(), &plain.path, bytes)?;
             return Ok(vec![plain.path.clone()]);
         }
-        self.add_blob(bytes)?;
+        self.add_manifest(bytes)?;
         let anchor = self.anchor(bytes, new)?;
         write_atomic(self.root(), &plain.path, &anchor)?;
         let mut written = vec![plain.path.clone()];
@@ -126,7 +126,7 @@ impl Store {
         let relative = up.join("blobs").join(digest.file_name());
         let made = symlink(&relative, &temp).or_else(|_| fs::hard_link(&blob, &temp));
         let made = made.or_else(|_| fs::copy(&blob, &temp).map(drop));
-        let renamed = files::step().and_then(|()| made).and_then(|()| files::step());
+        let renamed = files::step().and(made).and_then(|()| files::step());
         renamed.and_then(|()| fs::rename(&temp, path)).map_err(|e| {
             if !files::crashed() {
                 let _ = fs::remove_file(&temp);

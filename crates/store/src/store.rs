@@ -304,7 +304,7 @@ impl Store {
             }
             let root = self.root_of(&source.place);
             if let Ok(Some(text)) = read_manifest_blob(root, &stored.child.digest) {
-                self.add_blob(&text)?;
+                self.add_manifest(&text)?;
             }
         }
         self.write_manifest(&target, &bytes, false)

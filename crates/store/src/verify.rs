@@ -106,10 +106,12 @@ impl Store {
         }
     }
 
-    /// Whether a link leads to nothing, and no other file has its name.
+    /// Whether a link of `manifests-v2` leads to nothing, and no other file has its name. A link of `manifests` may lead to a
+    /// disk that is not there now.
     fn is_lost(&self, file: &NameFile) -> bool {
         let is_there = |other: &NameFile| other.path.exists();
-        file.path.symlink_metadata().is_ok()
+        file.folder == NameFolder::Linked
+            && file.path.symlink_metadata().is_ok()
             && NameFile::all_of(self.root(), &file.name).is_ok_and(|all| !all.iter().any(is_there))
     }
 

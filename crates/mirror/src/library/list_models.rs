@@ -83,15 +83,6 @@ impl Folder {
         Ok(found)
     }
 
-    /// Adds a manifest to the blobs of the store's own folder, where its names look for it.
-    pub(super) fn add_manifest_blob(&self, text: &Bytes) -> Result<(), MirrorError> {
-        let own = self.store.root().join("blobs").join(Digest::of(text).file_name());
-        if !own.is_file() {
-            self.write(&own, text)?;
-        }
-        Ok(self.store.add_blob(text).map(drop)?)
-    }
-
     /// Makes the lists of tags that a new manifest completes models of the store. The manifest is kept either way, so an
     /// error is only logged.
     pub(super) fn complete_lists(&self, name: &Repository, child: &Digest) {

@@ -193,7 +193,9 @@ impl Folder {
         let stored = blobs
             .iter()
             .try_for_each(|digest| self.give_to_store(digest))
-            .and_then(|()| manifests.iter().try_for_each(|text| self.add_manifest_blob(text)))
+            .and_then(|()| {
+                manifests.iter().try_for_each(|text| Ok(self.store.add_manifest(text).map(drop)?))
+            })
             .and_then(|()| {
                 let model = self.store.spelled(model)?;
                 let replaced = self.store.store_manifest(&model, bytes, true, &mut || ());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use puna_store::{Digest, ModelName, Store, StoreError, write_atomic};
+use puna_store::{Digest, ModelName, Store, StoreError};
 use tokio::sync::mpsc::error::TrySendError;
 
 use crate::blocking::blocking;
@@ -60,7 +60,7 @@ fn with_manifests(
     }
     let digests: Vec<Digest> = manifests.iter().map(|text| Digest::of(text)).collect();
     let added: Vec<Digest> = digests.iter().filter(|digest| !store.has_blob(digest)).copied().collect();
-    let done = manifests.iter().try_for_each(|text| add_manifest(store, text)).and_then(|()| work());
+    let done = manifests.iter().try_for_each(|text| store.add_manifest(text).map(drop)).and_then(|()| work());
     if done.is_err() {
         store.let_go(digests);
         if let Err(error) = store.discard_blobs(&added) {
@@ -68,13 +68,4 @@ fn with_manifests(
         }
     }
     done
-}
-
-/// Adds a manifest as a blob of the store's own folder, also where a folder that is only read has it.
-fn add_manifest(store: &Store, text: &Bytes) -> Result<(), StoreError> {
-    let own = store.root().join("blobs").join(Digest::of(text).file_name());
-    if !own.is_file() {
-        write_atomic(store.root(), &own, text)?;
-    }
-    store.add_blob(text).map(drop)
 }

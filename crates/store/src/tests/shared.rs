@@ -445,7 +445,7 @@ fn check_nothing_is_left_over(root: &Path, store: &Store, seed: u64, log: &[Stri
 
 /// `PUNA_SEQUENCES=2500` runs 10,000 sequences in all, which takes minutes.
 fn sequences() -> u64 {
-    std::env::var("PUNA_SEQUENCES").ok().and_then(|n| n.parse().ok()).unwrap_or(250)
+    std::env::var("PUNA_SEQUENCES").ok().and_then(|n| n.parse().ok()).unwrap_or(100)
 }
 
 #[test]
@@ -466,6 +466,26 @@ fn random_operations_of_three_programs_lose_nothing_3() {
 #[test]
 fn random_operations_of_three_programs_lose_nothing_4() {
     (0..sequences()).for_each(|seed| run_sequence(3 << 32 | seed));
+}
+
+#[test]
+fn a_list_of_a_folder_that_is_only_read_can_be_copied() {
+    for is_linked in [true, false] {
+        let [own, theirs] = [folder(), folder()];
+        every_state(theirs.path());
+        if is_linked {
+            fs::create_dir_all(own.path().join("manifests-v2")).unwrap();
+        }
+        let store = Store::open(own.path()).unwrap().with_others([theirs.path().to_owned()]);
+        store.copy(&short("whole-list"), &short("copy")).unwrap();
+        let (of, copy) = (store.get(&short("whole-list")).unwrap(), store.get(&short("copy")).unwrap());
+        assert_eq!((of.digest, of.rows().len()), (copy.digest, copy.rows().len()));
+        assert!(store.resolve(&short("copy")).is_ok());
+        store.copy_for(&short("whole-list"), Some("ggml"), &short("one")).unwrap();
+        let one = store.get(&short("one")).unwrap();
+        assert_eq!((one.list, one.runner.as_str()), (None, "ggml"));
+        assert_eq!(store.prune(PruneOptions::default()).unwrap().kept, None);
+    }
 }
 
 #[test]
