@@ -125,7 +125,9 @@ impl App {
 
     /// Removes in the background what Puna has left unfinished, now and every hour, unless that is not wanted.
     pub(crate) fn clean_up(&self) {
-        if !self.config().no_prune {
+        let Config { no_prune, mirror, .. } = self.config();
+        // A mirror does so for the store that it serves.
+        if !no_prune && !(mirror.serve && mirror.storage.is_none()) {
             tokio::spawn(tidy::clean_up_hourly(self.0.store.clone()));
         }
     }

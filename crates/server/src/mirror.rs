@@ -78,14 +78,11 @@ impl Registry {
         let store = match &config.storage {
             None => store,
             // What upstreams have passes through a store of its own, and nothing of it is the machine's model.
-            Some(_) => {
-                let passing = Arc::new(Store::open(store.root().join(PASSING))?);
-                if prunes {
-                    tokio::spawn(tidy::clean_up_hourly(passing.clone()));
-                }
-                passing
-            }
+            Some(_) => Arc::new(Store::open(store.root().join(PASSING))?),
         };
+        if prunes {
+            tokio::spawn(tidy::clean_up_hourly(store.clone()));
+        }
         let history = History::new()?;
         if !config.upstreams.hosts.is_empty() {
             let upstreams = config.upstreams.clone();

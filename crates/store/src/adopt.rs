@@ -60,7 +60,9 @@ impl Store {
             Adopt::Refer => self.place(&blob, |to| refer(&path, to))?,
         };
         self.pin(digest);
-        self.note_begun(digest);
+        if done {
+            self.note_begun(digest);
+        }
         // An old file would count as left over at once.
         self.touch_blob(digest);
         Ok(if done { Adopted::New } else { Adopted::Impossible })
