@@ -127,7 +127,8 @@ impl App {
     pub(crate) fn clean_up(&self) {
         let Config { no_prune, mirror, .. } = self.config();
         // A mirror does so for the store that it serves.
-        if !no_prune && !(mirror.serve && mirror.storage.is_none()) {
+        let is_served = mirror.serve && mirror.storage.is_none();
+        if !(*no_prune || is_served) {
             tokio::spawn(tidy::clean_up_hourly(self.0.store.clone()));
         }
     }

@@ -8,6 +8,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
@@ -57,8 +58,14 @@ impl Store {
         }
         let path = self.notes_in(REMOVALS).join(TempFile::new_name());
         let text: String = digests.iter().map(|digest| format!("{digest}\n")).collect();
-        write_atomic(self.root(), &path, text.as_bytes())?;
-        Ok(Some(path))
+        match write_atomic(self.root(), &path, text.as_bytes()) {
+            Ok(()) => Ok(Some(path)),
+            // What is removed makes room on a full disk, for which no note must be in the way.
+            Err(StoreError::Io {
+                kind: io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded, ..
+            }) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// The notes of both kinds.

@@ -59,6 +59,12 @@ pub enum StoreError {
         path.display()
     )]
     Unknown { path: PathBuf },
+    #[error("{} is locked by {holder} for more than two minutes: wait until it ends, or end it", path.display())]
+    Locked { path: PathBuf, holder: String },
+    #[error(
+        "{name} is a name that Ollama keeps for converted models, which are in no list: choose another name"
+    )]
+    ShadowName { name: String },
     #[error("no compatible manifest found for runners: {wanted}: {name} has {known}")]
     NoRunner { name: String, wanted: String, known: String },
     #[error(
@@ -223,6 +229,7 @@ impl StoreError {
                 | DraftRemote
                 | BadRemote(_)
                 | NoRunner { .. }
+                | ShadowName { .. }
                 | ChildMissing { .. }
                 | NotRunnable { .. }
                 | ManyDrafts { .. }

@@ -1,13 +1,14 @@
 //! Writing files so that a crash leaves the old state or the new one, never a half: temporary file, `fsync`, rename.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::error::StoreError;
+use crate::holder::Holder;
 use crate::stamp::identity;
 
 /// Where unfinished files live. Not in `blobs/`: an Ollama on the same store would clear them away there.
@@ -16,6 +17,10 @@ pub(crate) const TEMP_DIR: &str = "puna-tmp";
 /// What the files there are called whose locks say that somebody is at work on a model, since they were written.
 pub(crate) const WORK_SUFFIX: &str = ".work";
 
+/// How long the lock of a store is waited for. Nothing holds it while bytes of models move.
+const LOCK_WAIT: Duration = Duration::from_secs(120);
+/// The time between two attempts to lock a file.
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 /// Names that are tried for a temporary file.
 const NAMES: u32 = 16;
 
@@ -76,7 +81,7 @@ impl TempFile {
         let dir = target.parent().unwrap_or(Path::new("."));
         create_dir(dir)?;
         step()
-            .and_then(|()| fs::rename(&self.path, target))
+            .and_then(|()| rename_or_copy(&self.path, target))
             .map_err(|e| StoreError::io("write", target, &e))?;
         sync_dir(dir);
         Ok(())
@@ -103,20 +108,70 @@ pub fn write_atomic(root: &Path, target: &Path, bytes: &[u8]) -> Result<(), Stor
     temp.persist(target)
 }
 
-/// Waits for the lock of a file, which is made if it is not there. Held until what comes of it is dropped.
+/// Gives a file its name, also in a folder that is on another file system, where it is copied first.
+fn rename_or_copy(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::rename(from, to) {
+        Err(e) if e.kind() == io::ErrorKind::CrossesDevices => {}
+        done => return done,
+    }
+    // Hidden files are left alone by everything that lists blobs and names.
+    let near = to.with_file_name(format!(".{}", TempFile::new_name()));
+    let copied = fs::copy(from, &near)
+        .and_then(|_| File::options().write(true).open(&near)?.sync_all())
+        .and_then(|()| fs::rename(&near, to));
+    if copied.is_err() {
+        let _ = fs::remove_file(&near);
+    }
+    copied.and_then(|()| fs::remove_file(from))
+}
+
+/// Waits for the lock of a file, which is made if it is not there. It is held until the file is dropped.
 ///
 /// # Errors
-/// The file cannot be made or locked. A file system without locks is none.
+/// The file cannot be made or locked, or another process holds the lock for too long. A file system without locks is no error.
 pub fn lock_file(path: &Path) -> Result<File, StoreError> {
+    lock_file_within(path, LOCK_WAIT)
+}
+
+fn lock_file_within(path: &Path, wait: Duration) -> Result<File, StoreError> {
     create_dir(path.parent().unwrap_or(Path::new(".")))?;
-    let open = || {
-        let file = File::options().write(true).create(true).truncate(false).open(path)?;
-        match file.lock() {
-            Err(e) if !has_no_locks(&e) => Err(e),
-            _ => Ok(file),
+    check_regular(path).map_err(|e| StoreError::io("lock", path, &e))?;
+    let open = File::options().write(true).create(true).truncate(false).open(path);
+    let file = open.map_err(|e| StoreError::io("lock", path, &e))?;
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => {
+                Holder::here().note(&file);
+                return Ok(file);
+            }
+            Err(TryLockError::Error(e)) if has_no_locks(&e) => return Ok(file),
+            Err(TryLockError::Error(e)) => return Err(StoreError::io("lock", path, &e)),
+            Err(TryLockError::WouldBlock) if begun.elapsed() > wait => {
+                let holder = Holder::read(path).map_or("another process".into(), |holder| holder.to_string());
+                return Err(StoreError::Locked { path: path.to_owned(), holder });
+            }
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
         }
-    };
-    open().map_err(|e| StoreError::io("lock", path, &e))
+    }
+}
+
+/// Refuses what is no regular file: opening a pipe waits for its other end.
+fn check_regular(path: &Path) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(meta) if !meta.is_file() => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes a symbolic link to a file.
+pub(crate) fn symlink(target: &Path, link: &Path) -> io::Result<()> {
+    #[cfg(unix)]
+    return std::os::unix::fs::symlink(target, link);
+    #[cfg(windows)]
+    return std::os::windows::fs::symlink_file(target, link);
 }
 
 /// Creates a folder and those above it.
@@ -229,6 +284,7 @@ pub(crate) fn keep_private(copy: &File, source: &Path) {
 /// Reads a file of at most `limit` bytes.
 pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, StoreError> {
     let read = || {
+        check_regular(path)?;
         let file = File::open(path)?;
         let len = file.metadata()?.len();
         if len > limit {
@@ -305,6 +361,29 @@ mod tests {
         assert!([Errno::NOSYS, Errno::OPNOTSUPP, Errno::NOLCK].into_iter().all(said));
         assert!(![Errno::WOULDBLOCK, Errno::IO, Errno::BADF].into_iter().any(said));
         assert!(has_no_locks(&io::ErrorKind::Unsupported.into()));
+    }
+
+    #[test]
+    fn a_lock_that_is_held_for_too_long_is_an_error_that_names_the_holder() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let held = lock_file(&path).unwrap();
+        let error = lock_file_within(&path, Duration::from_millis(30)).unwrap_err().to_string();
+        let process = format!("lock is locked by process {}", std::process::id());
+        assert!(error.contains(&process), "{error}");
+        drop(held);
+        lock_file_within(&path, Duration::from_millis(30)).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn pipes_are_neither_read_nor_locked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(read_limited(&path, 10).unwrap_err().to_string().contains("not a regular file"));
+        assert!(lock_file(&path).unwrap_err().to_string().contains("not a regular file"));
+        assert!(!crate::transfer::is_held(&path));
     }
 
     #[test]

@@ -20,7 +20,6 @@ use crate::error::StoreError;
 use crate::files::{TEMP_DIR, create_dir, read_limited, write_atomic};
 use crate::index::{Folder, Looked};
 use crate::listfile;
-use crate::name::ModelName;
 use crate::names::{NameFolder, is_shadow};
 use crate::silent::{Look, PATIENCE};
 use crate::stamp::Stamp;
@@ -121,16 +120,17 @@ impl Remembered {
         runner: Option<&str>,
     ) -> (Vec<Entry>, Vec<StoreError>) {
         let (mut entries, mut broken, mut linked) = (Vec::new(), Vec::new(), HashSet::new());
-        let mut plain: HashSet<ModelName> = HashSet::new();
         for (folder, looked) in NameFolder::ALL.into_iter().zip(looked) {
+            let mut plain = HashSet::new();
             self.new += looked.read;
             self.places.insert(folder.at(root), looked.now);
             let mut models = looked.models;
-            // Of two spellings of the public host the usual one counts, as in `NameFile::all_of`.
+            // Of two spellings of a host the usual one counts, as in `NameFile::all_of`.
             models.sort_by_cached_key(|(file, _)| file.path != file.folder.path(root, &file.name));
             for (file, named) in models {
                 match folder {
-                    NameFolder::Linked => _ = linked.insert(file.name.clone()),
+                    NameFolder::Linked if !linked.insert(file.name.clone()) => continue,
+                    NameFolder::Linked => {}
                     // An anchor of a name that stands in the other folder, or of no model.
                     NameFolder::Plain if linked.contains(&file.name) || is_shadow(&file.name) => continue,
                     NameFolder::Plain if !plain.insert(file.name.clone()) => continue,
@@ -352,7 +352,7 @@ mod tests {
     use crate::entry::read_entry;
     use crate::names::NameFile;
     use crate::silent::tests::hung;
-    use crate::{Layer, Manifest, media};
+    use crate::{Layer, Manifest, ModelName, media};
 
     #[test]
     fn a_folder_that_does_not_answer_is_left_out_and_named_until_it_does() {

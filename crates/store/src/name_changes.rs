@@ -8,7 +8,6 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::anchor::with_layers;
@@ -19,8 +18,9 @@ use crate::files::{self, TempFile, write_atomic};
 use crate::manifest::{Layer, media};
 use crate::manifest_list::Document;
 use crate::name::ModelName;
-use crate::names::{NameFile, NameFolder, remove_empty_folders};
+use crate::names::{NameFile, NameFolder, is_shadow, remove_empty_folders};
 use crate::references::references_of;
+use crate::stamp::same_file;
 use crate::store::{Deleted, Store};
 use crate::trash::TrashBatch;
 
@@ -54,6 +54,9 @@ impl Store {
             folder: NameFolder::Plain,
             path: NameFolder::Plain.path(self.root(), name),
         };
+        if is_shadow(name) {
+            return Err(StoreError::ShadowName { name: name.to_string() });
+        }
         let error = |reason| StoreError::Manifest { path: plain.path.clone(), reason };
         let document = Document::parse(bytes).map_err(error)?;
         let _lock = self.lock()?;
@@ -124,8 +127,13 @@ impl Store {
         let up: PathBuf =
             path.strip_prefix(self.root()).unwrap_or(path).components().skip(1).map(|_| "..").collect();
         let relative = up.join("blobs").join(digest.file_name());
-        let made = symlink(&relative, &temp).or_else(|_| fs::hard_link(&blob, &temp));
+        let made = files::symlink(&relative, &temp).or_else(|_| fs::hard_link(&blob, &temp));
         let made = made.or_else(|_| fs::copy(&blob, &temp).map(drop));
+        // Where the folder of names is a link itself, the way up from it leads elsewhere.
+        let made = made.and_then(|()| match same_file(&temp, &blob) || !temp.is_symlink() {
+            true => Ok(()),
+            false => fs::remove_file(&temp).and_then(|()| files::symlink(&blob.canonicalize()?, &temp)),
+        });
         let renamed = files::step().and(made).and_then(|()| files::step());
         renamed.and_then(|()| fs::rename(&temp, path)).map_err(|e| {
             if !files::crashed() {
@@ -170,12 +178,12 @@ impl Store {
     /// # Errors
     /// [`StoreError::NotFound`], [`StoreError::BuiltIn`], or the store cannot be written.
     pub fn delete(&self, name: &ModelName) -> Result<Deleted, StoreError> {
-        if NameFile::all_of(self.root(), name)?.is_empty() {
+        if self.removable_files(name)?.is_empty() {
             return Err(self.not_removable(name));
         }
         let _lock = self.lock()?;
         // As it is now that nothing else is written.
-        let found = NameFile::all_of(self.root(), name)?;
+        let found = self.removable_files(name)?;
         if found.is_empty() {
             return Err(self.not_removable(name));
         }
@@ -184,7 +192,15 @@ impl Store {
         let note = self.note_removal(&needed)?;
         let mut trash = TrashBatch::new(self);
         self.remove_name_files(&found, &mut trash)?;
-        Ok(Deleted { kept: self.remove_unreferenced(&needed, note, entry.as_ref(), &mut trash)? })
+        let kept = self.remove_unreferenced(&needed, note, entry.as_ref(), &mut trash)?;
+        Ok(Deleted { kept, removed_for_good: trash.failed() })
+    }
+
+    /// The files of a name that can be removed: not those by which Ollama keeps converted models for older versions.
+    fn removable_files(&self, name: &ModelName) -> Result<Vec<NameFile>, StoreError> {
+        let mut found = NameFile::all_of(self.root(), name)?;
+        found.retain(|file| file.folder == NameFolder::Linked || !is_shadow(name));
+        Ok(found)
     }
 
     /// Removes the files of a name: the link first, so that the anchor is the name until it goes, too.
@@ -223,11 +239,4 @@ impl Store {
             Err(error) => error,
         }
     }
-}
-
-fn symlink(target: &Path, link: &Path) -> io::Result<()> {
-    #[cfg(unix)]
-    return std::os::unix::fs::symlink(target, link);
-    #[cfg(windows)]
-    return std::os::windows::fs::symlink_file(target, link);
 }

@@ -66,7 +66,7 @@ impl NameFolder {
         if is_public(host) {
             paths.extend([DEFAULT_HOST, OTHER_PUBLIC_HOST].map(below));
         } else if host.contains(':') {
-            paths.push(below(&host.replace(':', "%3A")));
+            paths.extend([host.to_owned(), host.replace(':', "%3A")].iter().map(|host| below(host)));
         }
         let mut seen = HashSet::new();
         paths.retain(|path| seen.insert(path.clone()));

@@ -50,6 +50,8 @@ const TOLD: usize = 1000;
 pub struct Deleted {
     /// Why the blobs were kept: something in the store is not understood, and might need them.
     pub kept: Option<StoreError>,
+    /// Why the name or blobs are not in the trash, though the disk has room for them.
+    pub removed_for_good: Option<String>,
 }
 
 /// The folder of models: what `OLLAMA_MODELS` says (blanks and quotes around it removed), else `.ollama/models` in the
@@ -323,7 +325,8 @@ fn find_at(
     place: &Place,
     runner: Option<&str>,
 ) -> Result<Option<Entry>, StoreError> {
-    for file in NameFile::all_of(root, name)? {
+    let is_hidden = |file: &NameFile| file.folder == NameFolder::Plain && is_shadow(&file.name);
+    for file in NameFile::all_of(root, name)?.into_iter().filter(|file| !is_hidden(file)) {
         match read_entry(root, &file, place.clone(), runner) {
             Err(error) if error.is_absence() => {}
             read => return read.map(Some),

@@ -397,7 +397,8 @@ impl Store {
 /// Whether somebody holds the lock of a file.
 pub(crate) fn is_held(path: &Path) -> bool {
     let held = |file: File| matches!(file.try_lock(), Err(TryLockError::WouldBlock));
-    File::open(path).is_ok_and(held)
+    // Opening a pipe would wait for its other end.
+    path.is_file() && File::open(path).is_ok_and(held)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The trash: what was removed stays for a day, so that a mistake can be undone.
 //!
 //! ```text
-//! trash/<seconds since 1970>-<random>/blobs/sha256-…             what one command removed, at its path in the store
-//! trash/<seconds since 1970>-<random>/manifests/<host>/…
+//! trash/<nanoseconds since 1970>-<random>/blobs/sha256-…         what one command removed, at its path in the store
+//! trash/<nanoseconds since 1970>-<random>/manifests/<host>/…
 //! ```
 //!
 //! Nothing goes there while the disk is nearly full: then it is removed at once, after what has been there longest.
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::error::StoreError;
-use crate::files::{self, TempFile};
+use crate::files::{self, TempFile, symlink};
 use crate::names::{NameFile, name_of};
 use crate::store::Store;
 
@@ -24,6 +24,8 @@ pub(crate) const TRASH: &str = "trash";
 pub(crate) const TRASH_TIME: Duration = Duration::from_secs(24 * 60 * 60);
 /// One part of so many of the disk stays free of trash.
 const FREE_PART: u64 = 10;
+/// The largest file that is copied to the trash where it cannot be moved, since it is on another file system.
+const COPIED: u64 = 64 << 20;
 
 /// What one command removes.
 pub(crate) struct TrashBatch<'a> {
@@ -31,6 +33,8 @@ pub(crate) struct TrashBatch<'a> {
     /// The folder of the batch; `None` until something is put there.
     folder: Option<PathBuf>,
     has_room: bool,
+    /// Why files were removed for good though there was room.
+    failed: Option<String>,
 }
 
 /// What was brought back from the trash.
@@ -46,12 +50,12 @@ pub struct Restored {
 
 impl<'a> TrashBatch<'a> {
     pub(crate) fn new(store: &'a Store) -> Self {
-        Self { store, folder: None, has_room: store.has_trash_room() }
+        Self { store, folder: None, has_room: store.has_trash_room(), failed: None }
     }
 
     /// One that keeps nothing.
     pub(crate) fn for_good(store: &'a Store) -> Self {
-        Self { store, folder: None, has_room: false }
+        Self { store, folder: None, has_room: false, failed: None }
     }
 
     /// Removes a file of the store: it goes to the trash, or where there is no room for that, for good.
@@ -61,9 +65,24 @@ impl<'a> TrashBatch<'a> {
     pub(crate) fn remove(&mut self, path: &Path) -> Result<(), StoreError> {
         match self.keep(path) {
             Ok(true) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Ok(false) | Err(_) => files::remove(path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && path.symlink_metadata().is_err() => {
+                Ok(())
+            }
+            Ok(false) => files::remove(path),
+            Err(error) => {
+                if self.failed.is_none() {
+                    let (trash, path) = (self.store.trash(), path.display());
+                    tracing::warn!(%path, %error, "removed for good: it cannot be moved to the trash");
+                    self.failed = Some(format!("cannot move it to {}: {error}", trash.display()));
+                }
+                files::remove(path)
+            }
         }
+    }
+
+    /// Why files were removed for good though the disk has room for them.
+    pub(crate) fn failed(self) -> Option<String> {
+        self.failed
     }
 
     /// Moves a file to the trash. `false`: it cannot go there.
@@ -75,14 +94,13 @@ impl<'a> TrashBatch<'a> {
             return Ok(false);
         }
         let folder = self.folder.get_or_insert_with(|| {
-            let seconds =
-                SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-            root.join(TRASH).join(format!("{seconds}-{}", TempFile::new_name()))
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            root.join(TRASH).join(format!("{}-{}", now.as_nanos(), TempFile::new_name()))
         });
         let target = folder.join(below);
         files::step()?;
         fs::create_dir_all(target.parent().unwrap_or(root))?;
-        fs::rename(path, &target)?;
+        move_to(path, &target)?;
         path.parent().iter().for_each(|dir| files::sync_dir(dir));
         Ok(true)
     }
@@ -157,6 +175,7 @@ impl Store {
             // Blobs come before the names that need them.
             found.sort();
             let below = |path: &PathBuf| path.strip_prefix(&batch.path).unwrap_or(path).to_owned();
+            found.retain(|path| is_of_store(&below(path)));
             let names =
                 found.iter().map(below).filter(|path| self.is_taken_name(path)).collect::<HashSet<_>>();
             for path in found {
@@ -167,7 +186,8 @@ impl Store {
                 }
             }
             if !dry_run {
-                remove_batch(&batch.path);
+                // What is not brought back stays until its day is over.
+                remove_empty(&batch.path);
             }
         }
         Ok(restored)
@@ -201,7 +221,7 @@ impl Store {
             return Ok(());
         }
         files::create_dir(target.parent().unwrap_or(self.root()))?;
-        fs::rename(from, &target).map_err(|e| StoreError::io("write", &target, &e))?;
+        move_to(from, &target).map_err(|e| StoreError::io("move", from, &e))?;
         target.parent().iter().for_each(|dir| files::sync_dir(dir));
         if below.starts_with("blobs") {
             // Unused blobs are left alone for an hour.
@@ -215,8 +235,8 @@ impl Store {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let batch = |entry: io::Result<fs::DirEntry>| {
             let path = entry.ok()?.path();
-            let seconds: u64 = path.file_name()?.to_str()?.split_once('-')?.0.parse().ok()?;
-            Some(Batch { age: now.saturating_sub(Duration::from_secs(seconds)), path })
+            let nanos: u64 = path.file_name()?.to_str()?.split_once('-')?.0.parse().ok()?;
+            Some(Batch { age: now.saturating_sub(Duration::from_nanos(nanos)), path })
         };
         let mut batches: Vec<_> =
             fs::read_dir(self.trash()).into_iter().flatten().filter_map(batch).collect();
@@ -229,6 +249,35 @@ impl Store {
 struct Batch {
     path: PathBuf,
     age: Duration,
+}
+
+/// Moves a file, also from another file system if it is small; a link as such.
+fn move_to(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::rename(from, to) {
+        Err(e)
+            if e.kind() == io::ErrorKind::CrossesDevices && fs::symlink_metadata(from)?.len() <= COPIED => {}
+        done => return done,
+    }
+    match fs::read_link(from) {
+        Ok(target) => symlink(&target, to)?,
+        Err(_) => fs::copy(from, to).map(drop)?,
+    }
+    fs::remove_file(from)
+}
+
+/// Whether a path in the trash is one of a blob or of a name.
+fn is_of_store(below: &Path) -> bool {
+    ["blobs", "manifests", "manifests-v2"].iter().any(|folder| below.starts_with(folder))
+}
+
+/// Removes empty folders.
+fn remove_empty(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_empty(&entry.path());
+        }
+    }
+    let _ = fs::remove_dir(dir);
 }
 
 fn remove_batch(path: &Path) {

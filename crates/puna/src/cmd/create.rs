@@ -47,7 +47,7 @@ pub fn run(args: &CreateArgs) -> Result<()> {
 
 /// Refuses what can be told to be wrong before anything is read.
 fn check(args: &CreateArgs) -> Result<()> {
-    if ModelRef::parse(&args.model).is_err() {
+    if !ModelRef::parse(&args.model).is_ok_and(|model| model.runner.is_none()) {
         bail!("invalid model name: {}", args.model);
     }
     for (flag, kind) in [("--quantize", &args.quantize), ("--draft-quantize", &args.draft_quantize)] {

@@ -76,7 +76,8 @@ fn summary(done: &PruneResponse, args: &PruneArgs) -> String {
 /// A row for each file that is removed or brought back.
 fn listed(done: &PruneResponse, args: &PruneArgs) -> String {
     if args.undo {
-        let restored = done.restored.iter().map(|path| format!("brought back: {path}\n"));
+        let back = if args.dry_run { "would be brought back" } else { "brought back" };
+        let restored = done.restored.iter().map(|path| format!("{back}: {path}\n"));
         let taken = done.taken.iter().map(|path| format!("made anew, and left as it is: {path}\n"));
         return restored.chain(taken).collect();
     }

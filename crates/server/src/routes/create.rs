@@ -24,7 +24,13 @@ pub(super) async fn create(
     Json(request, _): Json<Native, CreateRequest>,
 ) -> Result<Response, Refused<Native>> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
-    let name = ModelRef::parse(given).map_err(|_| Failure::bad_request("invalid model name"))?.name;
+    let ModelRef { name, runner, .. } =
+        ModelRef::parse(given).map_err(|_| Failure::bad_request("invalid model name"))?;
+    if runner.is_some() {
+        return Err(
+            Failure::bad_request("invalid model name: a new model has no runner, leave it out").into()
+        );
+    }
     let whole = request.stream == Some(false);
     if !request.from.is_empty() && request.files.is_some() {
         // The weights are those of the other model.

@@ -95,6 +95,7 @@ fn summary(store: &Store, entry: &Entry, is_whole: &mut bool) -> ModelSummary {
             summary.details = ModelDetails { runner, format, ..ModelDetails::default() };
         }
         Err(error) => {
+            summary.details.runner.clone_from(&entry.runner);
             *is_whole = false;
             if store.is_news(&error.to_string()) {
                 tracing::warn!(model = summary.name, %error, "a stored model is broken");
@@ -163,9 +164,7 @@ pub(super) async fn delete(
     let invalid = |_| Failure::bad_request(format!("name {given:?} is invalid"));
     let ModelRef { name, runner, .. } = ModelRef::parse(&given).map_err(invalid)?;
     if runner.is_some() {
-        let reason = format!(
-            "{given:?} is one of the manifests of {name}, which is removed as a whole: leave out the runner"
-        );
+        let reason = format!("{name} is removed with the manifests for all runners: leave out the runner");
         return Err(Failure::bad_request(reason).into());
     }
     let deleted = name.to_string();
@@ -178,9 +177,15 @@ pub(super) async fn delete(
         }
     }
     match done {
-        Ok(Deleted { kept: None }) => Ok(StatusCode::OK.into_response()),
-        Ok(Deleted { kept: Some(error) }) => {
+        Ok(Deleted { kept: None, removed_for_good: None }) => Ok(StatusCode::OK.into_response()),
+        Ok(Deleted { kept: Some(error), .. }) => {
             let warning = format!("the space of the model was not freed: {error}");
+            Ok(json(StatusCode::OK, &DeleteResponse { warning }))
+        }
+        Ok(Deleted { removed_for_good: Some(reason), .. }) => {
+            let warning = format!(
+                "the model is removed for good, and `puna prune --undo` cannot bring it back: {reason}"
+            );
             Ok(json(StatusCode::OK, &DeleteResponse { warning }))
         }
         Err(StoreError::NotFound(_)) => Err(Failure::not_found(format!("model '{given}' not found")).into()),

@@ -45,6 +45,11 @@ pub(super) async fn push(
         return Err(Failure::bad_request("model is required").into());
     }
     let (reference, whole, options) = read(&app, request)?;
+    if reference.runner.is_some() && options.format == puna_registry::Format::Ollama {
+        let what = reference.name;
+        let reason = format!("{what} is pushed with the manifests for all runners: leave out the runner");
+        return Err(Failure::bad_request(reason).into());
+    }
     let work = app.clone();
     let lines = report(async move |report| {
         work.registry().push(work.shared_store(), &reference, &options, report).await

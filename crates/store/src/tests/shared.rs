@@ -489,6 +489,88 @@ fn a_list_of_a_folder_that_is_only_read_can_be_copied() {
 }
 
 #[test]
+fn an_undo_leaves_what_it_does_not_bring_back_in_the_trash() {
+    for is_linked in [true, false] {
+        let dir = folder();
+        let root = dir.path();
+        if is_linked {
+            fs::create_dir_all(root.join("manifests-v2")).unwrap();
+        }
+        let store = Store::open(root).unwrap();
+        let put = |seed: u32| {
+            store.store_manifest(&short("m"), &manifest_of(&store, seed), false, &mut || ()).unwrap()
+        };
+        let weights = || store.resolve(&short("m")).unwrap().weights_digest;
+        put(1);
+        let old = weights();
+        store.delete(&short("m")).unwrap();
+        put(2);
+        let new = weights();
+        let taken = store.restore_trash(false).unwrap().taken;
+        assert_eq!((taken.len(), weights()), (if is_linked { 2 } else { 1 }, new));
+        // The newest removal wins, also within one second.
+        store.delete(&short("m")).unwrap();
+        store.restore_trash(false).unwrap();
+        assert_eq!(weights(), new);
+        fs::remove_dir_all(root.join("manifests")).unwrap();
+        fs::remove_dir_all(root.join("manifests-v2")).unwrap_or_default();
+        store.restore_trash(false).unwrap();
+        assert_eq!(weights(), old);
+    }
+}
+
+#[test]
+fn a_name_in_two_spellings_is_one_name() {
+    let dir = folder();
+    let root = dir.path();
+    let new = Ollama040::new(root);
+    new.create("h:5000/n/m", &Content::sample(1)).unwrap();
+    let store = Store::open(root).unwrap();
+    let [coded, plain] =
+        ["h%3A5000", "h:5000"].map(|host| root.join("manifests-v2").join(host).join("n/m/latest"));
+    fs::create_dir_all(plain.parent().unwrap()).unwrap();
+    fs::copy(&coded, &plain).unwrap();
+    assert_eq!(store.list().unwrap().iter().filter(|entry| !entry.is_embedded()).count(), 1);
+    store.delete(&short("h:5000/n/m")).unwrap();
+    assert!(!coded.exists() && !plain.exists());
+    assert_eq!(store.find(&short("h:5000/n/m")), Ok(None));
+}
+
+#[test]
+fn names_that_only_keep_blobs_are_neither_made_nor_removed() {
+    let dir = folder();
+    let root = dir.path();
+    every_state(root);
+    let store = Store::open(root).unwrap();
+    let scan = crate::names::NameScan::of(root).unwrap();
+    let shadow = scan.files.into_iter().find(|file| is_shadow(&file.name)).unwrap();
+    assert!(matches!(store.delete(&shadow.name), Err(StoreError::NotFound(_))));
+    assert!(shadow.path.exists());
+    let name = short(&format!("mlx:{}", "c".repeat(64)));
+    assert!(matches!(store.copy(&short("old"), &name), Err(StoreError::ShadowName { .. })));
+}
+
+#[cfg(unix)]
+#[test]
+fn folders_that_are_links_hold_names_that_load() {
+    let [dir, elsewhere] = [folder(), folder()];
+    let root = dir.path();
+    for part in ["manifests-v2", "blobs"] {
+        let target = elsewhere.path().join("far").join(part);
+        fs::create_dir_all(&target).unwrap();
+        std::os::unix::fs::symlink(&target, root.join(part)).unwrap();
+    }
+    let store = Store::open(root).unwrap();
+    store.store_manifest(&short("m"), &list_of(&store, &[1, 2], 3), false, &mut || ()).unwrap();
+    assert_eq!(store.get(&short("m")).unwrap().rows().len(), 2);
+    assert!(Ollama040::new(root).load("m", None).unwrap().is_some());
+    assert_eq!(store.prune(PruneOptions::default()).unwrap().kept, None);
+    store.delete(&short("m")).unwrap();
+    store.restore_trash(false).unwrap();
+    assert!(store.resolve(&short("m")).is_ok());
+}
+
+#[test]
 fn a_runner_can_be_chosen() {
     let dir = folder();
     let root = dir.path();
