@@ -52,7 +52,7 @@ Environment Variables:
       OLLAMA_MAX_QUEUE           Maximum number of queued requests
       OLLAMA_MODELS              The path to the models directory
       OLLAMA_NUM_PARALLEL        Maximum number of parallel requests
-      OLLAMA_NOPRUNE             Do not remove what Puna left unfinished on startup
+      OLLAMA_NOPRUNE             Do not remove unfinished work on startup
       OLLAMA_ORIGINS             A comma separated list of allowed origins
       OLLAMA_KV_CACHE_TYPE       Type of the K/V cache (default \"f16\")
       OLLAMA_MAX_TRANSFER_STREAMS
