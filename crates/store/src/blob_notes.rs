@@ -42,7 +42,7 @@ impl Store {
         let _ = fs::create_dir_all(&dir).and_then(|()| fs::write(dir.join(digest.hex()), ""));
     }
 
-    /// Forgets that Puna has begun with blobs: a name needs them now.
+    /// Removes the notes about blobs that a name needs, or that are gone.
     pub(crate) fn forget_begun(&self, digests: impl IntoIterator<Item = Digest>) {
         let dir = self.notes_in(BEGUN);
         digests.into_iter().for_each(|digest| _ = fs::remove_file(dir.join(digest.hex())));

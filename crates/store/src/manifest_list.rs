@@ -112,7 +112,7 @@ impl ManifestList {
         Ok(Self { children })
     }
 
-    /// The text that Ollama would write for a list of references.
+    /// The text that Ollama would write.
     pub fn to_bytes(&self) -> Vec<u8> {
         let child = |child: &Child| match &child.inline {
             Some(text) => serde_json::from_slice(text).expect("canonical JSON"),
@@ -149,9 +149,9 @@ impl Child {
         }
         let digest = match text("digest") {
             "" => None,
-            digest => {
-                Some(digest.parse::<Digest>().map_err(|_| format!("has no digest: {:?}", cut(digest)))?)
-            }
+            digest => Some(
+                digest.parse::<Digest>().map_err(|_| format!("has the invalid digest {:?}", cut(digest)))?,
+            ),
         };
         let list_of = |key| value.get(key).and_then(Value::as_array).is_some_and(|list| !list.is_empty());
         let has_config =
@@ -284,7 +284,7 @@ mod tests {
             (vec![reference("a", "ggml"), reference("b", "GGML")], "two children for the runner \"ggml\""),
             (vec![reference("a", "ggml"), nested], "child 2 of the list is a list itself"),
             (vec![json!({"runner": "ggml"})], "neither a digest nor layers"),
-            (vec![json!({"digest": "sha256:../x"})], "has no digest"),
+            (vec![json!({"digest": "sha256:../x"})], "has the invalid digest"),
             (
                 vec![json!({"mediaType": "text/html", "digest": digest("a").to_string()})],
                 "unknown media type",

@@ -9,6 +9,7 @@
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use crate::anchor::with_layers;
 use crate::digest::Digest;
@@ -30,8 +31,8 @@ impl Store {
         NameFolder::Linked.at(self.root()).is_dir()
     }
 
-    /// Writes a manifest or a list of manifests, under the store's lock, after a check that all blobs are there of it or
-    /// of the list's best child; then removes the blobs that only the replaced manifest needed, unless `keep_unused`.
+    /// Writes a manifest or list of manifests under the store's lock. All blobs of the chosen manifest must be there. Then
+    /// removes the blobs that only the replaced manifest needed, unless `keep_unused`.
     pub(crate) fn write_manifest(
         &self,
         name: &ModelName,
@@ -79,7 +80,7 @@ impl Store {
         self.forget_begun(all.iter().copied());
         self.release(all);
         if keep_unused {
-            // Who reads them now may read on; they go when nobody has used them for a while.
+            // Models in memory may still read these blobs. Cleaning up removes them later.
             self.note_removal(&needed)?;
             return Ok(replaced);
         }
@@ -88,13 +89,15 @@ impl Store {
             removing();
         }
         // Why something was kept is in the log.
-        let _ = self.remove_unreferenced(&needed, note, replaced.as_ref(), &mut TrashBatch::new(self))?;
+        let written = replaced.as_ref().map(|entry| entry.modified);
+        let notes: Vec<PathBuf> = note.into_iter().collect();
+        let _ = self.remove_unreferenced(&needed, &notes, written, &mut TrashBatch::new(self))?;
         Ok(replaced)
     }
 
     /// The entry that a manifest or list will be.
     fn new_entry(&self, file: &NameFile, bytes: &[u8], document: Document) -> Result<Entry, StoreError> {
-        let named = Named { digest: Digest::of(bytes), modified: std::time::SystemTime::now(), document };
+        let named = Named { digest: Digest::of(bytes), modified: SystemTime::now(), document };
         entry_of(self.root(), file, named, Place::Own, self.runner())
     }
 
@@ -192,7 +195,10 @@ impl Store {
         let note = self.note_removal(&needed)?;
         let mut trash = TrashBatch::new(self);
         self.remove_name_files(&found, &mut trash)?;
-        let kept = self.remove_unreferenced(&needed, note, entry.as_ref(), &mut trash)?;
+        // Of a name that cannot be read it is not known when it was written.
+        let written = entry.map_or(SystemTime::UNIX_EPOCH, |entry| entry.modified);
+        let notes: Vec<PathBuf> = note.into_iter().collect();
+        let kept = self.remove_unreferenced(&needed, &notes, Some(written), &mut trash)?;
         Ok(Deleted { kept, removed_for_good: trash.failed() })
     }
 
@@ -203,7 +209,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Removes the files of a name: the link first, so that the anchor is the name until it goes, too.
+    /// Removes the files of a name, the link before the anchor, so that the name stays valid in between.
     pub(crate) fn remove_name_files(
         &self,
         found: &[NameFile],

@@ -298,7 +298,7 @@ pub(crate) fn entries_of(dir: &Path) -> Result<Vec<(PathBuf, bool)>, StoreError>
     Ok(found)
 }
 
-/// Removes the file of a name and the folders that are empty without it, up to the folder of names.
+/// Removes the empty folders above a removed file of a name, up to the folder of names.
 pub(crate) fn remove_empty_folders(root: &Path, file: &Path) {
     let tops = NameFolder::ALL.map(|folder| folder.at(root));
     for dir in file.ancestors().skip(1).take_while(|dir| !tops.iter().any(|top| top == dir)) {

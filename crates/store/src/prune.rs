@@ -1,5 +1,5 @@
-//! Garbage collection: what no name needs, when a user asks for it, and what Puna itself has left unfinished, when a
-//! server starts. Neither removes anything while something in the store is not understood.
+//! Garbage collection: what no name needs, when a user asks for it, and what Puna itself has left unfinished, at
+//! server start and every hour. Neither removes anything while something in the store is not understood.
 
 use std::collections::HashSet;
 use std::fs;
@@ -269,7 +269,7 @@ impl Collection<'_> {
             self.older(&file, grace, LeftoverKind::Temporary);
         }
         if !self.options.dry_run {
-            remove_merges(&temp, self.scope.grace_of_temporary());
+            remove_merges(&temp, self.grace(self.scope.grace_of_temporary()));
         }
         Ok(())
     }

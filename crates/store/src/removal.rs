@@ -50,6 +50,7 @@ impl Store {
         }
         let _lock = self.lock()?;
         let (mut needed, mut notes, mut trash) = (HashSet::new(), Vec::new(), TrashBatch::new(self));
+        let mut written = None;
         let mut delete = |seen: &Seen| {
             if self.find_own(&seen.name)?.filter(|entry| seen.is(entry)).is_none() {
                 return Ok(false);
@@ -57,15 +58,15 @@ impl Store {
             let found = NameFile::all_of(self.root(), &seen.name)?;
             let references = self.references_of_files(&found);
             notes.extend(self.note_removal(&references)?);
+            written = written.max(Some(seen.modified));
             self.remove_name_files(&found, &mut trash)?;
             needed.extend(references);
             Ok(true)
         };
         let removed = seen.iter().map(&mut delete).collect();
         // The names are gone whatever becomes of their blobs: the notes say what is left to do.
-        match self.remove_unreferenced(&needed, None, None, &mut trash) {
-            Ok(None) => notes.iter().for_each(|note| self.forget_note(note)),
-            Ok(Some(_)) => {}
+        match self.remove_unreferenced(&needed, &notes, written, &mut trash) {
+            Ok(_) => {}
             Err(error) => {
                 tracing::warn!(%error, "blobs of removed models stay until the store is cleaned up")
             }
@@ -73,14 +74,14 @@ impl Store {
         Ok(removed)
     }
 
-    /// Removes those of the `candidates` that no name needs, and the `note` about them when that is done. `entry` is what the
-    /// removed name was. Removes nothing while something in the store is not understood, and says what. What another process
-    /// that makes a model may count on stays until the store is cleaned up.
+    /// Removes those of the `candidates` that no name needs, and the `notes` about them when that is done. The removed names
+    /// were `written` then. While something in the store is not understood nothing is removed: it is returned. Blobs that
+    /// another process may need stay until the store is cleaned up.
     pub(crate) fn remove_unreferenced(
         &self,
         candidates: &HashSet<Digest>,
-        note: Option<PathBuf>,
-        entry: Option<&Entry>,
+        notes: &[PathBuf],
+        written: Option<SystemTime>,
         trash: &mut TrashBatch<'_>,
     ) -> Result<Option<StoreError>, StoreError> {
         let referenced = match self.referenced_blobs()? {
@@ -97,7 +98,7 @@ impl Store {
             let path = self.own_blob_path(digest);
             let Some(age) = unused_for(&path) else { continue };
             let may_be_needed = needed.is_some_and(|needed| age <= needed);
-            if pins.has(digest) || may_be_needed || self.is_kept_alive(&path, entry) {
+            if pins.has(digest) || may_be_needed || self.may_be_used_by_ollama(&path, written) {
                 tracing::info!(blob = %digest, "the blob stays while another process makes a model");
                 is_done = false;
                 continue;
@@ -106,17 +107,20 @@ impl Store {
         }
         drop(pins);
         if is_done {
-            note.iter().for_each(|note| self.forget_note(note));
+            notes.iter().for_each(|note| self.forget_note(note));
         }
         Ok(None)
     }
 
-    /// Whether an Ollama 0.40 that makes a model may keep a blob alive: it touches blobs instead of locking anything.
-    fn is_kept_alive(&self, blob: &Path, entry: Option<&Entry>) -> bool {
-        let Some(entry) = entry.filter(|_| NameFolder::Linked.at(self.root()).is_dir()) else { return false };
+    /// Whether an Ollama 0.40 that makes a model may need a blob of a name that was `written` then. It touches the blobs that
+    /// it needs and locks nothing.
+    fn may_be_used_by_ollama(&self, blob: &Path, written: Option<SystemTime>) -> bool {
+        let Some(written) = written.filter(|_| NameFolder::Linked.at(self.root()).is_dir()) else {
+            return false;
+        };
         let Ok(touched) = fs::symlink_metadata(blob).and_then(|meta| meta.modified()) else { return false };
         let is_recent = touched.elapsed().is_ok_and(|age| age <= OLLAMA_KEEPS_ALIVE);
-        is_recent && touched.duration_since(entry.modified).is_ok_and(|later| later > WRITTEN_WITH)
+        is_recent && touched.duration_since(written).is_ok_and(|later| later > WRITTEN_WITH)
     }
 
     /// Removes blobs that no name needs and no process holds. Without any it writes nothing, also not into a store that it may
@@ -128,7 +132,7 @@ impl Store {
         self.remove_those(digests, |store| TrashBatch::new(store))
     }
 
-    /// The same for good: of blobs that were stored for work that has failed, or that is done with them.
+    /// Removes blobs of failed or finished work for good, without the trash.
     ///
     /// # Errors
     /// As of [`Store::remove_blobs`].
@@ -143,7 +147,7 @@ impl Store {
         let _lock = self.lock()?;
         let candidates = digests.iter().copied().collect();
         // Why something was kept is in the log.
-        self.remove_unreferenced(&candidates, None, None, &mut batch(self))?;
+        self.remove_unreferenced(&candidates, &[], None, &mut batch(self))?;
         let is_gone = |digest: &&Digest| !self.own_blob_path(digest).exists();
         self.forget_begun(digests.iter().filter(is_gone).copied());
         Ok(())

@@ -15,6 +15,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::error::StoreError;
 use crate::files::{self, TempFile, symlink};
+use crate::name::ModelName;
 use crate::names::{NameFile, name_of};
 use crate::store::Store;
 
@@ -22,7 +23,7 @@ use crate::store::Store;
 pub(crate) const TRASH: &str = "trash";
 /// How long things stay.
 pub(crate) const TRASH_TIME: Duration = Duration::from_secs(24 * 60 * 60);
-/// One part of so many of the disk stays free of trash.
+/// The trash is used while a tenth of the disk is free.
 const FREE_PART: u64 = 10;
 /// The largest file that is copied to the trash where it cannot be moved, since it is on another file system.
 const COPIED: u64 = 64 << 20;
@@ -32,7 +33,8 @@ pub(crate) struct TrashBatch<'a> {
     store: &'a Store,
     /// The folder of the batch; `None` until something is put there.
     folder: Option<PathBuf>,
-    has_room: bool,
+    /// Whether the trash may take files; `None` until one is removed.
+    has_room: Option<bool>,
     /// Why files were removed for good though there was room.
     failed: Option<String>,
 }
@@ -50,12 +52,12 @@ pub struct Restored {
 
 impl<'a> TrashBatch<'a> {
     pub(crate) fn new(store: &'a Store) -> Self {
-        Self { store, folder: None, has_room: store.has_trash_room(), failed: None }
+        Self { store, folder: None, has_room: None, failed: None }
     }
 
     /// One that keeps nothing.
     pub(crate) fn for_good(store: &'a Store) -> Self {
-        Self { store, folder: None, has_room: false, failed: None }
+        Self { store, folder: None, has_room: Some(false), failed: None }
     }
 
     /// Removes a file of the store: it goes to the trash, or where there is no room for that, for good.
@@ -73,7 +75,7 @@ impl<'a> TrashBatch<'a> {
                 if self.failed.is_none() {
                     let (trash, path) = (self.store.trash(), path.display());
                     tracing::warn!(%path, %error, "removed for good: it cannot be moved to the trash");
-                    self.failed = Some(format!("cannot move it to {}: {error}", trash.display()));
+                    self.failed = Some(format!("cannot move {path} to {}: {error}", trash.display()));
                 }
                 files::remove(path)
             }
@@ -90,7 +92,7 @@ impl<'a> TrashBatch<'a> {
         let root = self.store.root();
         let Ok(below) = path.strip_prefix(root) else { return Ok(false) };
         fs::symlink_metadata(path)?;
-        if !self.has_room {
+        if !*self.has_room.get_or_insert_with(|| self.store.has_trash_room()) {
             return Ok(false);
         }
         let folder = self.folder.get_or_insert_with(|| {
@@ -133,6 +135,8 @@ impl Store {
     /// Removes for good what has been in the trash for `age` or longer. Says how many bytes that were.
     pub fn empty_trash(&self, age: Duration) -> u64 {
         let mut freed = 0;
+        // An undo at the same time must not lose a race.
+        let _lock = if self.trash().is_dir() { self.lock().ok() } else { None };
         for batch in self.trash_batches().into_iter().filter(|batch| batch.age >= age) {
             freed += bytes_in(&batch.path);
             remove_batch(&batch.path);
@@ -142,7 +146,7 @@ impl Store {
         freed
     }
 
-    /// Empties the trash as far as it takes until so many bytes are free, what has been there longest first.
+    /// Empties the trash until `bytes` are free, the oldest part first.
     pub fn make_room(&self, bytes: u64) {
         for batch in self.trash_batches().into_iter().rev() {
             if self.free_bytes().is_none_or(|free| free >= bytes) {
@@ -169,6 +173,7 @@ impl Store {
             return Ok(restored);
         }
         let _lock = if dry_run { None } else { Some(self.lock()?) };
+        let mut planned = HashSet::new();
         for batch in &batches {
             let mut found = Vec::new();
             files_below(&batch.path, &mut found);
@@ -176,8 +181,11 @@ impl Store {
             found.sort();
             let below = |path: &PathBuf| path.strip_prefix(&batch.path).unwrap_or(path).to_owned();
             found.retain(|path| is_of_store(&below(path)));
-            let names =
-                found.iter().map(below).filter(|path| self.is_taken_name(path)).collect::<HashSet<_>>();
+            let names = found
+                .iter()
+                .map(below)
+                .filter(|path| self.is_taken_name(path, &planned))
+                .collect::<HashSet<_>>();
             for path in found {
                 let below = below(&path);
                 match names.contains(&below) {
@@ -185,6 +193,7 @@ impl Store {
                     false => self.restore(&path, &below, dry_run, &mut restored)?,
                 }
             }
+            planned.extend(restored.files.iter().filter_map(|path| name_at(path)));
             if !dry_run {
                 // What is not brought back stays until its day is over.
                 remove_empty(&batch.path);
@@ -193,15 +202,12 @@ impl Store {
         Ok(restored)
     }
 
-    /// Whether a path in the store is the file of a name that has been made anew, in whichever folder.
-    fn is_taken_name(&self, below: &Path) -> bool {
-        let parts: Vec<String> =
-            below.iter().skip(1).map(|part| part.to_string_lossy().into_owned()).collect();
-        let Some((file, folders)) = parts.split_last().filter(|_| !below.starts_with("blobs")) else {
-            return false;
-        };
-        let name = name_of(folders, file);
-        name.is_none_or(|name| NameFile::all_of(self.root(), &name).is_ok_and(|found| !found.is_empty()))
+    /// Whether a path in the store is the file of a name that exists, in whichever folder, or that is `planned` to.
+    fn is_taken_name(&self, below: &Path, planned: &HashSet<ModelName>) -> bool {
+        let exists =
+            |name: &ModelName| NameFile::all_of(self.root(), name).is_ok_and(|found| !found.is_empty());
+        !below.starts_with("blobs")
+            && name_at(below).is_none_or(|name| planned.contains(&name) || exists(&name))
     }
 
     fn restore(
@@ -263,6 +269,13 @@ fn move_to(from: &Path, to: &Path) -> io::Result<()> {
         Err(_) => fs::copy(from, to).map(drop)?,
     }
     fs::remove_file(from)
+}
+
+/// The name that a path below the store's folder spells.
+fn name_at(below: &Path) -> Option<ModelName> {
+    let parts: Vec<String> = below.iter().skip(1).map(|part| part.to_string_lossy().into_owned()).collect();
+    let (file, folders) = parts.split_last()?;
+    name_of(folders, file)
 }
 
 /// Whether a path in the trash is one of a blob or of a name.

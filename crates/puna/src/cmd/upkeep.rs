@@ -106,7 +106,9 @@ fn totals(done: &PruneResponse, args: &PruneArgs) -> String {
         format!("{} {}, {bytes}\n", count(done.removed.len()), would("removed", "would be removed"));
     let young = match args.partial {
         true => "nothing needs them, but they were touched in the last minute",
-        false => "nothing needs them, but they were touched in the last hour (see --partial)",
+        false => {
+            "nothing needs them, but they are young: an hour for blobs, two weeks for downloads (see --partial)"
+        }
     };
     let kept = [(done.young, young), (done.held, "a pull, push or create that is running may need them")];
     for (count, why) in kept.into_iter().filter(|(count, _)| *count > 0) {
@@ -154,8 +156,7 @@ mod tests {
             text.contains("blobs/sha256-ab") && text.contains("1 file would be removed, 3 MB\n"),
             "{text}"
         );
-        let young =
-            "2 more stay: nothing needs them, but they were touched in the last hour (see --partial)\n";
+        let young = "2 more stay: nothing needs them, but they are young: an hour for blobs, two weeks for downloads (see --partial)\n";
         assert!(text.contains(young), "{text}");
         assert!(
             text.contains("1 more stay: a pull, push or create that is running may need them\n"),
