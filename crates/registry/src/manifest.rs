@@ -22,8 +22,6 @@ const MANIFEST_ATTEMPTS: u32 = 3;
 const OLLAMA: &str = "application/vnd.ollama.image.";
 const REGISTERED: &str = "application/vnd.";
 const CONTAINER: [&str; 2] = ["application/vnd.oci.image.layer.", "application/vnd.docker.image.rootfs."];
-/// Layers of models in parts that no engine here runs.
-const TENSOR: &str = "application/vnd.ollama.image.tensor";
 /// Media types that a request for a tag accepts. A registry that has a manifest list must answer the list.
 const ACCEPTED: &str = concat!(
     "application/vnd.ollama.manifest.list.v2+json, ",
@@ -210,7 +208,7 @@ pub(crate) fn is_manifest_list(bytes: &[u8]) -> bool {
 /// Reads a manifest of a model that can be stored.
 pub(crate) fn read_manifest(bytes: &[u8]) -> Result<Manifest, RegistryError> {
     let manifest = with_layers(bytes)?;
-    if manifest.all(TENSOR).next().is_some() {
+    if manifest.all(media::TENSOR).next().is_some() {
         return Err(RegistryError::Tensors);
     }
     of_a_model(manifest)

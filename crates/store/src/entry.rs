@@ -14,8 +14,6 @@ use crate::manifest_list::{Child, Document, ManifestList};
 use crate::name::ModelName;
 use crate::names::{NameFile, NameFolder};
 
-/// Layers of models in parts, which only Ollama's engine for Apple computers runs.
-const TENSOR: &str = "application/vnd.ollama.image.tensor";
 /// Children in a message at most.
 const SHOWN: usize = 8;
 
@@ -140,7 +138,7 @@ impl StoredChild {
     /// Whether this program's engine can run it: its weights are a GGUF file.
     pub fn is_runnable(&self) -> bool {
         let is_gguf = matches!(self.child.format.as_str(), "" | "gguf");
-        let is_whole = |manifest: &Manifest| manifest.all(TENSOR).next().is_none();
+        let is_whole = |manifest: &Manifest| manifest.all(media::TENSOR).next().is_none();
         is_gguf && self.child.runner != "mlx" && self.manifest.as_ref().is_none_or(is_whole)
     }
 }

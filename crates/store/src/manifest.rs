@@ -19,6 +19,8 @@ pub mod media {
     pub const ADAPTER: &str = "application/vnd.ollama.image.adapter";
     /// A GGUF draft model.
     pub const DRAFT: &str = "application/vnd.ollama.image.draft";
+    /// A tensor of a model in parts, which only Ollama's engine for Apple computers runs.
+    pub const TENSOR: &str = "application/vnd.ollama.image.tensor";
     /// Text of a Go template.
     pub const TEMPLATE: &str = "application/vnd.ollama.image.template";
     /// The old name of [`TEMPLATE`].

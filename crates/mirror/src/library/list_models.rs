@@ -13,8 +13,6 @@ use crate::name::{Reference, Repository};
 
 /// The rank of children that cannot run.
 const NOT_RUNNABLE: u8 = 4;
-/// The media type of weights in parts, which no engine here runs.
-const TENSOR: &str = "application/vnd.ollama.image.tensor";
 
 /// What the store needs of a list: manifests and blobs of its complete children.
 struct CompleteChildren {
@@ -73,7 +71,7 @@ impl Folder {
                 continue;
             }
             let has_model = text.blobs.iter().any(|blob| blob.media_type == media::MODEL);
-            let has_tensors = text.blobs.iter().any(|blob| blob.media_type == TENSOR);
+            let has_tensors = text.blobs.iter().any(|blob| blob.media_type == media::TENSOR);
             found.is_runnable |= runner_rank(child) < NOT_RUNNABLE && has_model && !has_tensors;
             found.blobs.extend(text.blobs.iter().map(|blob| blob.digest));
             found.manifests.extend(Some(text.bytes).filter(|_| child.inline.is_none()));
