@@ -285,7 +285,7 @@ async fn bad_lists_are_refused_with_their_entry_and_nothing_is_removed() {
         (vec![of(&mlx, "mlx"), of(&nested, "ggml")], ["child 2 for ggml", "is a list itself"]),
         (vec![of(&mlx, "mlx"), lying], ["child 2 of the list has the digest", "but the list says"]),
         (vec![swapped], ["child 1 for ggml", "digest"]),
-        (vec![escaping], ["child 1 of the list has no digest", "../../x"]),
+        (vec![escaping], ["child 1 of the list has the invalid digest", "../../x"]),
     ] {
         let list = list_of(&children);
         *current.lock().unwrap() = ListRegistry { list, manifests: with_more.clone(), ..good.clone() };
