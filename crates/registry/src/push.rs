@@ -140,7 +140,7 @@ pub(crate) fn read_model(
         entry = entry.for_runner(runner)?;
     }
     if let Some(list) = &entry.list {
-        bytes = list::child_text(store, &list.children[list.chosen].child)?;
+        bytes = store.child_manifest(&entry, list.chosen)?;
     }
     check_layers(store, &entry, entry.manifest.blobs())?;
     if format != Format::Ollama {

@@ -137,21 +137,20 @@ impl Entry {
 impl StoredChild {
     /// Whether this program's engine can run it: its weights are a GGUF file.
     pub fn is_runnable(&self) -> bool {
-        let is_gguf = matches!(self.child.format.as_str(), "" | "gguf");
         let is_whole = |manifest: &Manifest| manifest.all(media::TENSOR).next().is_none();
-        is_gguf && self.child.runner != "mlx" && self.manifest.as_ref().is_none_or(is_whole)
+        runner_rank(&self.child).is_some() && self.manifest.as_ref().is_none_or(is_whole)
     }
 }
 
-/// How well the engine runs a child, the best first. The GGUF files of llama.cpp are read as they are; those in
-/// Ollama's dialect are translated; formats that are no GGUF cannot be run.
-pub fn runner_rank(child: &Child) -> u8 {
+/// The rank of a child among those that the engine can run, the best first; `None` where it cannot run the format. The
+/// engine reads llama.cpp's GGUF files as they are, and translates those in Ollama's dialect.
+pub fn runner_rank(child: &Child) -> Option<u8> {
     match (child.runner.as_str(), child.format.as_str()) {
-        ("llamacpp", "" | "gguf") => 0,
-        ("ggml", "" | "gguf") => 1,
-        ("ollama", "" | "gguf") => 2,
-        (runner, "" | "gguf") if runner != "mlx" => 3,
-        _ => 4,
+        ("llamacpp", "" | "gguf") => Some(0),
+        ("ggml", "" | "gguf") => Some(1),
+        ("ollama", "" | "gguf") => Some(2),
+        (runner, "" | "gguf") if runner != "mlx" => Some(3),
+        _ => None,
     }
 }
 
@@ -169,11 +168,17 @@ pub(crate) fn read_entry(
     let text = file.read(root)?;
     let error = |reason| StoreError::Manifest { path: file.path.clone(), reason };
     let document = Document::parse(&text.bytes).map_err(error)?;
-    entry_of(root, file, Named { digest: text.digest, modified: text.modified, document }, place, preferred)
+    entry_of(
+        root,
+        file,
+        NameDocument { digest: text.digest, modified: text.modified, document },
+        place,
+        preferred,
+    )
 }
 
-/// What the file of a name says.
-pub(crate) struct Named {
+/// The parsed file of a name.
+pub(crate) struct NameDocument {
     pub(crate) digest: Digest,
     pub(crate) modified: SystemTime,
     pub(crate) document: Document,
@@ -186,12 +191,12 @@ pub(crate) struct Named {
 pub(crate) fn entry_of(
     root: &Path,
     file: &NameFile,
-    named: Named,
+    file_content: NameDocument,
     place: Place,
     preferred: Option<&str>,
 ) -> Result<Entry, StoreError> {
     let error = |reason| StoreError::Manifest { path: file.path.clone(), reason };
-    let Named { mut digest, modified, mut document } = named;
+    let NameDocument { mut digest, modified, mut document } = file_content;
     if let Document::Manifest { manifest, .. } = &mut document {
         let listed = anchored_list(root, file, manifest);
         manifest.layers.retain(|layer| !is_anchor(layer));
@@ -230,7 +235,7 @@ fn describe(child: &Child) -> String {
 /// The list that a manifest of `manifests` keeps alive: the name stands for it in a store without `manifests-v2`. Where
 /// Ollama 0.40 has been, it takes the manifest for the model.
 fn anchored_list(root: &Path, file: &NameFile, manifest: &Manifest) -> Option<(Digest, ManifestList)> {
-    let is_alone = file.folder == NameFolder::Plain && !NameFolder::Linked.at(root).is_dir();
+    let is_alone = file.folder == NameFolder::Manifests && !NameFolder::ManifestsV2.at(root).is_dir();
     let layer = manifest.last(media::MANIFEST_LIST).filter(|_| is_alone)?;
     match Document::parse(&read_manifest_blob(root, &layer.digest).ok()??) {
         Ok(Document::List(list)) => Some((layer.digest, list)),
@@ -300,7 +305,7 @@ pub(crate) fn read_manifest_blob(root: &Path, digest: &Digest) -> Result<Option<
     };
     match Digest::of(&bytes) {
         found if found == *digest => Ok(Some(bytes)),
-        found => Err(format!("its blob has the digest {found}")),
+        found => Err(format!("its blob has the digest {found}: repair it with `verify --repair`")),
     }
 }
 

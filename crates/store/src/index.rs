@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::digest::Digest;
-use crate::entry::Named;
+use crate::entry::NameDocument;
 use crate::error::StoreError;
 use crate::manifest_list::Document;
 use crate::names::{DEPTH, NameFile, NameFolder, NameText, foreign, name_of};
@@ -192,7 +192,7 @@ fn look_ahead(root: &Path, before: &mut Folder) {
 #[derive(Default)]
 pub(crate) struct Looked {
     /// The files of names in the order of these, and what they say or what is wrong with them.
-    pub(crate) models: Vec<(NameFile, Result<Named, StoreError>)>,
+    pub(crate) models: Vec<(NameFile, Result<NameDocument, StoreError>)>,
     /// What is wrong with files at the depth of names whose paths spell none.
     pub(crate) foreign: Vec<StoreError>,
     /// What is to be remembered. What a look does not come by is forgotten.
@@ -313,12 +313,16 @@ impl Look<'_> {
     }
 
     /// What the file of a name says, and what is remembered of it; `None` where there is no file, or no more.
-    fn manifest(&mut self, file: &NameFile, text: &mut Option<Text>) -> Result<Option<Named>, StoreError> {
+    fn manifest(
+        &mut self,
+        file: &NameFile,
+        text: &mut Option<Text>,
+    ) -> Result<Option<NameDocument>, StoreError> {
         let path = &file.path;
         let mut before = text.take();
         let seen = before.as_mut().and_then(|known| known.seen.take());
         if let Some(known) = before.take_if(|known| seen == Some(known.stamp)) {
-            return text.insert(known).named(file).map(Some);
+            return text.insert(known).document_of(file).map(Some);
         }
         let fail = |e: &io::Error| StoreError::io("read", path, e);
         let meta = match fs::metadata(path) {
@@ -329,7 +333,7 @@ impl Look<'_> {
         };
         let stamp = Stamp::of(&meta).map_err(|e| fail(&e))?;
         if let Some(known) = before.filter(|known| known.stamp == stamp) {
-            return text.insert(known).named(file).map(Some);
+            return text.insert(known).document_of(file).map(Some);
         }
         let is_settled = stamp.is_settled();
         let NameText { bytes, digest, modified } = match file.read(self.root) {
@@ -342,17 +346,17 @@ impl Look<'_> {
             self.looked.read += 1;
             *text = Some(Text::new(stamp, digest, document.clone()));
         }
-        Ok(Some(Named { digest, modified, document }))
+        Ok(Some(NameDocument { digest, modified, document }))
     }
 }
 
 impl Text {
-    fn named(&self, file: &NameFile) -> Result<Named, StoreError> {
+    fn document_of(&self, file: &NameFile) -> Result<NameDocument, StoreError> {
         let modified = match file.folder {
-            NameFolder::Linked => file.modified()?,
-            NameFolder::Plain => self.stamp.modified(),
+            NameFolder::ManifestsV2 => file.modified()?,
+            NameFolder::Manifests => self.stamp.modified(),
         };
-        Ok(Named { digest: self.digest, modified, document: self.document.clone() })
+        Ok(NameDocument { digest: self.digest, modified, document: self.document.clone() })
     }
 }
 
@@ -415,8 +419,8 @@ mod tests {
 
         /// The tags in the folder and the sizes of their layers, how much had to be read for that, and what is remembered.
         fn look(&self, before: Folder) -> (Vec<(String, u64)>, usize, Folder) {
-            let looked = Looked::at(self.root.path(), NameFolder::Plain, before).unwrap();
-            let size = |named: Named| match named.document {
+            let looked = Looked::at(self.root.path(), NameFolder::Manifests, before).unwrap();
+            let size = |named: NameDocument| match named.document {
                 Document::Manifest { manifest, .. } => manifest.layers[0].size,
                 Document::List(_) => panic!("no list"),
             };
@@ -508,7 +512,7 @@ mod tests {
         settle();
         let mut index = Folder::default();
         for _ in 0..2 {
-            let looked = Looked::at(bench.root.path(), NameFolder::Plain, index).unwrap();
+            let looked = Looked::at(bench.root.path(), NameFolder::Manifests, index).unwrap();
             assert_eq!((looked.models.len(), looked.foreign.len()), (1, 1));
             index = looked.now;
         }

@@ -83,7 +83,7 @@ type Answer = Look<Names>;
 /// Looks at both folders of names of the store at `root`, of which something may be remembered.
 fn look_at(root: &Path, before: [Folder; 2]) -> Names {
     let [linked, plain] = before;
-    Ok([Looked::at(root, NameFolder::Linked, linked)?, Looked::at(root, NameFolder::Plain, plain)?])
+    Ok([Looked::at(root, NameFolder::ManifestsV2, linked)?, Looked::at(root, NameFolder::Manifests, plain)?])
 }
 
 impl Memory {
@@ -129,12 +129,12 @@ impl Remembered {
             models.sort_by_cached_key(|(file, _)| file.path != file.folder.path(root, &file.name));
             for (file, named) in models {
                 match folder {
-                    NameFolder::Linked if !linked.insert(file.name.clone()) => continue,
-                    NameFolder::Linked => {}
+                    NameFolder::ManifestsV2 if !linked.insert(file.name.clone()) => continue,
+                    NameFolder::ManifestsV2 => {}
                     // An anchor of a name that stands in the other folder, or of no model.
-                    NameFolder::Plain if linked.contains(&file.name) || is_shadow(&file.name) => continue,
-                    NameFolder::Plain if !plain.insert(file.name.clone()) => continue,
-                    NameFolder::Plain => {}
+                    NameFolder::Manifests if linked.contains(&file.name) || is_shadow(&file.name) => continue,
+                    NameFolder::Manifests if !plain.insert(file.name.clone()) => continue,
+                    NameFolder::Manifests => {}
                 }
                 match named.and_then(|named| entry_of(root, &file, named, place.clone(), runner)) {
                     Ok(entry) => entries.push(entry),
@@ -216,7 +216,8 @@ impl Store {
         let [linked, plain] = memory.take(self.root());
         let look = |folder, before, is_known| Looked::unless_same(self.root(), folder, before, is_known);
         let is_known = last.is_some();
-        let looked = [look(NameFolder::Linked, linked, is_known)?, look(NameFolder::Plain, plain, is_known)?];
+        let looked =
+            [look(NameFolder::ManifestsV2, linked, is_known)?, look(NameFolder::Manifests, plain, is_known)?];
         let Some(last) = last else { return Ok(Err(looked)) };
         if looked.iter().all(|looked| looked.is_same) {
             for (folder, looked) in NameFolder::ALL.into_iter().zip(looked) {
@@ -231,7 +232,7 @@ impl Store {
             true => Looked::at(self.root(), folder, looked.now),
             false => Ok(looked),
         };
-        Ok(Err([whole(NameFolder::Linked, linked)?, whole(NameFolder::Plain, plain)?]))
+        Ok(Err([whole(NameFolder::ManifestsV2, linked)?, whole(NameFolder::Manifests, plain)?]))
     }
 
     /// The blobs of the manifests that lists of manifests in the own folder name, and how they are now.
@@ -446,7 +447,7 @@ mod tests {
         assert!(store.kept_path().is_file());
 
         // Meanwhile another program writes in place, removes and adds.
-        let path = |n: usize| NameFolder::Plain.path(store.root(), &name(n));
+        let path = |n: usize| NameFolder::Manifests.path(store.root(), &name(n));
         fs::write(path(0), manifest(blobs[1].digest)).unwrap();
         fs::remove_file(path(1)).unwrap();
         fs::create_dir_all(path(99).parent().unwrap()).unwrap();
@@ -458,7 +459,7 @@ mod tests {
         assert_eq!(listed["m0"].digest, Digest::of(&manifest(blobs[1].digest)));
         assert!(!listed.contains_key("m1") && listed.contains_key("m99"));
         let one = &listed["m2"];
-        let file = NameFile { name: one.name.clone(), folder: NameFolder::Plain, path: path(2) };
+        let file = NameFile { name: one.name.clone(), folder: NameFolder::Manifests, path: path(2) };
         let read = read_entry(store.root(), &file, Place::Own, None).unwrap();
         assert_eq!(*one, read, "as if it had been read");
         assert!(now.listed.lock().new < 10, "it was not");
@@ -488,7 +489,7 @@ mod tests {
         let first = settled();
         assert!(is_same(&first) && is_same(&first));
         // As others do it: in place, of the same length; a file more; one less; a model more.
-        let path = |model: &str| NameFolder::Plain.path(store.root(), &name(model));
+        let path = |model: &str| NameFolder::Manifests.path(store.root(), &name(model));
         let changes: [&dyn Fn(); 4] = [
             &|| fs::write(path("a"), manifest(blobs[1])).unwrap(),
             &|| assert!(fs::copy(path("me/c"), path("me/c:2b")).is_ok()),
@@ -515,7 +516,7 @@ mod tests {
             let name = ModelName::parse(name).unwrap();
             store.store_manifest(&name, &manifest.to_bytes(), true, &mut || ()).unwrap();
             let old = SystemTime::now() - std::time::Duration::from_secs(3600);
-            let path = NameFolder::Plain.path(store.root(), &name);
+            let path = NameFolder::Manifests.path(store.root(), &name);
             fs::File::options().append(true).open(path).unwrap().set_modified(old).unwrap();
             std::thread::sleep(std::time::Duration::from_millis(200));
         };

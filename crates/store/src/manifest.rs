@@ -39,8 +39,8 @@ pub mod media {
     pub const MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
     /// A list of manifests, one for each runner (Ollama 0.40).
     pub const MANIFEST_LIST: &str = "application/vnd.ollama.manifest.list.v2+json";
-    /// A blob that an anchor only keeps from being removed: it is no part of the model.
-    pub const KEPT: &str = "application/vnd.puna.kept";
+    /// A blob that an anchor retains for older versions of Ollama. It is not part of the model.
+    pub const RETAINED_BLOB: &str = "application/vnd.puna.kept";
 }
 
 /// The most bytes that are read as a manifest, config or text layer.

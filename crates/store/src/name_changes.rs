@@ -13,7 +13,7 @@ use std::time::SystemTime;
 
 use crate::anchor::with_layers;
 use crate::digest::Digest;
-use crate::entry::{Entry, Named, Place, child_text, entry_of};
+use crate::entry::{Entry, NameDocument, Place, child_text, entry_of};
 use crate::error::StoreError;
 use crate::files::{self, TempFile, write_atomic};
 use crate::manifest::{Layer, media};
@@ -28,7 +28,7 @@ use crate::trash::TrashBatch;
 impl Store {
     /// Whether names are links to blobs here, as Ollama 0.40 writes them.
     fn is_linked(&self) -> bool {
-        NameFolder::Linked.at(self.root()).is_dir()
+        NameFolder::ManifestsV2.at(self.root()).is_dir()
     }
 
     /// Writes a manifest or list of manifests under the store's lock. All blobs of the chosen manifest must be there. Then
@@ -52,8 +52,8 @@ impl Store {
     ) -> Result<Option<Entry>, StoreError> {
         let plain = NameFile {
             name: name.clone(),
-            folder: NameFolder::Plain,
-            path: NameFolder::Plain.path(self.root(), name),
+            folder: NameFolder::Manifests,
+            path: NameFolder::Manifests.path(self.root(), name),
         };
         if is_shadow(name) {
             return Err(StoreError::ShadowName { name: name.to_string() });
@@ -88,7 +88,7 @@ impl Store {
         if old_blobs.into_iter().any(|layer| !new_blobs.contains(&layer.digest)) {
             removing();
         }
-        // Why something was kept is in the log.
+        // `remove_unreferenced` logs why blobs stay.
         let written = replaced.as_ref().map(|entry| entry.modified);
         let notes: Vec<PathBuf> = note.into_iter().collect();
         let _ = self.remove_unreferenced(&needed, &notes, written, &mut TrashBatch::new(self))?;
@@ -97,7 +97,7 @@ impl Store {
 
     /// The entry that a manifest or list will be.
     fn new_entry(&self, file: &NameFile, bytes: &[u8], document: Document) -> Result<Entry, StoreError> {
-        let named = Named { digest: Digest::of(bytes), modified: SystemTime::now(), document };
+        let named = NameDocument { digest: Digest::of(bytes), modified: SystemTime::now(), document };
         entry_of(self.root(), file, named, Place::Own, self.runner())
     }
 
@@ -113,7 +113,7 @@ impl Store {
         write_atomic(self.root(), &plain.path, &anchor)?;
         let mut written = vec![plain.path.clone()];
         if is_linked {
-            let path = NameFolder::Linked.path(self.root(), &plain.name);
+            let path = NameFolder::ManifestsV2.path(self.root(), &plain.name);
             self.link_name(&path, &new.digest)?;
             written.push(path);
         }
@@ -155,25 +155,27 @@ impl Store {
             let size = fs::metadata(self.own_blob_path(&digest)).map_or(0, |meta| meta.len());
             Layer::new(media_type, digest, size)
         };
-        let (mut text, mut kept) = (bytes.to_vec(), Vec::new());
+        let (mut text, mut anchors) = (bytes.to_vec(), Vec::new());
         match &new.list {
-            None => kept.push(of_blob(media::MANIFEST, new.digest)),
+            None => anchors.push(of_blob(media::MANIFEST, new.digest)),
             Some(list) => {
                 let chosen = &list.children[list.chosen];
                 text = child_text(self.root(), &new.name, chosen)?;
-                kept.push(of_blob(media::MANIFEST_LIST, new.digest));
+                anchors.push(of_blob(media::MANIFEST_LIST, new.digest));
                 for (at, stored) in list.children.iter().enumerate() {
                     let Some(manifest) = &stored.manifest else { continue };
                     if stored.child.inline.is_none() {
-                        kept.push(of_blob(media::MANIFEST, stored.child.digest));
+                        anchors.push(of_blob(media::MANIFEST, stored.child.digest));
                     }
                     let is_there = |layer: &&Layer| self.own_blob_path(&layer.digest).is_file();
                     let others = manifest.blobs().filter(|_| at != list.chosen).filter(is_there);
-                    kept.extend(others.map(|layer| Layer::new(media::KEPT, layer.digest, layer.size)));
+                    anchors.extend(
+                        others.map(|layer| Layer::new(media::RETAINED_BLOB, layer.digest, layer.size)),
+                    );
                 }
             }
         }
-        with_layers(&text, &kept).ok_or_else(|| StoreError::NoWeights(new.name.to_string()))
+        with_layers(&text, &anchors).ok_or_else(|| StoreError::NoWeights(new.name.to_string()))
     }
 
     /// Removes a model, and the blobs that no other model needs.
@@ -198,14 +200,14 @@ impl Store {
         // Of a name that cannot be read it is not known when it was written.
         let written = entry.map_or(SystemTime::UNIX_EPOCH, |entry| entry.modified);
         let notes: Vec<PathBuf> = note.into_iter().collect();
-        let kept = self.remove_unreferenced(&needed, &notes, Some(written), &mut trash)?;
-        Ok(Deleted { kept, removed_for_good: trash.failed() })
+        let blocked_by = self.remove_unreferenced(&needed, &notes, Some(written), &mut trash)?;
+        Ok(Deleted { blocked_by, removed_for_good: trash.failed() })
     }
 
     /// The files of a name that can be removed: not those by which Ollama keeps converted models for older versions.
     fn removable_files(&self, name: &ModelName) -> Result<Vec<NameFile>, StoreError> {
         let mut found = NameFile::all_of(self.root(), name)?;
-        found.retain(|file| file.folder == NameFolder::Linked || !is_shadow(name));
+        found.retain(|file| file.folder == NameFolder::ManifestsV2 || !is_shadow(name));
         Ok(found)
     }
 

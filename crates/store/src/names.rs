@@ -29,20 +29,20 @@ const SHADOW_MODELS: [&str; 4] = ["llamacpp", "ggml", "mlx", "ollama"];
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum NameFolder {
     /// `manifests-v2`: links to manifests that are blobs.
-    Linked,
+    ManifestsV2,
     /// `manifests`: manifests.
-    Plain,
+    Manifests,
 }
 
 impl NameFolder {
     /// Both, the one that wins first.
-    pub(crate) const ALL: [Self; 2] = [Self::Linked, Self::Plain];
+    pub(crate) const ALL: [Self; 2] = [Self::ManifestsV2, Self::Manifests];
 
     /// The folder of the store at `root`.
     pub(crate) fn at(self, root: &Path) -> PathBuf {
         root.join(match self {
-            Self::Linked => "manifests-v2",
-            Self::Plain => "manifests",
+            Self::ManifestsV2 => "manifests-v2",
+            Self::Manifests => "manifests",
         })
     }
 
@@ -50,10 +50,10 @@ impl NameFolder {
     pub(crate) fn path(self, root: &Path, name: &ModelName) -> PathBuf {
         let [host, namespace, model, tag] = name.parts();
         let host = match self {
-            Self::Linked if is_public(host) => OTHER_PUBLIC_HOST.to_owned(),
-            Self::Linked => host.replace(':', "%3A"),
-            Self::Plain if cfg!(windows) => host.replace(':', "%3A"),
-            Self::Plain => host.to_owned(),
+            Self::ManifestsV2 if is_public(host) => OTHER_PUBLIC_HOST.to_owned(),
+            Self::ManifestsV2 => host.replace(':', "%3A"),
+            Self::Manifests if cfg!(windows) => host.replace(':', "%3A"),
+            Self::Manifests => host.to_owned(),
         };
         [&host, namespace, model, tag].into_iter().fold(self.at(root), |path, part| path.join(part))
     }
@@ -143,14 +143,14 @@ impl NameFile {
     pub(crate) fn read(&self, root: &Path) -> Result<NameText, StoreError> {
         check_file(&self.path)?;
         let linked = match self.folder {
-            NameFolder::Linked => self.linked_blob(root)?,
-            NameFolder::Plain => None,
+            NameFolder::ManifestsV2 => self.linked_blob(root)?,
+            NameFolder::Manifests => None,
         };
         let bytes = read_limited(&self.path, TEXT_LIMIT)?;
         let digest = Digest::of(&bytes);
         if let Some(expected) = linked.filter(|expected| *expected != digest) {
             return Err(
-                self.error(format!("it is a link to the blob {expected}, which has the digest {digest}"))
+                self.error(format!("it is a link to the blob {expected}, which has the digest {digest}: repair it with `verify --repair`, or remove it with `rm`"))
             );
         }
         Ok(NameText { bytes, digest, modified: self.modified()? })
@@ -162,8 +162,8 @@ impl NameFile {
     /// There is no such file, or the system does not say.
     pub(crate) fn modified(&self) -> Result<SystemTime, StoreError> {
         let meta = match self.folder {
-            NameFolder::Linked => fs::symlink_metadata(&self.path),
-            NameFolder::Plain => fs::metadata(&self.path),
+            NameFolder::ManifestsV2 => fs::symlink_metadata(&self.path),
+            NameFolder::Manifests => fs::metadata(&self.path),
         };
         meta.and_then(|meta| meta.modified()).map_err(|e| StoreError::io("read", &self.path, &e))
     }
@@ -174,13 +174,15 @@ impl NameFile {
         let shown = target.display().to_string();
         let digest = target.file_name().and_then(|name| name.to_str()?.parse::<Digest>().ok());
         let Some(digest) = digest else {
-            return Err(self.error(format!("it is a link to {shown}, which is no blob")));
+            return Err(self.error(format!(
+                "it is a link to {shown}, which is no blob: pull the model again, or remove it with `rm`"
+            )));
         };
         let there = self.path.canonicalize().map_err(|e| StoreError::io("read", &self.path, &e))?;
         let blob = root.join("blobs").join(digest.file_name());
         match blob.canonicalize() {
             Ok(blob) if blob == there => Ok(Some(digest)),
-            _ => Err(self.error(format!("it is a link to {shown}, which is no blob of this store"))),
+            _ => Err(self.error(format!("it is a link to {shown}, which is no blob of this store: pull the model again, or remove it with `rm`"))),
         }
     }
 

@@ -68,8 +68,8 @@ pub struct Pruned {
     pub young: usize,
     /// Unused files that a running process may be at.
     pub held: usize,
-    /// What is not understood in the store and may need any blob, so that nothing was removed.
-    pub kept: Option<StoreError>,
+    /// The entry of the store that Puna does not understand. It may need any blob, so nothing was removed.
+    pub blocked_by: Option<StoreError>,
 }
 
 impl Pruned {
@@ -118,7 +118,7 @@ impl Store {
         let referenced = match self.referenced_blobs()? {
             Ok(referenced) => referenced,
             Err(error) => {
-                pruned.kept = Some(error);
+                pruned.blocked_by = Some(error);
                 return Ok(pruned);
             }
         };
@@ -238,7 +238,7 @@ impl Collection<'_> {
                     let needed = self.at_work.map_or(Duration::ZERO, |since| usual.saturating_add(since));
                     match is_held || (grace..=needed).contains(&file.age) {
                         true => self.pruned.held += 1,
-                        false => self.older(&file, grace, LeftoverKind::Blob),
+                        false => self.remove_if_older(&file, grace, LeftoverKind::Blob),
                     }
                 }
                 Err(_) => self.download(&file),
@@ -249,7 +249,7 @@ impl Collection<'_> {
             if !pull.is_running && (pull.completed == 0 || pull.completed == pull.total) {
                 let note = File::of(pull.note, SystemTime::now());
                 let grace = self.grace(self.scope.grace_of_temporary());
-                note.iter().for_each(|note| self.older(note, grace, LeftoverKind::Temporary));
+                note.iter().for_each(|note| self.remove_if_older(note, grace, LeftoverKind::Temporary));
             }
         }
         let temp = self.store.root().join(TEMP_DIR);
@@ -266,7 +266,7 @@ impl Collection<'_> {
                 || beside.is_some()
                 || [SUM_SUFFIX, ASIDE_SUFFIX].iter().any(|suffix| file.name.ends_with(suffix));
             let grace = self.grace(if is_partial { PARTIAL_GRACE } else { self.scope.grace_of_temporary() });
-            self.older(&file, grace, LeftoverKind::Temporary);
+            self.remove_if_older(&file, grace, LeftoverKind::Temporary);
         }
         if !self.options.dry_run {
             remove_merges(&temp, self.grace(self.scope.grace_of_temporary()));
@@ -283,7 +283,7 @@ impl Collection<'_> {
         }
         match self.store.is_being_downloaded(&digest) {
             true => self.pruned.held += 1,
-            false => self.older(file, self.grace(PARTIAL_GRACE), LeftoverKind::Download),
+            false => self.remove_if_older(file, self.grace(PARTIAL_GRACE), LeftoverKind::Download),
         }
     }
 
@@ -299,7 +299,7 @@ impl Collection<'_> {
     }
 
     /// Removes a file that nothing needs, if it is old enough.
-    fn older(&mut self, file: &File, grace: Duration, kind: LeftoverKind) {
+    fn remove_if_older(&mut self, file: &File, grace: Duration, kind: LeftoverKind) {
         // A process may have begun to use a blob since the folder was read.
         let age =
             File::of(file.path.clone(), SystemTime::now()).map_or(file.age, |now| now.age.min(file.age));

@@ -22,6 +22,8 @@ const KNOWN: [&str; 6] = ["blobs", "manifests", "manifests-v2", TEMP_DIR, "puna-
 const OF_SYSTEMS: [&str; 4] = ["lost+found", "desktop.ini", "Thumbs.db", "@eaDir"];
 /// Media types of manifests with layers and a config.
 const MANIFEST_TYPES: [&str; 3] = ["", media::MANIFEST, "application/vnd.oci.image.manifest.v1+json"];
+/// What to do about a manifest of a newer program.
+const UPGRADE: &str = ": a newer version of Puna may know it; `rm` removes the name";
 /// The version of the schema that all of these have.
 const SCHEMA: u64 = 2;
 
@@ -129,7 +131,7 @@ fn follow(root: &Path, bytes: &[u8], required: bool, references: &mut HashSet<Di
             }
             match present > 0 || !required {
                 true => Ok(()),
-                false => Err("none of the manifests of its list is in the store".into()),
+                false => Err("none of the manifests of its list is in the store: pull the model again, or remove it with `rm`".into()),
             }
         }
     }
@@ -172,7 +174,7 @@ fn check_known(value: &Value) -> Result<(), String> {
     let media_type = value.get("mediaType").and_then(Value::as_str).unwrap_or_default();
     let is_list = media_type == media::MANIFEST_LIST;
     if !is_list && !MANIFEST_TYPES.contains(&media_type) {
-        return Err(format!("it has the unknown media type {:?}", crate::name::shown(media_type)));
+        return Err(format!("it has the unknown media type {:?}{UPGRADE}", crate::name::shown(media_type)));
     }
     if !is_list && value.get("manifests").is_some() {
         return Err("it has children, but not the media type of a list".into());
@@ -180,7 +182,7 @@ fn check_known(value: &Value) -> Result<(), String> {
     match value.get("schemaVersion") {
         None => Ok(()),
         Some(version) if version.as_u64().is_some_and(|version| version == SCHEMA || version == 0) => Ok(()),
-        Some(version) => Err(format!("it has the unknown schema version {version}")),
+        Some(version) => Err(format!("it has the unknown schema version {version}{UPGRADE}")),
     }
 }
 

@@ -115,7 +115,7 @@ impl Store {
     /// Whether an Ollama 0.40 that makes a model may need a blob of a name that was `written` then. It touches the blobs that
     /// it needs and locks nothing.
     fn may_be_used_by_ollama(&self, blob: &Path, written: Option<SystemTime>) -> bool {
-        let Some(written) = written.filter(|_| NameFolder::Linked.at(self.root()).is_dir()) else {
+        let Some(written) = written.filter(|_| NameFolder::ManifestsV2.at(self.root()).is_dir()) else {
             return false;
         };
         let Ok(touched) = fs::symlink_metadata(blob).and_then(|meta| meta.modified()) else { return false };
@@ -129,7 +129,7 @@ impl Store {
     /// # Errors
     /// The store cannot be read or written.
     pub fn remove_blobs(&self, digests: &[Digest]) -> Result<(), StoreError> {
-        self.remove_those(digests, |store| TrashBatch::new(store))
+        self.remove_unused(digests, |store| TrashBatch::new(store))
     }
 
     /// Removes blobs of failed or finished work for good, without the trash.
@@ -137,16 +137,20 @@ impl Store {
     /// # Errors
     /// As of [`Store::remove_blobs`].
     pub fn discard_blobs(&self, digests: &[Digest]) -> Result<(), StoreError> {
-        self.remove_those(digests, |store| TrashBatch::for_good(store))
+        self.remove_unused(digests, |store| TrashBatch::for_good(store))
     }
 
-    fn remove_those(&self, digests: &[Digest], batch: fn(&Self) -> TrashBatch<'_>) -> Result<(), StoreError> {
+    fn remove_unused(
+        &self,
+        digests: &[Digest],
+        batch: fn(&Self) -> TrashBatch<'_>,
+    ) -> Result<(), StoreError> {
         if digests.is_empty() {
             return Ok(());
         }
         let _lock = self.lock()?;
         let candidates = digests.iter().copied().collect();
-        // Why something was kept is in the log.
+        // `remove_unreferenced` logs why blobs stay.
         self.remove_unreferenced(&candidates, &[], None, &mut batch(self))?;
         let is_gone = |digest: &&Digest| !self.own_blob_path(digest).exists();
         self.forget_begun(digests.iter().filter(is_gone).copied());

@@ -48,8 +48,8 @@ const TOLD: usize = 1000;
 /// What was removed with a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Deleted {
-    /// Why the blobs were kept: something in the store is not understood, and might need them.
-    pub kept: Option<StoreError>,
+    /// The entry of the store that Puna does not understand. It may need any blob, so no blob was removed.
+    pub blocked_by: Option<StoreError>,
     /// Why the name or blobs are not in the trash, though the disk has room for them.
     pub removed_for_good: Option<String>,
 }
@@ -70,7 +70,7 @@ impl Store {
     /// Something is there that is no folder, or cannot be read.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let root = root.into();
-        for dir in [root.clone(), NameFolder::Plain.at(&root), NameFolder::Linked.at(&root)] {
+        for dir in [root.clone(), NameFolder::Manifests.at(&root), NameFolder::ManifestsV2.at(&root)] {
             match fs::read_dir(&dir) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(StoreError::io("open the store", &dir, &e)),
@@ -271,11 +271,9 @@ impl Store {
         let _work = self.work();
         let source = self.hold(source, runner)?;
         let copied = match (&source.list, runner) {
-            (Some(list), Some(_)) => {
-                let chosen = &list.children[list.chosen];
-                let text = child_text(self.root_of(&source.place), &source.name, chosen);
-                text.and_then(|text| self.write_manifest(&self.spelling(target)?, &text, false))
-            }
+            (Some(list), Some(_)) => self
+                .child_manifest(&source, list.chosen)
+                .and_then(|text| self.write_manifest(&self.spelling(target)?, &text, false)),
             _ => self.copy_held(&source, target),
         };
         self.release(source.manifest.blobs().map(|layer| layer.digest));
@@ -288,6 +286,18 @@ impl Store {
             Place::Embedded => Ok(embedded::manifest_bytes()),
             place => name_text(self.root_of(place), entry),
         }
+    }
+
+    /// The manifest of a child of a list, byte for byte.
+    ///
+    /// # Errors
+    /// [`StoreError::ChildMissing`], or the child's manifest is damaged.
+    ///
+    /// # Panics
+    /// The entry is no list, or has no child `at` that index.
+    pub fn child_manifest(&self, entry: &Entry, at: usize) -> Result<Vec<u8>, StoreError> {
+        let list = entry.list.as_ref().expect("a list of manifests");
+        child_text(self.root_of(&entry.place), &entry.name, &list.children[at])
     }
 
     fn copy_held(&self, source: &Entry, target: &ModelName) -> Result<(), StoreError> {
@@ -325,7 +335,7 @@ fn find_at(
     place: &Place,
     runner: Option<&str>,
 ) -> Result<Option<Entry>, StoreError> {
-    let is_hidden = |file: &NameFile| file.folder == NameFolder::Plain && is_shadow(&file.name);
+    let is_hidden = |file: &NameFile| file.folder == NameFolder::Manifests && is_shadow(&file.name);
     for file in NameFile::all_of(root, name)?.into_iter().filter(|file| !is_hidden(file)) {
         match read_entry(root, &file, place.clone(), runner) {
             Err(error) if error.is_absence() => {}

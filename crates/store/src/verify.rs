@@ -74,11 +74,11 @@ impl Store {
         for file in scan.files {
             match file.folder {
                 // A link that leads to nothing counts for none; see `Store::find`.
-                NameFolder::Linked if file.path.exists() => _ = linked.insert(file.name.clone()),
-                NameFolder::Linked => {}
+                NameFolder::ManifestsV2 if file.path.exists() => _ = linked.insert(file.name.clone()),
+                NameFolder::ManifestsV2 => {}
                 // Read by older versions of Ollama alone.
-                NameFolder::Plain if linked.contains(&file.name) || is_shadow(&file.name) => continue,
-                NameFolder::Plain => {}
+                NameFolder::Manifests if linked.contains(&file.name) || is_shadow(&file.name) => continue,
+                NameFolder::Manifests => {}
             }
             if let Some(error) = self.why_unusable(&file) {
                 found.push(Unusable { name: Some(file.name), error });
@@ -110,7 +110,7 @@ impl Store {
     /// disk that is not there now.
     fn is_lost(&self, file: &NameFile) -> bool {
         let is_there = |other: &NameFile| other.path.exists();
-        file.folder == NameFolder::Linked
+        file.folder == NameFolder::ManifestsV2
             && file.path.symlink_metadata().is_ok()
             && NameFile::all_of(self.root(), &file.name).is_ok_and(|all| !all.iter().any(is_there))
     }
@@ -260,13 +260,13 @@ mod tests {
         let climbing = String::from_utf8(good.to_bytes()).unwrap().replace("sha256:", "sha256:../");
         let broken = [("a", "junk"), ("b", ""), ("c", "[]"), ("d", "{}"), ("e", climbing.as_str())];
         for (tag, text) in broken {
-            fs::write(NameFolder::Plain.path(store.root(), &name(tag)), text).unwrap();
+            fs::write(NameFolder::Manifests.path(store.root(), &name(tag)), text).unwrap();
         }
         let found = store.unusable().unwrap();
         let names: Vec<_> = found.iter().map(|found| found.name.clone()).collect();
         assert_eq!(names, broken.map(|(tag, _)| Some(name(tag))));
         for (found, (tag, _)) in found.iter().zip(broken) {
-            let path = NameFolder::Plain.path(store.root(), &name(tag));
+            let path = NameFolder::Manifests.path(store.root(), &name(tag));
             let text = found.error.to_string();
             assert!(text.contains(&path.display().to_string()), "{text}");
         }
@@ -277,7 +277,7 @@ mod tests {
     fn a_manifest_that_is_a_link_to_itself_is_told() {
         let (_dir, store, _) = store();
         let name = ModelName::parse("m").unwrap();
-        let path = NameFolder::Plain.path(store.root(), &name);
+        let path = NameFolder::Manifests.path(store.root(), &name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::os::unix::fs::symlink(&path, &path).unwrap();
         let found = store.unusable().unwrap();

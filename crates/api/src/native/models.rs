@@ -53,7 +53,7 @@ pub struct RunnerManifest {
     pub stored: bool,
     /// Whether this program can run it.
     pub runnable: bool,
-    /// Whether it is the one that is used.
+    /// Whether Puna uses this manifest for the name.
     pub chosen: bool,
 }
 

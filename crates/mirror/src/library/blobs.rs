@@ -86,7 +86,7 @@ impl Folder {
         if needed.contains(digest) || self.store.has_blob(digest) {
             return Err(MirrorError::needed(digest));
         }
-        self.discard(&self.blob(digest), &digest.file_name())
+        self.move_to_trash(&self.blob(digest), &digest.file_name())
     }
 }
 

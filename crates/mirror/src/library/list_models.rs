@@ -11,9 +11,6 @@ use crate::error::MirrorError;
 use crate::manifest::{Kind, Manifest};
 use crate::name::{Reference, Repository};
 
-/// The rank of children that cannot run.
-const NOT_RUNNABLE: u8 = 4;
-
 /// What the store needs of a list: manifests and blobs of its complete children.
 struct CompleteChildren {
     /// The texts of the children that are references.
@@ -72,7 +69,7 @@ impl Folder {
             }
             let has_model = text.blobs.iter().any(|blob| blob.media_type == media::MODEL);
             let has_tensors = text.blobs.iter().any(|blob| blob.media_type == media::TENSOR);
-            found.is_runnable |= runner_rank(child) < NOT_RUNNABLE && has_model && !has_tensors;
+            found.is_runnable |= runner_rank(child).is_some() && has_model && !has_tensors;
             found.blobs.extend(text.blobs.iter().map(|blob| blob.digest));
             found.manifests.extend(Some(text.bytes).filter(|_| child.inline.is_none()));
         }

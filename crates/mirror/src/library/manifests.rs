@@ -349,7 +349,7 @@ impl Folder {
             folder::remove(&self.referrers(name, subject).join(digest.hex()))?;
         }
         let manifest = self.manifests(name).join(digest.hex());
-        let removed = self.discard(&manifest, &format!("manifest-{}", digest.hex()))?;
+        let removed = self.move_to_trash(&manifest, &format!("manifest-{}", digest.hex()))?;
         self.forget_children(name, &digest, &held.children)?;
         Ok(removed)
     }

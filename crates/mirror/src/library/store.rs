@@ -69,7 +69,7 @@ impl Folder {
             let Ok(meta) = fs::metadata(&path) else { continue };
             if age(&path).is_some_and(|age| age > GRACE)
                 && name.parse().map_or(true, |digest| !needed.contains(&digest))
-                && self.discard(&path, &name)?
+                && self.move_to_trash(&path, &name)?
             {
                 (removed, bytes) = (removed + 1, bytes + meta.len());
             }

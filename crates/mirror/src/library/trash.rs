@@ -16,7 +16,7 @@ const FREE_PART: u64 = 10;
 
 impl Folder {
     /// Moves a file to the trash under a name, or removes it where the disk is nearly full. Says whether there was one.
-    pub(super) fn discard(&self, path: &Path, name: &str) -> Result<bool, MirrorError> {
+    pub(super) fn move_to_trash(&self, path: &Path, name: &str) -> Result<bool, MirrorError> {
         if !self.has_room() {
             return folder::remove(path);
         }

@@ -17,8 +17,6 @@ use crate::error::RegistryError;
 use crate::manifest::{MAX_MANIFEST, read_any_manifest, read_manifest};
 use crate::settings::{Options, Progress, Report, tell};
 
-/// The rank of children that cannot run here.
-const NOT_RUNNABLE: u8 = 4;
 /// The largest number of children that a message names.
 const MAX_NAMED: usize = 8;
 /// The longest runner or format that a message shows, in characters.
@@ -146,9 +144,8 @@ fn select(list: &ManifestList, name: &ModelName, options: &Options) -> Result<Ve
     if options.all_runners {
         return Ok(children().collect());
     }
-    let rank = |at: &usize| runner_rank(&list.children[*at]);
-    match children().min_by_key(rank).filter(|at| rank(at) < NOT_RUNNABLE) {
-        Some(best) => Ok(vec![best]),
+    match children().filter_map(|at| Some((runner_rank(&list.children[at])?, at))).min() {
+        Some((_, best)) => Ok(vec![best]),
         None => Err(RegistryError::NoRunnableChild { name: name.to_string(), known: known(list) }),
     }
 }

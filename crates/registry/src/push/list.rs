@@ -1,6 +1,6 @@
 //! Pushing manifest lists: the list as it is stored, with the manifests and blobs of the children that are in the store.
 
-use puna_store::{Child, Digest, Layer, ModelName, Store, StoreError};
+use puna_store::{Digest, Layer, ModelName, Store};
 
 use super::{Outgoing, check_layers};
 use crate::address::plain;
@@ -54,7 +54,7 @@ pub(super) fn read_list(
             } else {
                 plain(&child.runner, 40)
             };
-            outgoing.children.push(ChildText { runner, text: child_text(store, child)? });
+            outgoing.children.push(ChildText { runner, text: store.child_manifest(&entry, at)? });
         }
     }
     Ok(Some(outgoing))
@@ -81,17 +81,4 @@ async fn is_at_registry(session: &Session, child: &AbsentChild) -> Result<bool, 
         }
     }
     Ok(true)
-}
-
-/// Reads the manifest of a child, from the list or the store.
-pub(super) fn child_text(store: &Store, child: &Child) -> Result<Vec<u8>, RegistryError> {
-    if let Some(text) = &child.inline {
-        return Ok(text.clone());
-    }
-    let path = store.blob_path(&child.digest);
-    let text = std::fs::read(&path).map_err(|error| StoreError::io("read", &path, &error))?;
-    match Digest::of(&text) {
-        found if found == child.digest => Ok(text),
-        found => Err(StoreError::DigestMismatch { expected: child.digest, found }.into()),
-    }
 }

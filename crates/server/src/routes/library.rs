@@ -177,8 +177,8 @@ pub(super) async fn delete(
         }
     }
     match done {
-        Ok(Deleted { kept: None, removed_for_good: None }) => Ok(StatusCode::OK.into_response()),
-        Ok(Deleted { kept: Some(error), .. }) => {
+        Ok(Deleted { blocked_by: None, removed_for_good: None }) => Ok(StatusCode::OK.into_response()),
+        Ok(Deleted { blocked_by: Some(error), .. }) => {
             let warning = format!("the space of the model was not freed: {error}");
             Ok(json(StatusCode::OK, &DeleteResponse { warning }))
         }

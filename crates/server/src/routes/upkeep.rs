@@ -331,7 +331,11 @@ fn told(pruned: &Pruned) -> PruneResponse {
         bytes: pruned.bytes(),
         young: pruned.young,
         held: pruned.held,
-        warning: pruned.kept.as_ref().map(|error| format!("nothing is removed: {error}")).unwrap_or_default(),
+        warning: pruned
+            .blocked_by
+            .as_ref()
+            .map(|error| format!("nothing is removed: {error}"))
+            .unwrap_or_default(),
         ..PruneResponse::default()
     }
 }

@@ -62,7 +62,7 @@ fn check_loads(root: &Path, store: &Store, must_load: bool, steps: usize) {
 fn check_no_blob_too_many(root: &Path, steps: usize) {
     age_blobs(root, DAYS).unwrap();
     let fresh = Store::open(root).unwrap();
-    assert_eq!(fresh.clean_up().unwrap().kept, None, "after {steps} steps");
+    assert_eq!(fresh.clean_up().unwrap().blocked_by, None, "after {steps} steps");
     fresh.empty_trash(std::time::Duration::ZERO);
     age_blobs(root, DAYS).unwrap();
     fresh.clean_up().unwrap();

@@ -113,7 +113,7 @@ fn files_that_are_no_manifests_are_left_alone() {
     // A folder in the place of a manifest is not known, so that blobs stay.
     let deleted = kit.store.delete(&name("a")).unwrap();
     let path = library.join("a/deep");
-    assert_eq!(deleted.kept, Some(StoreError::Unknown { path }));
+    assert_eq!(deleted.blocked_by, Some(StoreError::Unknown { path }));
     assert!(library.join("a/.DS_Store").exists());
 }
 
@@ -149,7 +149,7 @@ fn a_model_whose_blobs_are_gone_says_which() {
     assert!(!error.is_bad_request() && error.to_string().contains("create it again"), "{error}");
     assert_eq!(kit.store.copy(&name("a"), &name("b")), Err(error));
     assert_eq!(kit.names(), ["a:latest", "cria:latest"]);
-    assert_eq!(kit.store.delete(&name("a")).unwrap().kept, None);
+    assert_eq!(kit.store.delete(&name("a")).unwrap().blocked_by, None);
 }
 
 #[test]
@@ -358,7 +358,7 @@ fn pruning_keeps_what_is_used_young_or_not_ours() {
     // What is not known may need anything.
     let blocked = prune(&kit);
     assert_eq!(
-        (blocked.removed, blocked.kept),
+        (blocked.removed, blocked.blocked_by),
         (vec![], Some(StoreError::Unknown { path: stranger.clone() }))
     );
     assert!(aged.exists() && ancient.exists());
@@ -519,9 +519,9 @@ fn a_manifest_that_cannot_be_read_is_told_when_it_keeps_space() {
     let listed = kit.store.listed().unwrap();
     let (entries, broken) = (&listed.entries, &listed.broken);
     assert_eq!((entries.len(), broken.len()), (2, 1));
-    let kept = kit.store.delete(&name("a")).unwrap().kept.expect("it was kept");
+    let kept = kit.store.delete(&name("a")).unwrap().blocked_by.expect("it was kept");
     assert!(kept.to_string().contains("bad/latest: bad manifest"), "{kept}");
     assert!(kit.store.has_blob(&weights));
-    assert_eq!(kit.store.delete(&name("bad")).unwrap().kept, None);
+    assert_eq!(kit.store.delete(&name("bad")).unwrap().blocked_by, None);
     assert!(kit.store.is_news("x") && !kit.store.is_news("x"));
 }

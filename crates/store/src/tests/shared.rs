@@ -82,7 +82,7 @@ fn every_state_of_ollamas_stores_survives_whatever_puna_does() {
     assert!(!listed.iter().any(|name| name.starts_with("llamacpp:")), "{listed:?}");
     assert_eq!(store.clean_up().unwrap().removed, []);
     let pruned = store.prune(PruneOptions { partial: true, dry_run: false }).unwrap();
-    assert_eq!(pruned.kept, None);
+    assert_eq!(pruned.blocked_by, None);
     // What is of no name, and a part of no download: Ollama's own.
     let kinds: Vec<_> = pruned.removed.iter().map(|leftover| leftover.kind).collect();
     assert_eq!(kinds, [crate::LeftoverKind::Download; 2]);
@@ -205,11 +205,11 @@ fn nothing_is_removed_while_something_is_not_understood() {
             let error = kept.unwrap_or_else(|| panic!("{what} is understood")).to_string();
             assert!(error.contains(&root.display().to_string()), "{what}: {error}");
         };
-        blocked(store.clean_up().unwrap().kept);
+        blocked(store.clean_up().unwrap().blocked_by);
         let pruned = store.prune(PruneOptions { partial: true, dry_run: false }).unwrap();
         assert_eq!(pruned.removed, [], "{what}");
-        blocked(pruned.kept);
-        blocked(store.delete(&short("old")).unwrap().kept);
+        blocked(pruned.blocked_by);
+        blocked(store.delete(&short("old")).unwrap().blocked_by);
         store.store_manifest(&short("created"), &manifest_of(&store, 30), false, &mut || ()).unwrap();
         store.delete_seen(&[]).unwrap();
         let lost: Vec<_> = before.difference(&on_disk(root)).copied().collect();
@@ -219,7 +219,7 @@ fn nothing_is_removed_while_something_is_not_understood() {
         // Removing the name that is not understood is possible, and makes it understood.
         if v2(root, "u").symlink_metadata().is_ok_and(|meta| !meta.is_dir()) {
             store.delete(&short("u")).unwrap();
-            assert_eq!(store.prune(PruneOptions::default()).unwrap().kept, None, "{what}");
+            assert_eq!(store.prune(PruneOptions::default()).unwrap().blocked_by, None, "{what}");
         }
     }
 }
@@ -254,7 +254,7 @@ fn is_ambiguous(root: &Path, name: &ModelName) -> bool {
     let dir = |host: &str| root.join("manifests").join(host).join(name.namespace()).join(name.model());
     let is_plain =
         ["registry.ollama.ai", "ollama.com"].iter().all(|host| dir(host).join(name.tag()).exists());
-    is_plain && !NameFolder::Linked.path(root, name).exists()
+    is_plain && !NameFolder::ManifestsV2.path(root, name).exists()
 }
 
 fn ollamas_rows(root: &Path) -> BTreeSet<(String, Digest, String)> {
@@ -265,7 +265,7 @@ fn ollamas_rows(root: &Path) -> BTreeSet<(String, Digest, String)> {
         if is_shadow(&name) || is_ambiguous(root, &name) {
             continue;
         }
-        let entry = fs::read(NameFolder::Linked.path(root, &name)).unwrap_or_default();
+        let entry = fs::read(NameFolder::ManifestsV2.path(root, &name)).unwrap_or_default();
         let is_list = matches!(Document::parse(&entry), Ok(Document::List(_)));
         rows.insert((name.to_string(), row.digest, if is_list { row.runner } else { String::new() }));
     }
@@ -433,7 +433,7 @@ fn check_nothing_is_left_over(root: &Path, store: &Store, seed: u64, log: &[Stri
     store.empty_trash(Duration::ZERO);
     age_blobs(root, DAYS).unwrap();
     let pruned = store.prune(PruneOptions { partial: true, dry_run: false }).unwrap();
-    if pruned.kept.is_none() {
+    if pruned.blocked_by.is_none() {
         let left: Vec<_> = (&on_disk(root) - &alive(root).unwrap()).into_iter().collect();
         assert_eq!(left, [], "seed {seed}: left over after {log:#?}");
     }
@@ -484,7 +484,7 @@ fn a_list_of_a_folder_that_is_only_read_can_be_copied() {
         store.copy_for(&short("whole-list"), Some("ggml"), &short("one")).unwrap();
         let one = store.get(&short("one")).unwrap();
         assert_eq!((one.list, one.runner.as_str()), (None, "ggml"));
-        assert_eq!(store.prune(PruneOptions::default()).unwrap().kept, None);
+        assert_eq!(store.prune(PruneOptions::default()).unwrap().blocked_by, None);
     }
 }
 
@@ -564,7 +564,7 @@ fn folders_that_are_links_hold_names_that_load() {
     store.store_manifest(&short("m"), &list_of(&store, &[1, 2], 3), false, &mut || ()).unwrap();
     assert_eq!(store.get(&short("m")).unwrap().rows().len(), 2);
     assert!(Ollama040::new(root).load("m", None).unwrap().is_some());
-    assert_eq!(store.prune(PruneOptions::default()).unwrap().kept, None);
+    assert_eq!(store.prune(PruneOptions::default()).unwrap().blocked_by, None);
     store.delete(&short("m")).unwrap();
     store.restore_trash(false).unwrap();
     assert!(store.resolve(&short("m")).is_ok());

@@ -113,7 +113,7 @@ impl Bench {
         }
     }
 
-    /// Checks that nothing is removed, whoever wants to.
+    /// Checks that neither garbage collection nor retention removes anything.
     fn keeps_all(&self, why: &str) {
         let reason = self.folder.inventory().unwrap_err();
         assert!(reason.contains(why), "{reason}");

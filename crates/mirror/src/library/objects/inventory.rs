@@ -69,7 +69,7 @@ impl ObjectLibrary {
     }
 
     /// Moves a small object to the trash under a name.
-    pub(super) async fn discard(&self, key: &Path, name: &str) -> Result<(), MirrorError> {
+    pub(super) async fn move_to_trash(&self, key: &Path, name: &str) -> Result<(), MirrorError> {
         if let Some(bytes) = self.bucket.read(key).await? {
             self.bucket.write(&self.bucket.key([TRASH, name]), bytes).await?;
         }

@@ -15,6 +15,12 @@ impl ObjectLibrary {
         self.folder(name).join("lists").join(child.hex())
     }
 
+    /// The notes of a list, one for each of its children; none for a single manifest.
+    fn child_notes(&self, name: &Repository, manifest: &Manifest) -> Vec<Path> {
+        let children = manifest.list.iter().flat_map(|list| &list.children);
+        children.map(|child| self.lists(name, &child.digest).join(manifest.digest.hex())).collect()
+    }
+
     /// Refuses a list whose references are not all plain manifests of its repository.
     pub(super) async fn check_children(
         &self,
@@ -37,12 +43,8 @@ impl ObjectLibrary {
         name: &Repository,
         manifest: &Manifest,
     ) -> Result<(), MirrorError> {
-        let Some(list) = &manifest.list else { return Ok(()) };
-        let keys: Vec<Path> = list.children.iter().map(|child| self.lists(name, &child.digest)).collect();
-        let write = |key: Path| async move {
-            self.bucket.write(&key.join(manifest.digest.hex()), "").await.map(Some)
-        };
-        each(keys, write).await.map(drop)
+        let write = |note: Path| async move { self.bucket.write(&note, "").await.map(Some) };
+        each(self.child_notes(name, manifest), write).await.map(drop)
     }
 
     /// Removes the notes of a list's children, after the list itself.
@@ -51,11 +53,8 @@ impl ObjectLibrary {
         name: &Repository,
         manifest: &Manifest,
     ) -> Result<(), MirrorError> {
-        let Some(list) = &manifest.list else { return Ok(()) };
-        let keys: Vec<Path> = list.children.iter().map(|child| self.lists(name, &child.digest)).collect();
-        let remove =
-            |key: Path| async move { self.bucket.remove(&key.join(manifest.digest.hex())).await.map(Some) };
-        each(keys, remove).await.map(drop)
+        let remove = |note: Path| async move { self.bucket.remove(&note).await.map(Some) };
+        each(self.child_notes(name, manifest), remove).await.map(drop)
     }
 
     /// The lists of a repository that have a manifest as their child.

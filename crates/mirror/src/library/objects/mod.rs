@@ -182,7 +182,7 @@ impl ObjectLibrary {
             places.insert(place.data.to_string());
             if age > GRACE && !needed.contains(&digest) && self.is_old(&digest).await? {
                 // The name alone: another mirror may be giving it to the bytes again, which the next sweep sees.
-                self.discard(&blob_key(&self.bucket, &digest), &digest.file_name()).await?;
+                self.move_to_trash(&blob_key(&self.bucket, &digest), &digest.file_name()).await?;
                 gone.push((digest, place));
             }
         }
@@ -504,7 +504,7 @@ impl Library for ObjectLibrary {
                 return Err(MirrorError::needed(&digest));
             }
             // The bytes stay as long as the name lies in the trash.
-            self.discard(&blob_key(&self.bucket, &digest), &digest.file_name()).await?;
+            self.move_to_trash(&blob_key(&self.bucket, &digest), &digest.file_name()).await?;
             Ok(true)
         })
     }

@@ -161,7 +161,7 @@ impl ObjectLibrary {
             true => None,
             false => self.kept(name, &digest).await?,
         };
-        self.discard(&self.manifest_key(name, &digest), &format!("manifest-{}", digest.hex())).await?;
+        self.move_to_trash(&self.manifest_key(name, &digest), &format!("manifest-{}", digest.hex())).await?;
         if let Some(subject) = &held.subject {
             self.bucket.remove(&self.referrer_key(name, subject, &digest)).await?;
         }

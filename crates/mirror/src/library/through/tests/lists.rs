@@ -101,7 +101,7 @@ async fn a_list_is_kept_and_its_children_come_on_demand() {
         assert_eq!(desk.get(&at(&ggml), "*/*").await.2, ggml);
         desk.bench.settle().await;
         assert_eq!(desk.bench.through.fetches().await.failures, 0);
-        // What has come stays, whoever is away and whatever is cleared away.
+        // The mirror keeps the fetched manifests while the upstream is away and after garbage collection.
         lock(&upstream.shelf.answers).clear();
         desk.bench.through.tidy().await.unwrap();
         assert_eq!(desk.pull().await, llamacpp);
