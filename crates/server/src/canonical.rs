@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use puna_api::native::{Image, Logprob, Message, PromptLogprob, Think, Tool, ToolCall, ToolChoice};
+use puna_api::native::{Image, Logprob, Message, PromptLogprob, Think, Tool, ToolChoice};
 use puna_sampler::{Constraint, Params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -92,7 +92,8 @@ pub struct Generate {
     pub logprobs: Option<usize>,
     /// Report log-probabilities of the prompt, with this many alternatives each.
     pub prompt_logprobs: Option<usize>,
-    /// Tell of calls while their arguments come ([`Event::CallBegins`]).
+    /// Send the arguments of calls while they are generated ([`Event::CallArguments`]), and calls that are cut off. Otherwise
+    /// only complete calls are sent, and all others are content.
     pub stream_calls: bool,
     /// Answer with the rendered prompt instead of generating.
     pub render_only: bool,
@@ -350,20 +351,29 @@ pub enum Event {
     Thinking(Piece),
     /// A piece of the answer.
     Content(Piece),
-    /// A call begins, where calls were to be told of early. Unless a [`Event::ToolCall`] with its id comes before anything
-    /// else but its arguments, it breaks off.
-    CallBegins {
+    /// A tool call begins. Several may be open at once; `index` tells them apart.
+    CallStart {
+        /// The call's number in the answer.
+        index: usize,
         /// The call's id.
         id: String,
-        /// Its number in the answer.
-        index: usize,
-        /// The function.
+        /// The name of the tool.
         name: String,
     },
-    /// More of the JSON text of the arguments of the call that has begun.
-    CallArguments(String),
-    /// A function that the model wants to be called, whole.
-    ToolCall(ToolCall),
+    /// The next part of the JSON text of a call's arguments. All parts together are the start of a JSON object.
+    CallArguments {
+        /// The call's number in the answer.
+        index: usize,
+        /// The text.
+        text: String,
+    },
+    /// A tool call has ended.
+    CallEnd {
+        /// The call's number in the answer.
+        index: usize,
+        /// How it ended.
+        outcome: CallOutcome,
+    },
     /// The end: the rendered prompt, where only that was asked for.
     Rendered(String),
     /// The end of a generation.
@@ -392,11 +402,22 @@ impl Event {
                 | Self::Prompt(_)
                 | Self::Thinking(_)
                 | Self::Content(_)
-                | Self::CallBegins { .. }
-                | Self::CallArguments(_)
-                | Self::ToolCall(_)
+                | Self::CallStart { .. }
+                | Self::CallArguments { .. }
+                | Self::CallEnd { .. }
         )
     }
+}
+
+/// How a tool call ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum CallOutcome {
+    /// The call has these arguments. Where no [`Event::CallArguments`] came before, this is all that is known of them.
+    Complete(Map<String, Value>),
+    /// The arguments are not a JSON object. The text is all of them, as far as it is known.
+    Invalid(Option<String>),
+    /// The answer reached its limit of tokens before the call was complete.
+    CutOff,
 }
 
 /// A piece of text.
@@ -416,6 +437,8 @@ pub enum Reason {
     Stop,
     /// The limit of tokens, or of the context.
     Length,
+    /// The filter of a remote server.
+    ContentFilter,
 }
 
 impl Reason {
@@ -424,6 +447,7 @@ impl Reason {
         match self {
             Self::Stop => "stop",
             Self::Length => "length",
+            Self::ContentFilter => "content_filter",
         }
     }
 }
@@ -435,6 +459,8 @@ pub struct Done {
     pub reason: Reason,
     /// The stop string that ended it, if one did.
     pub stop: Option<String>,
+    /// Whether the numbers of tokens are known. A remote server may not report them.
+    pub has_usage: bool,
     /// Prompt tokens, cached ones included.
     pub prompt_tokens: u64,
     /// Prompt tokens that were found in the cache.

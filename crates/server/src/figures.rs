@@ -229,9 +229,7 @@ impl Tally {
     /// Takes note of an event on its way to the client.
     pub(crate) fn take(&mut self, event: &Event) {
         match event {
-            Event::Thinking(_) | Event::Content(_) | Event::CallBegins { .. } | Event::ToolCall(_)
-                if self.first.is_none() =>
-            {
+            Event::Thinking(_) | Event::Content(_) | Event::CallStart { .. } if self.first.is_none() => {
                 let now = Instant::now();
                 self.first = Some(now);
                 self.model.first_token.observe(now.duration_since(self.arrived));
@@ -320,6 +318,7 @@ mod tests {
     fn done(cached: u64, generated: u64, decode: u64) -> Event {
         Event::Done(Box::new(Done {
             reason: Reason::Stop,
+            has_usage: true,
             stop: None,
             prompt_tokens: 20,
             cached_tokens: cached,

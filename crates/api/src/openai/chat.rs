@@ -1,6 +1,6 @@
 //! Chat completions.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
 
 use super::{PromptLogprobs, Usage};
@@ -131,8 +131,18 @@ pub struct ToolCallFunction {
     /// The function's name; absent where the call's id is.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Arguments as JSON text, or the next piece of it.
+    /// Arguments as JSON text, or the next piece of it. An object is read as its text, and null as an empty one.
+    #[serde(deserialize_with = "arguments_text")]
     pub arguments: String,
+}
+
+fn arguments_text<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
+    match Value::deserialize(d)? {
+        Value::String(text) => Ok(text),
+        Value::Null => Ok(String::new()),
+        object @ Value::Object(_) => Ok(object.to_string()),
+        _ => Err(de::Error::custom("tool call arguments must be JSON text or an object")),
+    }
 }
 
 /// What a stream holds besides the answer.
@@ -208,8 +218,9 @@ pub struct ChatCompletion {
     pub system_fingerprint: String,
     /// The answers.
     pub choices: Vec<Choice>,
-    /// Token counts.
-    pub usage: Usage,
+    /// Token counts; absent where a remote server reports none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
     /// For each token of the prompt, what it and the likeliest tokens in its place have, by number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<PromptLogprobs>,

@@ -89,8 +89,9 @@ pub struct Completion {
     pub system_fingerprint: String,
     /// The answers.
     pub choices: Vec<CompletionChoice>,
-    /// Token counts.
-    pub usage: Usage,
+    /// Token counts; absent where a remote server reports none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
 }
 
 /// A chunk of a streamed completion.

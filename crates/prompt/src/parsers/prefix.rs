@@ -72,6 +72,11 @@ impl Default for JsonPrefix {
 }
 
 impl JsonPrefix {
+    /// Whether the object is complete: only white space may follow.
+    pub fn is_complete(&self) -> bool {
+        self.expects == Expects::Nothing
+    }
+
     /// Goes on with a text; the number of its bytes with which the whole is still the beginning of JSON.
     pub fn push(&mut self, text: &str) -> usize {
         for (at, byte) in text.bytes().enumerate() {

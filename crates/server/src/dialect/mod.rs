@@ -1,21 +1,25 @@
 //! The dialects: requests to canonical ones, events to answers.
 
+mod answer_events;
 pub(crate) mod anthropic;
+mod arguments;
 pub(crate) mod native;
 pub(crate) mod openai;
+#[cfg(test)]
+mod order_tests;
 #[cfg(test)]
 mod tests;
 mod waiting;
 
 use std::future::poll_fn;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use futures_util::stream::unfold;
-use puna_api::native::{Logprob, Metrics, PromptLogprob, Think, ToolCall};
+use puna_api::native::{Logprob, Metrics, PromptLogprob, Think};
 use puna_prompt::Renderer;
 use puna_sampler::Constraint;
 use puna_store::{Facts, Model};
@@ -23,10 +27,14 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use tokio::time::{Instant, timeout_at};
 
+pub(crate) use answer_events::{AnswerEvent, CollectedCall};
+pub(crate) use arguments::{read_arguments, unparsed_arguments};
 pub(crate) use waiting::respond_when;
 
+use answer_events::AnswerEvents;
+
 use crate::app::Running;
-use crate::canonical::{Done, Event, Failure, ModelText};
+use crate::canonical::{Done, Failure, ModelText};
 use crate::config::Config;
 use crate::http::{Wire, note_ignored, stream};
 use crate::names::Name;
@@ -41,7 +49,7 @@ pub(crate) trait Encoder: Send + 'static {
 
     /// Appends what an event of a generation comes to; nothing is fine. `from` is the generation's number, 0 where there
     /// is but one; `times` are the request's so far.
-    fn encode(&mut self, from: usize, event: Event, times: Times, out: &mut Vec<u8>);
+    fn encode(&mut self, from: usize, event: AnswerEvent, times: Times, out: &mut Vec<u8>);
 
     /// The whole answer, where only the rendered prompt was asked for.
     fn rendered(&self, prompt: String) -> Response;
@@ -52,7 +60,7 @@ pub(crate) trait Encoder: Send + 'static {
         Self: Sized,
     {
         let mut out = Vec::new();
-        self.encode(0, Event::Error(failure), Times::default(), &mut out);
+        self.encode(0, AnswerEvent::Error(failure), Times::default(), &mut out);
         out
     }
 }
@@ -107,32 +115,60 @@ pub(crate) fn go_type(value: &Value) -> &'static str {
     }
 }
 
+/// A generation, and its events in the order in which they can be sent.
+struct Answer {
+    running: Running,
+    events: AnswerEvents,
+}
+
+impl Answer {
+    fn new(running: Running) -> Self {
+        Self { running, events: AnswerEvents::default() }
+    }
+
+    async fn next(&mut self) -> Option<AnswerEvent> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<AnswerEvent>> {
+        loop {
+            if let Some(event) = self.events.pop() {
+                return Poll::Ready(Some(event));
+            }
+            match ready!(self.running.poll_next(cx)) {
+                Some(event) => self.events.push(event),
+                None => return Poll::Ready(None),
+            }
+        }
+    }
+}
+
 /// Generations of one request side by side. Hand-made since `select_all` wakes its task once more for every event, and so
 /// another thread.
 struct Several {
-    running: Vec<Running>,
+    running: Vec<Answer>,
     /// Who is asked first: the one after the last that said something.
     first: usize,
 }
 
 impl Several {
     fn new(running: Vec<Running>) -> Self {
-        Self { running, first: 0 }
+        Self { running: running.into_iter().map(Answer::new).collect(), first: 0 }
     }
 
     /// The next event and whose it is; `None` when all have ended.
-    async fn next(&mut self) -> Option<(usize, Event, Times)> {
+    async fn next(&mut self) -> Option<(usize, AnswerEvent, Times)> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, Event, Times)>> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, AnswerEvent, Times)>> {
         let count = self.running.len();
         let mut ended = 0;
         for from in (self.first..self.first + count).map(|at| at % count) {
             match self.running[from].poll_next(cx) {
                 Poll::Ready(Some(event)) => {
                     self.first = from + 1;
-                    return Poll::Ready(Some((from, event, Times::of(&self.running[from]))));
+                    return Poll::Ready(Some((from, event, Times::of(&self.running[from].running))));
                 }
                 Poll::Ready(None) => ended += 1,
                 Poll::Pending => {}
@@ -154,8 +190,8 @@ async fn begin<E: Encoder>(running: Vec<Running>, mut encoder: E) -> Result<Resp
     while out.is_empty() {
         match several.next().await {
             None => break,
-            Some((_, Event::Error(failure), _)) => return Err((failure, encoder)),
-            Some((_, Event::Rendered(prompt), _)) => return Ok(encoder.rendered(prompt)),
+            Some((_, AnswerEvent::Error(failure), _)) => return Err((failure, encoder)),
+            Some((_, AnswerEvent::Rendered(prompt), _)) => return Ok(encoder.rendered(prompt)),
             Some((from, event, times)) => encoder.encode(from, event, times, &mut out),
         }
     }
@@ -168,7 +204,7 @@ async fn begin<E: Encoder>(running: Vec<Running>, mut encoder: E) -> Result<Resp
             match timeout_at(due, several.next()).await {
                 Ok(None) => return None,
                 Ok(Some((from, event, times))) => {
-                    failed = matches!(event, Event::Error(_));
+                    failed = matches!(event, AnswerEvent::Error(_));
                     encoder.encode(from, event, times, &mut out);
                 }
                 Err(_) => {
@@ -189,7 +225,7 @@ async fn begin<E: Encoder>(running: Vec<Running>, mut encoder: E) -> Result<Resp
 pub(crate) struct Collected {
     pub(crate) thinking: String,
     pub(crate) content: String,
-    pub(crate) tool_calls: Vec<ToolCall>,
+    pub(crate) tool_calls: Vec<CollectedCall>,
     pub(crate) prompt_logprobs: Vec<PromptLogprob>,
     pub(crate) logprobs: Vec<Logprob>,
     /// How many of the log-probabilities, at their head, are of thoughts.
@@ -200,28 +236,31 @@ pub(crate) struct Collected {
 }
 
 /// Waits for the end.
-pub(crate) async fn collect(mut running: Running) -> Result<Collected, Failure> {
-    let mut all = Collected::default();
-    while let Some(event) = running.next().await {
+pub(crate) async fn collect(running: Running) -> Result<Collected, Failure> {
+    let (mut all, mut answer, mut open) = (Collected::default(), Answer::new(running), None);
+    while let Some(event) = answer.next().await {
         match event {
-            Event::Thinking(piece) => {
+            AnswerEvent::Thinking(piece) => {
                 all.thinking.push_str(&piece.text);
                 all.thought_tokens += piece.logprobs.len();
                 all.logprobs.extend(piece.logprobs);
             }
-            Event::Prompt(tokens) => all.prompt_logprobs.extend(tokens),
-            Event::Content(piece) => {
+            AnswerEvent::Prompt(tokens) => all.prompt_logprobs.extend(tokens),
+            AnswerEvent::Content(piece) => {
                 all.content.push_str(&piece.text);
                 all.logprobs.extend(piece.logprobs);
             }
-            Event::ToolCall(call) => all.tool_calls.push(call),
-            Event::Rendered(prompt) => all.rendered = Some(prompt),
-            Event::Done(done) => all.done = Some(done),
-            Event::Error(failure) => return Err(failure),
+            AnswerEvent::CallStart { id, .. } => open = Some(id),
+            AnswerEvent::CallEnd(call) => {
+                all.tool_calls.extend(open.take().map(|id| CollectedCall { id: id.into_string(), call }));
+            }
+            AnswerEvent::Rendered(prompt) => all.rendered = Some(prompt),
+            AnswerEvent::Done(done) => all.done = Some(done),
+            AnswerEvent::Error(failure) => return Err(failure),
             _ => {}
         }
     }
-    all.times = Times::of(&running);
+    all.times = Times::of(&answer.running);
     Ok(all)
 }
 

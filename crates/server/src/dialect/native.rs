@@ -4,17 +4,19 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
 use puna_api::native::{
-    ChatRequest, ChatResponse, DebugInfo, GenerateRequest, GenerateResponse, Message, Think, Tool, ToolChoice,
+    ChatRequest, ChatResponse, DebugInfo, GenerateRequest, GenerateResponse, Message, Think, Tool, ToolCall,
+    ToolChoice,
 };
 use puna_store::Model;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::answer_events::{CallId, EndedCall};
 use super::{
-    Collected, Encoder, Times, check_capability, check_completion, check_images, check_think, format, has,
-    logprobs, metrics, model_text, prompt_logprobs,
+    AnswerEvent, Collected, CollectedCall, Encoder, Times, check_capability, check_completion, check_images,
+    check_think, format, has, logprobs, metrics, model_text, prompt_logprobs,
 };
-use crate::canonical::{Done, Event, Failure, Generate, Input, Prompt, RunOptions};
+use crate::canonical::{Done, Failure, Generate, Input, Prompt, RunOptions};
 use crate::config::Config;
 use crate::http::{Wire, error_body, json, note_ignored};
 use crate::names::Name;
@@ -161,12 +163,19 @@ pub(crate) fn push_line(object: &impl Serialize, out: &mut Vec<u8>) {
 
 /// Encodes the answer to `POST /api/generate`.
 pub(crate) struct GenerateEncoder {
-    pub(crate) model: String,
+    model: String,
     /// The final object lists the tokens.
-    pub(crate) with_context: bool,
+    with_context: bool,
+    /// The id of the call that has not ended.
+    open: Option<CallId>,
 }
 
 impl GenerateEncoder {
+    /// An encoder for a model; with `with_context` the final object lists the tokens.
+    pub(crate) fn new(model: String, with_context: bool) -> Self {
+        Self { model, with_context, open: None }
+    }
+
     fn object(&self) -> GenerateResponse {
         GenerateResponse { model: self.model.clone(), created_at: now(), ..GenerateResponse::default() }
     }
@@ -191,7 +200,8 @@ impl GenerateEncoder {
             None => self.object(),
         };
         let (response, thinking, logprobs) = (all.content, all.thinking, all.logprobs);
-        let (tool_calls, prompt_logprobs) = (all.tool_calls, all.prompt_logprobs);
+        let tool_calls = all.tool_calls.into_iter().map(ToolCall::from).collect();
+        let prompt_logprobs = all.prompt_logprobs;
         let answer = GenerateResponse { response, thinking, logprobs, tool_calls, prompt_logprobs, ..end };
         json(StatusCode::OK, &answer)
     }
@@ -205,18 +215,21 @@ impl GenerateEncoder {
 impl Encoder for GenerateEncoder {
     const WIRE: Wire = Wire::Ndjson;
 
-    fn encode(&mut self, _: usize, event: Event, times: Times, out: &mut Vec<u8>) {
+    fn encode(&mut self, _: usize, event: AnswerEvent, times: Times, out: &mut Vec<u8>) {
         let line = match event {
-            Event::Prompt(prompt_logprobs) => GenerateResponse { prompt_logprobs, ..self.object() },
-            Event::Thinking(piece) => {
+            AnswerEvent::Prompt(prompt_logprobs) => GenerateResponse { prompt_logprobs, ..self.object() },
+            AnswerEvent::Thinking(piece) => {
                 GenerateResponse { thinking: piece.text, logprobs: piece.logprobs, ..self.object() }
             }
-            Event::Content(piece) => {
+            AnswerEvent::Content(piece) => {
                 GenerateResponse { response: piece.text, logprobs: piece.logprobs, ..self.object() }
             }
-            Event::ToolCall(call) => GenerateResponse { tool_calls: vec![call], ..self.object() },
-            Event::Done(done) => self.end(*done, times),
-            Event::Error(failure) => return push_line(&error_body(&failure), out),
+            AnswerEvent::CallStart { id, .. } => return self.open = Some(id),
+            AnswerEvent::CallEnd(call) => {
+                GenerateResponse { tool_calls: vec![whole_call(&mut self.open, call)], ..self.object() }
+            }
+            AnswerEvent::Done(done) => self.end(*done, times),
+            AnswerEvent::Error(failure) => return push_line(&error_body(&failure), out),
             _ => return,
         };
         push_line(&line, out);
@@ -230,10 +243,22 @@ impl Encoder for GenerateEncoder {
 
 /// Encodes the answer to `POST /api/chat`.
 pub(crate) struct ChatEncoder {
-    pub(crate) model: String,
+    model: String,
+    /// The id of the call that has not ended.
+    open: Option<CallId>,
+}
+
+/// A call that has ended, as the one object that this dialect has for it.
+fn whole_call(open: &mut Option<CallId>, call: EndedCall) -> ToolCall {
+    let id = open.take().map(CallId::into_string).unwrap_or_default();
+    CollectedCall { id, call }.into()
 }
 
 impl ChatEncoder {
+    pub(crate) fn new(model: String) -> Self {
+        Self { model, open: None }
+    }
+
     fn object(&self) -> ChatResponse {
         let message = Message::text("assistant", "");
         ChatResponse { model: self.model.clone(), created_at: now(), message, ..ChatResponse::default() }
@@ -255,7 +280,7 @@ impl ChatEncoder {
         };
         answer.message.content = all.content;
         answer.message.thinking = all.thinking;
-        answer.message.tool_calls = all.tool_calls;
+        answer.message.tool_calls = all.tool_calls.into_iter().map(ToolCall::from).collect();
         answer.logprobs = all.logprobs;
         answer.prompt_logprobs = all.prompt_logprobs;
         json(StatusCode::OK, &answer)
@@ -270,21 +295,22 @@ impl ChatEncoder {
 impl Encoder for ChatEncoder {
     const WIRE: Wire = Wire::Ndjson;
 
-    fn encode(&mut self, _: usize, event: Event, times: Times, out: &mut Vec<u8>) {
+    fn encode(&mut self, _: usize, event: AnswerEvent, times: Times, out: &mut Vec<u8>) {
         let mut line = self.object();
         match event {
-            Event::Prompt(tokens) => line.prompt_logprobs = tokens,
-            Event::Thinking(piece) => {
+            AnswerEvent::Prompt(tokens) => line.prompt_logprobs = tokens,
+            AnswerEvent::Thinking(piece) => {
                 line.message.thinking = piece.text;
                 line.logprobs = piece.logprobs;
             }
-            Event::Content(piece) => {
+            AnswerEvent::Content(piece) => {
                 line.message.content = piece.text;
                 line.logprobs = piece.logprobs;
             }
-            Event::ToolCall(call) => line.message.tool_calls = vec![call],
-            Event::Done(done) => line = self.end(&done, times),
-            Event::Error(failure) => return push_line(&error_body(&failure), out),
+            AnswerEvent::CallStart { id, .. } => return self.open = Some(id),
+            AnswerEvent::CallEnd(call) => line.message.tool_calls = vec![whole_call(&mut self.open, call)],
+            AnswerEvent::Done(done) => line = self.end(&done, times),
+            AnswerEvent::Error(failure) => return push_line(&error_body(&failure), out),
             _ => return,
         }
         // Here, unlike with generate, lines with nothing in them are not sent.

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use puna_api::native::{Logprob, ToolCall, ToolCallFunction};
+use puna_api::native::Logprob;
 use serde_json::{Value, json};
 
+use super::answer_events::AnswerEvents;
 use super::native::{ChatEncoder, GenerateEncoder};
-use super::{Encoder, Times, openai};
-use crate::canonical::{Done, Event, Failure, Piece, Reason};
+use super::{AnswerEvent, Encoder, Times, openai};
+use crate::canonical::{CallOutcome, Done, Event, Failure, Piece, Reason};
 
 const TIMES: Times = Times { total: 938162812, load: 1941720 };
 
@@ -19,16 +20,20 @@ fn thinking(text: &str) -> Event {
     Event::Thinking(Piece { text: text.into(), logprobs: Vec::new() })
 }
 
-fn call() -> Event {
+fn call() -> [Event; 2] {
     let arguments = json!({"zone": "UTC", "a": 1}).as_object().unwrap().clone();
-    let function = ToolCallFunction { index: 0, name: "get_time".into(), arguments };
-    Event::ToolCall(ToolCall { id: "call_7h2k9qzp".into(), function })
+    let (index, id, name) = (0, "call_7h2k9qzp".into(), "get_time".into());
+    [
+        Event::CallStart { index, id, name },
+        Event::CallEnd { index, outcome: CallOutcome::Complete(arguments) },
+    ]
 }
 
 fn done(reason: Reason) -> Event {
     Event::Done(Box::new(Done {
         reason,
         stop: None,
+        has_usage: true,
         prompt_tokens: 12,
         cached_tokens: 0,
         prefill: Duration::from_nanos(173884000),
@@ -43,8 +48,13 @@ fn done(reason: Reason) -> Event {
 }
 
 fn text(mut encoder: impl Encoder, events: impl IntoIterator<Item = Event>) -> String {
-    let mut out = Vec::new();
-    events.into_iter().for_each(|event| encoder.encode(0, event, TIMES, &mut out));
+    let (mut out, mut row) = (Vec::new(), AnswerEvents::default());
+    for event in events {
+        row.push(event);
+        while let Some(event) = row.pop() {
+            encoder.encode(0, event, TIMES, &mut out);
+        }
+    }
     String::from_utf8(out).unwrap()
 }
 
@@ -71,7 +81,7 @@ fn sse(text: &str) -> Vec<Value> {
 fn a_native_chat_has_pieces_and_then_figures() {
     let events = [content("Hello"), content(""), content(" there"), done(Reason::Length)];
     assert_eq!(
-        lines(&text(ChatEncoder { model: "tiny".into() }, events)),
+        lines(&text(ChatEncoder::new("tiny".into()), events)),
         [
             r#"{"model":"tiny","created_at":"…","message":{"role":"assistant","content":"Hello"},"done":false}"#,
             r#"{"model":"tiny","created_at":"…","message":{"role":"assistant","content":" there"},"done":false}"#,
@@ -82,9 +92,9 @@ fn a_native_chat_has_pieces_and_then_figures() {
 
 #[test]
 fn native_thoughts_and_calls_have_their_own_fields() {
-    let events = [thinking("hm"), call()];
+    let events = [thinking("hm")].into_iter().chain(call());
     assert_eq!(
-        lines(&text(ChatEncoder { model: "t".into() }, events)),
+        lines(&text(ChatEncoder::new("t".into()), events)),
         [
             r#"{"model":"t","created_at":"…","message":{"role":"assistant","content":"","thinking":"hm"},"done":false}"#,
             r#"{"model":"t","created_at":"…","message":{"role":"assistant","content":"","tool_calls":[{"id":"call_7h2k9qzp","function":{"index":0,"name":"get_time","arguments":{"zone":"UTC","a":1}}}]},"done":false}"#,
@@ -94,14 +104,14 @@ fn native_thoughts_and_calls_have_their_own_fields() {
 
 #[test]
 fn a_generated_text_ends_with_its_context() {
-    let encoder = GenerateEncoder { model: "tiny".into(), with_context: true };
+    let encoder = GenerateEncoder::new("tiny".into(), true);
     let got = lines(&text(encoder, [content("Hello"), done(Reason::Stop)]));
     assert_eq!(got[0], r#"{"model":"tiny","created_at":"…","response":"Hello","done":false}"#);
     assert_eq!(
         got[1],
         r#"{"model":"tiny","created_at":"…","response":"","done":true,"done_reason":"stop","context":[1,4093,198],"total_duration":938162812,"load_duration":1941720,"prompt_eval_count":12,"prompt_eval_duration":173884000,"eval_count":2,"eval_duration":748000000}"#
     );
-    let raw = GenerateEncoder { model: "tiny".into(), with_context: false };
+    let raw = GenerateEncoder::new("tiny".into(), false);
     assert!(!text(raw, [done(Reason::Stop)]).contains("context"));
 }
 
@@ -109,8 +119,8 @@ fn a_generated_text_ends_with_its_context() {
 fn a_broken_stream_ends_with_its_error_in_every_dialect() {
     let failure = || Event::Error(Failure { lengths: Some((310, 128)), ..Failure::bad_request("too long") });
     let line = "{\"error\":\"too long\",\"n_prompt_tokens\":310,\"n_ctx\":128}\n";
-    assert_eq!(text(ChatEncoder { model: "m".into() }, [failure()]), line);
-    assert_eq!(text(GenerateEncoder { model: "m".into(), with_context: true }, [failure()]), line);
+    assert_eq!(text(ChatEncoder::new("m".into()), [failure()]), line);
+    assert_eq!(text(GenerateEncoder::new("m".into(), true), [failure()]), line);
     let events = sse(&text(openai::ChatEncoder::new("m".into(), false, 1), [failure()]));
     assert_eq!((&events[0]["error"]["message"], &events[1]), (&json!("too long"), &json!("[DONE]")));
 }
@@ -147,7 +157,7 @@ fn openai_usage_counts_what_the_cache_had_before_the_request_and_not_what_its_an
     let end = |cached| {
         let Event::Done(mut done) = done(Reason::Stop) else { panic!("no end") };
         done.cached_tokens = cached;
-        Event::Done(done)
+        AnswerEvent::Done(done)
     };
     let usage = |cached: [u64; 3]| {
         let (mut encoder, mut out) = (openai::ChatEncoder::new("tiny".into(), true, 3), Vec::new());
@@ -166,7 +176,7 @@ fn openai_usage_counts_what_the_cache_had_before_the_request_and_not_what_its_an
 fn openai_calls_change_the_reason_and_carry_their_arguments_as_text() {
     let got = sse(&text(
         openai::ChatEncoder::new("m".into(), false, 1),
-        [thinking("hm"), call(), done(Reason::Stop)],
+        [thinking("hm")].into_iter().chain(call()).chain([done(Reason::Stop)]),
     ));
     assert_eq!(got[0]["choices"][0]["delta"], json!({"role":"assistant","content":"","reasoning":"hm"}));
     let call = json!({"id":"call_7h2k9qzp","index":0,"type":"function","function":{"name":"get_time","arguments":"{\"zone\":\"UTC\",\"a\":1}"}});
@@ -186,7 +196,7 @@ fn log_probabilities_ride_on_their_piece() {
     let logprob =
         Logprob { token: " x".into(), logprob: -0.5, bytes: vec![32, 120], top_logprobs: Vec::new() };
     let piece = || Event::Content(Piece { text: " x".into(), logprobs: vec![logprob.clone()] });
-    let native: Value = serde_json::from_str(&text(ChatEncoder { model: "m".into() }, [piece()])).unwrap();
+    let native: Value = serde_json::from_str(&text(ChatEncoder::new("m".into()), [piece()])).unwrap();
     assert_eq!(native["logprobs"], json!([{"token":" x","logprob":-0.5,"bytes":[32,120]}]));
     let openai = sse(&text(openai::ChatEncoder::new("m".into(), false, 1), [piece()]));
     assert_eq!(openai[0]["choices"][0]["logprobs"]["content"], native["logprobs"]);

@@ -14,7 +14,8 @@ use super::lines::error_text;
 use super::openai::checked;
 use super::{cannot, conversation};
 use crate::canonical::{
-    Done, Embed, EmbedText, Embedded, Event, Failure, Generate, Input, Piece, Prompt, Reason, RunOptions,
+    CallOutcome, Done, Embed, EmbedText, Embedded, Event, Failure, Generate, Input, Piece, Prompt, Reason,
+    RunOptions,
 };
 use crate::ids;
 use crate::runner::protocol::CALLS_MAX;
@@ -137,7 +138,10 @@ pub(super) async fn read(mut answer: Answer, to: &Sender<Event>) -> Result<Event
                     format!("the remote server makes more than {CALLS_MAX} calls"),
                 ));
             }
-            events.push(Event::ToolCall(call));
+            let (index, outcome) =
+                (call.function.index as usize, CallOutcome::Complete(call.function.arguments));
+            events.push(Event::CallStart { index, id: call.id, name: call.function.name });
+            events.push(Event::CallEnd { index, outcome });
         }
         for event in events {
             let _ = to.send(event).await;
@@ -171,6 +175,7 @@ fn end(reason: &str, metrics: &Metrics) -> Done {
     Done {
         reason: if reason == "length" { Reason::Length } else { Reason::Stop },
         stop: None,
+        has_usage: true,
         prompt_tokens: metrics.prompt_eval_count,
         cached_tokens: metrics.prompt_eval_cached_count,
         prefill: Duration::from_nanos(metrics.prompt_eval_duration),

@@ -1,7 +1,7 @@
 //! OpenAI's dialect as other servers speak it: vLLM, SGLang, llama.cpp's server, OpenAI itself.
 
 use puna_api::base64_encode;
-use puna_api::native::{Image, Logprob, Message, Think, ToolCall, ToolCallFunction, ToolChoice, TopLogprob};
+use puna_api::native::{Image, Logprob, Message, Think, ToolCall, ToolChoice, TopLogprob};
 use puna_prompt::JsonPrefix;
 use puna_sampler::Constraint;
 use serde_json::{Map, Value, json};
@@ -11,7 +11,8 @@ use super::ask::Answer;
 use super::lines::error_text;
 use super::{cannot, conversation};
 use crate::canonical::{
-    Done, Embed, EmbedText, Embedded, Event, Failure, Generate, Input, Piece, Prompt, Reason, RunOptions,
+    CallOutcome, Done, Embed, EmbedText, Embedded, Event, Failure, Generate, Input, Piece, Prompt, Reason,
+    RunOptions,
 };
 use crate::ids;
 use crate::runner::protocol::CALLS_MAX;
@@ -192,27 +193,27 @@ fn content(message: &Message) -> Value {
 
 /// A call whose arguments are coming.
 struct Call {
+    /// The number in the events, once the call has begun. It begins when its name is known.
+    index: Option<usize>,
     id: String,
-    /// The other server's number of it.
+    /// The remote server's number of it.
     number: i64,
     /// Empty while it is not known.
     name: String,
     arguments: String,
-    /// The client was told that it begins.
-    begun: bool,
-    /// What of the arguments is told.
+    /// The part of the arguments that was sent on: as long as they may become JSON.
     json: JsonPrefix,
-    told: usize,
+    sent: usize,
 }
 
-/// What came of an answer so far.
+/// The parts of an answer that were read so far.
 struct Reader<'a> {
     to: &'a Sender<Event>,
     logprobs: bool,
-    stream_calls: bool,
-    call: Option<Call>,
-    /// Numbers that calls were given so far, also those that broke off.
-    calls: usize,
+    /// Calls that have not ended, in the order of their starts.
+    calls: Vec<Call>,
+    /// Calls that have begun.
+    begun: usize,
     finish: Option<String>,
     stop: Option<String>,
     usage: Value,
@@ -224,19 +225,9 @@ pub(super) async fn read(
     generate: &Generate,
     to: &Sender<Event>,
 ) -> Result<Event, Failure> {
-    let (logprobs, stream_calls) = (generate.logprobs.is_some(), generate.stream_calls);
-    let mut reader = Reader {
-        to,
-        logprobs,
-        stream_calls,
-        call: None,
-        calls: 0,
-        finish: None,
-        stop: None,
-        usage: Value::Null,
-    };
+    let mut reader = Reader::new(to, generate.logprobs.is_some());
     let mut first = None;
-    let failed = loop {
+    let mut failed = loop {
         let chunk = match answer.lines.event().await {
             Ok(Some(chunk)) => chunk,
             Ok(None) => break None,
@@ -248,19 +239,31 @@ pub(super) async fn read(
         }
         reader.chunk(&chunk).await;
     };
-    // Also of an answer that fails: what came of a call is told.
-    reader.end_call(failed.is_none() && reader.finish.is_some()).await;
+    let reason = match reader.finish.as_deref() {
+        _ if failed.is_some() => None,
+        None => None,
+        Some("length") => Some(Reason::Length),
+        Some("content_filter") => Some(Reason::ContentFilter),
+        Some("abort" | "error") => {
+            failed = Some(answer.failure("it has aborted the answer"));
+            None
+        }
+        Some(_) => Some(Reason::Stop),
+    };
+    // Also of an answer that fails.
+    reader.end_calls(reason).await;
     if let Some(failure) = failed {
         return Err(failure);
     }
-    let Some(finish) = reader.finish else {
+    let Some(reason) = reason else {
         return Err(Failure::new(502, "the remote server ended its answer before it was complete"));
     };
     let (whole, first) = (answer.asked.elapsed(), first.unwrap_or_default());
     let count = |pointer: &str| reader.usage.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
     Ok(Event::Done(Box::new(Done {
-        reason: if finish == "length" { Reason::Length } else { Reason::Stop },
+        reason,
         stop: reader.stop,
+        has_usage: reader.usage.is_object(),
         prompt_tokens: count("/prompt_tokens"),
         cached_tokens: count("/prompt_tokens_details/cached_tokens"),
         prefill: first,
@@ -274,7 +277,12 @@ pub(super) async fn read(
     })))
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    fn new(to: &'a Sender<Event>, logprobs: bool) -> Self {
+        let (calls, begun, finish, stop, usage) = (Vec::new(), 0, None, None, Value::Null);
+        Self { to, logprobs, calls, begun, finish, stop, usage }
+    }
+
     async fn send(&self, event: Event) {
         // Nobody listens any more: the whole task is about to be dropped.
         let _ = self.to.send(event).await;
@@ -290,15 +298,17 @@ impl Reader<'_> {
         }
         // A server that does not stream sends whole messages.
         let delta = if choice["delta"].is_object() { &choice["delta"] } else { &choice["message"] };
-        let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        let text = |value: &Value| text_of(value).filter(|text| !text.is_empty());
         let thought = text(&delta["reasoning_content"]).or_else(|| text(&delta["reasoning"]));
         if let Some(text) = thought {
+            self.end_complete_calls().await;
             self.send(Event::Thinking(Piece { text, logprobs: Vec::new() })).await;
         }
         let said =
             text(&delta["content"]).or_else(|| text(&delta["refusal"])).or_else(|| text(&choice["text"]));
         let logprobs = if self.logprobs { logprobs(&choice["logprobs"]) } else { Vec::new() };
         if said.is_some() || !logprobs.is_empty() {
+            self.end_complete_calls().await;
             self.send(Event::Content(Piece { text: said.unwrap_or_default(), logprobs })).await;
         }
         for (at, part) in delta["tool_calls"].as_array().into_iter().flatten().enumerate() {
@@ -311,85 +321,125 @@ impl Reader<'_> {
     }
 
     /// A piece of a call: its number and perhaps its id and name come first, then more and more of its arguments. Some
-    /// servers repeat id or name, or leave the number out, or send the call whole.
+    /// servers repeat id or name, or leave the number out, or send the call whole. Several calls may be open at once.
     async fn call(&mut self, part: &Value, at: usize) {
         let number = part["index"].as_i64().unwrap_or(at as i64);
         let id = part["id"].as_str().filter(|id| !id.is_empty());
         let name = part["function"]["name"].as_str().filter(|name| !name.is_empty());
-        let goes_on = self.call.as_ref().is_some_and(|open| {
-            // Without numbers a new id means a new call.
-            open.number == number && (id.is_none_or(|id| id == open.id) || name.is_none())
-        });
-        if !goes_on {
-            // Another one has begun.
-            self.end_call(true).await;
-            let id = id.map_or_else(ids::call, str::to_owned);
-            let (name, arguments, json) = (String::new(), String::new(), JsonPrefix::default());
-            self.call = Some(Call { id, number, name, arguments, begun: false, json, told: 0 });
-        }
         let piece = match &part["function"]["arguments"] {
             Value::String(text) => text.clone(),
             Value::Null => String::new(),
             // An object where a text should be.
             other => other.to_string(),
         };
-        if let Some(open) = &mut self.call {
-            if let Some(name) = name.filter(|_| open.name.is_empty()) {
-                name.clone_into(&mut open.name);
+        let open = self.calls.iter().position(|call| call.number == number);
+        // Without numbers a new id means a new call.
+        let continues =
+            |call: &Call| id.is_none_or(|id| id == call.id) || name.is_none() || call.name.is_empty();
+        let at = match open {
+            Some(at) if continues(&self.calls[at]) => at,
+            _ if id.is_none() && name.is_none() && piece.trim().is_empty() => return,
+            _ => {
+                if let Some(at) = open {
+                    let call = self.calls.remove(at);
+                    self.end_call(call, Some(Reason::Stop)).await;
+                }
+                self.end_complete_calls().await;
+                let id = id.map_or_else(ids::call, str::to_owned);
+                let (name, arguments, json) = (String::new(), String::new(), JsonPrefix::default());
+                self.calls.push(Call { index: None, id, number, name, arguments, json, sent: 0 });
+                self.calls.len() - 1
             }
-            open.arguments.push_str(&piece);
+        };
+        let call = &mut self.calls[at];
+        if let Some(id) = id.filter(|_| call.index.is_none()) {
+            id.clone_into(&mut call.id);
         }
-        self.tell_call().await;
+        if let Some(name) = name.filter(|_| call.name.is_empty()) {
+            name.clone_into(&mut call.name);
+        }
+        call.arguments.push_str(&piece);
+        self.send_call(at).await;
     }
 
-    /// Tells of the open call as far as it has come, once it is known of what it is: more of its arguments, as long as they
-    /// may become JSON.
-    async fn tell_call(&mut self) {
-        let (stream, number) = (self.stream_calls && self.calls < CALLS_MAX, self.calls);
-        let Some(call) = self.call.as_mut().filter(|call| stream && !call.name.is_empty()) else { return };
+    /// Sends a call as far as it has come, once its name is known: more of its arguments, as long as they may become JSON.
+    async fn send_call(&mut self, at: usize) {
+        let call = &mut self.calls[at];
         let mut events = Vec::new();
-        if !std::mem::replace(&mut call.begun, true) {
-            let (id, name) = (call.id.clone(), call.name.clone());
-            events.push(Event::CallBegins { id, index: number, name });
-        }
-        let more = &call.arguments[call.told..];
+        let index = match call.index {
+            Some(index) => index,
+            None if call.name.is_empty() || self.begun >= CALLS_MAX => return,
+            None => {
+                let index = self.begun;
+                self.begun += 1;
+                call.index = Some(index);
+                let (id, name) = (call.id.clone(), call.name.clone());
+                events.push(Event::CallStart { index, id, name });
+                index
+            }
+        };
+        let more = &call.arguments[call.sent..];
         let good = call.json.push(more);
         if good > 0 {
-            events.push(Event::CallArguments(more[..good].to_owned()));
+            events.push(Event::CallArguments { index, text: more[..good].to_owned() });
         }
-        call.told += good;
+        call.sent += good;
         for event in events {
             self.send(event).await;
         }
     }
 
-    /// Gives the open call. One that is none comes as text, and so does one of an answer that is not `whole` whose arguments have
-    /// not begun.
-    async fn end_call(&mut self, whole: bool) {
-        let Some(Call { id, name, arguments, begun, .. }) = self.call.take() else { return };
-        let read = match arguments.trim() {
-            "" if whole => Ok(Map::new()),
-            "" => Err("it broke off".to_owned()),
-            text => serde_json::from_str(text).map_err(|error| error.to_string()),
-        };
-        let read = read.and_then(|arguments| match name.as_str() {
-            "" => Err("it has no name".to_owned()),
-            _ if !begun && self.calls >= CALLS_MAX => Err(format!("there are more than {CALLS_MAX}")),
-            _ => Ok(arguments),
-        });
-        let index = self.calls as i64;
-        self.calls += usize::from(begun || read.is_ok());
-        match read {
-            Ok(arguments) => {
-                let function = ToolCallFunction { index, name, arguments };
-                self.send(Event::ToolCall(ToolCall { id, function })).await;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a remote server's tool call cannot be read; its text is passed on");
-                let text = format!("{{\"name\":{},\"arguments\":{arguments}}}", Value::from(name));
-                self.send(Event::Content(Piece { text, logprobs: Vec::new() })).await;
-            }
+    /// Ends the calls that are complete, before something else comes.
+    async fn end_complete_calls(&mut self) {
+        let is_complete = |call: &Call| call.json.is_complete() && call.sent == call.arguments.len();
+        while let Some(at) = self.calls.iter().position(is_complete) {
+            let call = self.calls.remove(at);
+            self.end_call(call, Some(Reason::Stop)).await;
         }
+    }
+
+    /// Ends all calls with the answer.
+    async fn end_calls(&mut self, reason: Option<Reason>) {
+        for call in std::mem::take(&mut self.calls) {
+            self.end_call(call, reason).await;
+        }
+    }
+
+    /// Ends a call; `reason` is that of the answer's end, or `None` where the answer broke off. A call that has not begun is
+    /// none, and its text is content.
+    async fn end_call(&mut self, call: Call, reason: Option<Reason>) {
+        let Call { index, name, arguments, .. } = call;
+        let Some(index) = index else {
+            let error = match name.as_str() {
+                "" => "it has no name".to_owned(),
+                _ => format!("there are more than {CALLS_MAX}"),
+            };
+            tracing::warn!(%error, "a remote server's tool call cannot be read; its text is passed on");
+            let text = format!("{{\"name\":{},\"arguments\":{arguments}}}", Value::from(name));
+            return self.send(Event::Content(Piece { text, logprobs: Vec::new() })).await;
+        };
+        let read = match (arguments.trim(), reason) {
+            ("", Some(Reason::Stop | Reason::ContentFilter)) => Ok(Map::new()),
+            (text, _) => serde_json::from_str(text),
+        };
+        let outcome = match (read, reason) {
+            (Ok(arguments), _) => CallOutcome::Complete(arguments),
+            (Err(_), None | Some(Reason::Length)) => CallOutcome::CutOff,
+            (Err(error), Some(_)) => {
+                tracing::warn!(%error, "the arguments of a remote server's tool call are not a JSON object");
+                CallOutcome::Invalid(Some(arguments))
+            }
+        };
+        self.send(Event::CallEnd { index, outcome }).await;
+    }
+}
+
+/// The text of a message's content: a string, or a list of parts.
+fn text_of(value: &Value) -> Option<String> {
+    let part = |part: &Value| part["text"].as_str().or_else(|| part["refusal"].as_str()).map(str::to_owned);
+    match value {
+        Value::Array(parts) => Some(parts.iter().filter_map(part).collect()),
+        _ => value.as_str().map(str::to_owned),
     }
 }
 
@@ -458,86 +508,4 @@ pub(super) fn checked(embedded: Embedded) -> Result<Embedded, Failure> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What comes of these pieces of calls, and how the stream ends.
-    async fn events(parts: &[Value], stream_calls: bool) -> Vec<Event> {
-        let (to, mut from) = tokio::sync::mpsc::channel(4 * CALLS_MAX);
-        let (finish, stop, usage) = (None, None, Value::Null);
-        let mut reader =
-            Reader { to: &to, logprobs: false, stream_calls, call: None, calls: 0, finish, stop, usage };
-        for part in parts {
-            reader.chunk(&json!({"choices": [{"delta": {"tool_calls": [part]}}]})).await;
-        }
-        reader.end_call(true).await;
-        drop(to);
-        let mut all = Vec::new();
-        while let Some(event) = from.recv().await {
-            all.push(event);
-        }
-        all
-    }
-
-    fn text(events: &[Event]) -> String {
-        let text = |event: &Event| match event {
-            Event::Content(piece) => piece.text.clone(),
-            _ => String::new(),
-        };
-        events.iter().map(text).collect()
-    }
-
-    fn calls(events: &[Event]) -> Vec<(String, i64)> {
-        let call = |event: &Event| match event {
-            Event::ToolCall(call) => Some((call.function.name.clone(), call.function.index)),
-            _ => None,
-        };
-        events.iter().filter_map(call).collect()
-    }
-
-    #[tokio::test]
-    async fn calls_that_cannot_be_read_come_as_text_however_they_are_cut() {
-        let good = json!({"index": 1, "id": "b", "function": {"name": "g", "arguments": "{}"}});
-        for bad in ["{\"a\": bad}", "{\"a\": \"b", "[1]", "{\"a\"", "nothing"] {
-            for cut in 0..=bad.len() {
-                for stream in [false, true] {
-                    let parts = [
-                        json!({"index": 0, "id": "a", "function": {"name": "f", "arguments": &bad[..cut]}}),
-                        json!({"index": 0, "function": {"arguments": &bad[cut..]}}),
-                        good.clone(),
-                    ];
-                    let all = events(&parts, stream).await;
-                    assert_eq!(text(&all), format!("{{\"name\":\"f\",\"arguments\":{bad}}}"));
-                    assert_eq!(calls(&all), [("g".to_owned(), i64::from(stream))], "no two have one number");
-                    let told = |event: &Event| match event {
-                        Event::CallArguments(text) => text.clone(),
-                        _ => String::new(),
-                    };
-                    let told: String = all.iter().map(told).collect();
-                    let told = told.strip_suffix("{}").unwrap_or(&told);
-                    assert!(bad.starts_with(told) && !told.contains("bad") && !told.contains("[1"), "{told}");
-                }
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn a_call_begins_once_its_name_is_known_and_without_one_it_is_text() {
-        let late = [
-            json!({"index": 0, "id": "a", "function": {"arguments": "{\"x\":"}}),
-            json!({"index": 0, "id": "a", "function": {"name": "f", "arguments": " 1}"}}),
-        ];
-        let all = events(&late, true).await;
-        assert!(matches!(&all[0], Event::CallBegins { name, .. } if name == "f"), "{all:?}");
-        assert!(matches!(&all[1], Event::CallArguments(text) if text == "{\"x\": 1}"), "{all:?}");
-        assert_eq!((calls(&all), text(&all)), (vec![("f".to_owned(), 0)], String::new()));
-        let all = events(&late[..1], true).await;
-        assert_eq!((all.len(), text(&all)), (1, "{\"name\":\"\",\"arguments\":{\"x\":}".to_owned()));
-        let many: Vec<Value> = (0..CALLS_MAX + 2)
-            .map(|i| json!({"index": i, "id": i.to_string(), "function": {"name": "f", "arguments": "{}"}}))
-            .collect();
-        let all = events(&many, true).await;
-        let rest = "{\"name\":\"f\",\"arguments\":{}}".repeat(2);
-        assert_eq!((calls(&all).len(), text(&all)), (CALLS_MAX, rest));
-    }
-}
+mod tests;

@@ -37,7 +37,7 @@ pub(super) async fn messages(
     let own = app.clone();
     let started = async move {
         let prepared = chat::prepare(&own, client, request, &name, &model).await?;
-        Ok(([prepared.streaming(stream).start().await], ()))
+        Ok(([prepared.with_partial_calls().start().await], ()))
     };
     if stream {
         return Ok(respond_when(&app, key, started, encoder).await?);

@@ -26,7 +26,7 @@ pub(super) async fn chat(
 ) -> Result<Response, Refused<Native>> {
     dialect::logprobs(request.logprobs, request.top_logprobs)?;
     let (name, model) = find(&app, &request.model).await?;
-    let encoder = ChatEncoder { model: name.given.clone() };
+    let encoder = ChatEncoder::new(name.given.clone());
     let (stream, empty) = (request.stream.unwrap_or(true), request.messages.is_empty());
     if empty && leaves(&app, &model, request.keep_alive, request.options.as_ref()).await? {
         return Ok(encoder.empty("unload"));
@@ -89,9 +89,9 @@ impl Prepared {
         self.loaded.run(Task::Generate(self.generate)).await
     }
 
-    /// Has calls told of while their arguments come, if that is so.
-    pub(super) fn streaming(mut self, streams: bool) -> Self {
-        self.generate.stream_calls = streams;
+    /// Sends calls while their arguments are generated, and calls that are cut off.
+    pub(super) fn with_partial_calls(mut self) -> Self {
+        self.generate.stream_calls = true;
         self
     }
 

@@ -25,7 +25,7 @@ pub(super) async fn generate(
 ) -> Result<Response, Refused<Native>> {
     let stream = request.stream.unwrap_or(true);
     let with_context = !request.raw;
-    let encoder = GenerateEncoder { model: request.model.clone(), with_context };
+    let encoder = GenerateEncoder::new(request.model.clone(), with_context);
     Ok(match check(&app, request).await? {
         Checked::Unloaded => encoder.empty("unload"),
         Checked::Load(needed) => {

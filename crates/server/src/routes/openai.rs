@@ -52,7 +52,7 @@ pub(super) async fn chat_completions(
     let own = app.clone();
     let started = async move {
         let prepared = chat::prepare(&own, client, request, &name, &model).await?;
-        Ok((prepared.streaming(stream).start_several(answers).await?, ()))
+        Ok((prepared.with_partial_calls().start_several(answers).await?, ()))
     };
     if stream {
         return Ok(respond_when(&app, key, started, encoder).await?);

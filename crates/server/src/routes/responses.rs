@@ -41,7 +41,7 @@ pub(super) async fn create(
         prepared.await?;
         return Ok(encoder(()).empty());
     }
-    let started = async move { Ok(([prepared.await?.streaming(stream).start().await], ())) };
+    let started = async move { Ok(([prepared.await?.with_partial_calls().start().await], ())) };
     if stream {
         return Ok(respond_when(&app, key, started, encoder).await?);
     }

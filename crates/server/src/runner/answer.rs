@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use puna_api::json::MAX_DEPTH;
-use puna_api::native::{Logprob, PromptLogprob, PromptTopLogprob, ToolCall, ToolCallFunction, TopLogprob};
+use puna_api::native::{Logprob, PromptLogprob, PromptTopLogprob, TopLogprob};
 use puna_engine::{Event as EngineEvent, Finish, Piece as EnginePiece, PromptToken, Sink, Stage, Summary};
 use puna_prompt::{FunctionCall, OutputParser, Part, Stage as Place};
 use puna_sampler::TokenLogprobs;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::generator::Generator;
 use super::protocol::CALLS_MAX;
 use super::worker::Handle;
-use crate::canonical::{Done, Event, Failure, Piece, Reason};
+use crate::canonical::{CallOutcome, Done, Event, Failure, Piece, Reason};
 use crate::ids;
 use crate::speculate::Guesses;
 
@@ -34,8 +34,10 @@ pub(super) struct Answer {
     calls: usize,
     /// Numbers that calls were given so far, also those that broke off.
     numbers: usize,
-    /// The id and the number of the call that has begun and is not complete.
-    open_call: Option<(String, usize)>,
+    /// The number of the call that has begun and is not complete.
+    open_call: Option<usize>,
+    /// A limit or a stop string has ended the answer.
+    is_cut_off: bool,
     /// One call at most: the answer ends behind it.
     one_call: bool,
     stop: Vec<String>,
@@ -74,6 +76,7 @@ impl Answer {
             numbers: 0,
             one_call: false,
             open_call: None,
+            is_cut_off: false,
             stop: Vec::new(),
             forced: None,
             begun: false,
@@ -175,10 +178,14 @@ impl Answer {
             if self.has_called() {
                 continue;
             }
-            let begun = match part {
+            let open = match part {
                 Part::CallBegins(_) | Part::Arguments(_) => None,
                 _ => self.open_call.take(),
             };
+            if let Some(index) = open.filter(|_| !matches!(part, Part::Call(_))) {
+                let outcome = if self.is_cut_off { CallOutcome::CutOff } else { CallOutcome::Invalid(None) };
+                listened = self.handle.send(Event::CallEnd { index, outcome });
+            }
             let (is_thought, text) = match part {
                 Part::Thinking(text) => (true, text),
                 Part::Content(text) => (false, text),
@@ -188,20 +195,34 @@ impl Answer {
                     continue;
                 }
                 Part::Arguments(text) => {
-                    if self.open_call.is_some() {
-                        listened &= self.handle.send(Event::CallArguments(text));
+                    if let Some(index) = self.open_call {
+                        listened &= self.handle.send(Event::CallArguments { index, text });
                     }
                     continue;
                 }
-                Part::Call(call) if (begun.is_some() || self.numbers < CALLS_MAX) && is_shallow(&call) => {
+                Part::Call(call) if (open.is_some() || self.numbers < CALLS_MAX) && is_shallow(&call) => {
                     self.calls += 1;
                     listened = self.send_texts(&mut texts, &mut logprobs);
-                    let (id, number) = begun.unwrap_or_else(|| self.number());
-                    listened &= self.handle.send(Event::ToolCall(wire_call(call, id, number)));
+                    if open.is_none() {
+                        listened &= self.begin_call(call.name);
+                    }
+                    let index = open.or_else(|| self.open_call.take()).unwrap_or_default();
+                    let outcome = CallOutcome::Complete(call.arguments);
+                    listened &= self.handle.send(Event::CallEnd { index, outcome });
+                    continue;
+                }
+                Part::Call(_) if open.is_some() => {
+                    let (index, outcome) = (open.unwrap_or_default(), CallOutcome::Invalid(None));
+                    listened &= self.handle.send(Event::CallEnd { index, outcome });
                     continue;
                 }
                 Part::Call(call) => {
                     (false, json!({"name": call.name, "arguments": call.arguments}).to_string())
+                }
+                // The client has the start of the call: it gets nothing of it twice.
+                Part::Malformed { error, .. } if open.is_some() => {
+                    tracing::warn!(task = self.handle.id, %error, "a tool call has ended before it was complete");
+                    continue;
                 }
                 Part::Malformed { text, error } => {
                     tracing::warn!(task = self.handle.id, %error, "a tool call cannot be read; its text is passed on");
@@ -226,15 +247,10 @@ impl Answer {
         if self.numbers >= CALLS_MAX {
             return true;
         }
-        let (id, index) = self.number();
-        self.open_call = Some((id.clone(), index));
-        self.handle.send(Event::CallBegins { id, index, name })
-    }
-
-    /// The id and the number of a new call.
-    fn number(&mut self) -> (String, usize) {
+        let index = self.numbers;
         self.numbers += 1;
-        (ids::call(), self.numbers - 1)
+        self.open_call = Some(index);
+        self.handle.send(Event::CallStart { index, id: ids::call(), name })
     }
 
     fn send_texts(&self, texts: &mut Vec<(bool, String)>, logprobs: &mut Vec<Logprob>) -> bool {
@@ -256,7 +272,8 @@ impl Answer {
             return;
         }
         if let Some(parser) = &mut self.parser {
-            let parts = if *finish == Finish::End { parser.finish() } else { parser.break_off() };
+            self.is_cut_off = *finish != Finish::End;
+            let parts = if self.is_cut_off { parser.break_off() } else { parser.finish() };
             self.send_parts(parts, Vec::new());
         }
     }
@@ -308,6 +325,7 @@ impl Answer {
                 Finish::Stop(index) => self.stop.get(index).cloned(),
                 Finish::End | Finish::Length => None,
             },
+            has_usage: true,
             prompt_tokens: summary.prompt_tokens as u64,
             cached_tokens: summary.cached_tokens as u64,
             prefill: summary.prefill,
@@ -346,6 +364,7 @@ pub(super) fn no_tokens(answer: &Answer, prompt: Vec<u32>) -> Done {
     Done {
         reason: Reason::Length,
         stop: None,
+        has_usage: true,
         prompt_tokens: prompt.len() as u64,
         cached_tokens: 0,
         prefill: Duration::ZERO,
@@ -357,13 +376,6 @@ pub(super) fn no_tokens(answer: &Answer, prompt: Vec<u32>) -> Done {
         dropped_tokens: answer.cut_tokens,
         context: answer.without_bos(prompt),
     }
-}
-
-/// A call as it goes to the client.
-fn wire_call(call: FunctionCall, id: String, number: usize) -> ToolCall {
-    let FunctionCall { name, arguments, .. } = call;
-    let function = ToolCallFunction { index: number as i64, name, arguments };
-    ToolCall { id, function }
 }
 
 impl Sink for Answer {

@@ -12,7 +12,7 @@ use crate::scheduler::LoadOptions;
 use crate::speculate::Guesses;
 
 /// Both sides are the same program; the number guards against one that was replaced while the server ran.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
 /// Bytes of a message at most: the largest request, its images in base64, and some room.
 pub(crate) const MAX_FRAME: usize = if cfg!(test) { 1 << 20 } else { 256 << 20 };

@@ -9,9 +9,10 @@ use puna_api::native::{DebugInfo, ToolCall};
 use serde_json::{Map, Value, json as value};
 
 use super::SEARCH;
-use crate::canonical::{Done, Event, Reason};
+use crate::canonical::{CallOutcome, Done, Reason};
+use crate::dialect::answer_events::{CallId, EndedCall};
 use crate::dialect::waiting::Reading;
-use crate::dialect::{Collected, Encoder, Times, push_named};
+use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times, push_named};
 use crate::http::{Wire, json_plain};
 use crate::ids;
 
@@ -27,25 +28,28 @@ pub(crate) struct MessagesEncoder {
     /// Blocks that were begun.
     blocks: usize,
     open: Option<Open>,
-    /// The client is to call something, of which all is told.
+    /// There was a call that the client can run.
     called: bool,
+    /// A call was cut off.
+    was_cut_off: bool,
     reading: Reading,
 }
 
 /// A block that is still open.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Open {
     Thinking,
     Text,
-    /// The call of this id.
-    Call(String),
+    Call,
+    /// A search on the web, which is sent once it is complete.
+    Search,
 }
 
 impl MessagesEncoder {
     pub(crate) fn new(model: String, stop: Vec<String>, searches: bool) -> Self {
         let id = ids::hex("msg_");
-        let (started, called, reading) = (false, false, Reading::default());
-        Self { id, model, stop, searches, started, blocks: 0, open: None, called, reading }
+        let (started, called, was_cut_off, reading) = (false, false, false, Reading::default());
+        Self { id, model, stop, searches, started, blocks: 0, open: None, called, was_cut_off, reading }
     }
 
     fn message(&self) -> MessagesResponse {
@@ -64,23 +68,19 @@ impl MessagesEncoder {
         match (done.reason, stop) {
             _ if called => ("tool_use", None),
             (Reason::Length, _) => ("max_tokens", None),
+            (Reason::ContentFilter, _) => ("refusal", None),
             (Reason::Stop, Some(stop)) => ("stop_sequence", Some(stop.clone())),
             (Reason::Stop, None) => ("end_turn", None),
         }
     }
 
-    /// The blocks of a call. A search on the web that the server should have done has failed already.
-    fn call(&self, call: ToolCall) -> Vec<Block> {
-        let ToolCall { id, function } = call;
-        if !(self.searches && function.name == SEARCH) {
-            return vec![Block::ToolUse { id, name: function.name, input: function.arguments }];
+    /// The blocks of a call.
+    fn call(&self, call: CollectedCall) -> Vec<Block> {
+        let ToolCall { id, function } = call.into();
+        match self.searches && function.name == SEARCH {
+            true => failed_search(function.arguments).into(),
+            false => vec![Block::ToolUse { id, name: function.name, input: function.arguments }],
         }
-        let id = ids::hex("srvtoolu_");
-        let content = value!({"type": "web_search_tool_result_error", "error_code": "unavailable"});
-        vec![
-            Block::ServerToolUse { id: id.clone(), name: function.name, input: function.arguments },
-            Block::WebSearchToolResult { tool_use_id: id, content },
-        ]
     }
 
     /// The answer in one object.
@@ -95,8 +95,11 @@ impl MessagesEncoder {
         if !all.content.is_empty() {
             content.push(Block::Text { text: all.content });
         }
+        let was_cut_off = all.tool_calls.iter().any(|one| one.call.outcome == CallOutcome::CutOff);
+        let is_handled = all.tool_calls.iter().any(|one| one.call.is_to_be_handled());
         content.extend(all.tool_calls.into_iter().flat_map(|call| self.call(call)));
-        let called = content.iter().any(|block| matches!(block, Block::ToolUse { .. }));
+        let is_to_run = |block: &Block| matches!(block, Block::ToolUse { .. });
+        let called = is_handled && !was_cut_off && content.iter().any(is_to_run);
         let mut answer = MessagesResponse { content, ..self.message() };
         if let Some(done) = all.done {
             let (reason, stop_sequence) = self.end_reason(&done, called);
@@ -164,44 +167,68 @@ impl MessagesEncoder {
         self.delta(value!({"type": "text_delta", "text": text}), out);
     }
 
-    fn calls(&mut self, call: ToolCall, out: &mut Vec<u8>) {
-        for block in self.call(call) {
-            let (kind, id, name, input) = match block {
-                Block::ToolUse { id, name, input } => {
-                    self.called = true;
-                    ("tool_use", id, name, input)
-                }
-                Block::ServerToolUse { id, name, input } => ("server_tool_use", id, name, input),
-                whole => {
-                    self.begin(value!(whole), out);
-                    self.stop(out);
-                    continue;
-                }
-            };
-            self.begin(value!({"type": kind, "id": id, "name": name, "input": Map::new()}), out);
-            let arguments = Value::Object(input).to_string();
-            self.delta(value!({"type": "input_json_delta", "partial_json": arguments}), out);
-            self.stop(out);
-        }
-    }
-
-    /// Begins the block of a call. One of a search that the server should do has an answer of its own once it is complete.
-    fn begin_call(&mut self, id: String, name: &str, out: &mut Vec<u8>) {
+    /// Begins the block of a call.
+    fn begin_call(&mut self, id: CallId, name: String, out: &mut Vec<u8>) {
         if self.searches && name == SEARCH {
+            self.close(out);
+            self.open = Some(Open::Search);
             return;
         }
+        let id = id.into_string();
         self.begin(value!({"type": "tool_use", "id": id, "name": name, "input": Map::new()}), out);
-        self.open = Some(Open::Call(id));
+        self.open = Some(Open::Call);
+    }
+
+    /// Ends the block of a call. A part of arguments that is not JSON is left out: SDKs parse what they have so far.
+    fn end_call(&mut self, call: &EndedCall, out: &mut Vec<u8>) {
+        if self.open == Some(Open::Search) {
+            self.open = None;
+            return self.search(call.arguments(), out);
+        }
+        let is_whole = call.text == call.rest;
+        let rest = match call.is_complete() {
+            true => call.rest.clone(),
+            false if is_whole && call.is_to_be_handled() => Value::Object(call.arguments()).to_string(),
+            false => String::new(),
+        };
+        if !rest.is_empty() {
+            self.delta(value!({"type": "input_json_delta", "partial_json": rest}), out);
+        }
+        self.called |= call.is_complete() || is_whole && call.is_to_be_handled();
+        self.was_cut_off |= call.outcome == CallOutcome::CutOff;
+        self.close(out);
+    }
+
+    /// A search on the web that the server should have done.
+    fn search(&mut self, arguments: Map<String, Value>, out: &mut Vec<u8>) {
+        let [call, result] = failed_search(arguments);
+        let Block::ServerToolUse { id, name, input } = call else { return };
+        self.begin(value!({"type": "server_tool_use", "id": id, "name": name, "input": Map::new()}), out);
+        let arguments = Value::Object(input).to_string();
+        self.delta(value!({"type": "input_json_delta", "partial_json": arguments}), out);
+        self.stop(out);
+        self.begin(value!(result), out);
+        self.stop(out);
     }
 
     fn end(&mut self, done: &Done, out: &mut Vec<u8>) {
         self.close(out);
-        let (stop_reason, stop_sequence) = self.end_reason(done, self.called);
+        let (stop_reason, stop_sequence) = self.end_reason(done, self.called && !self.was_cut_off);
         let delta = value!({"stop_reason": stop_reason, "stop_sequence": stop_sequence});
         let event = value!({"type": "message_delta", "delta": delta, "usage": usage(done)});
         push_named("message_delta", &event, out);
         push_named("message_stop", &value!({"type": "message_stop"}), out);
     }
+}
+
+/// A search on the web that the server should have done, and its failure.
+fn failed_search(arguments: Map<String, Value>) -> [Block; 2] {
+    let id = ids::hex("srvtoolu_");
+    let content = value!({"type": "web_search_tool_result_error", "error_code": "unavailable"});
+    [
+        Block::ServerToolUse { id: id.clone(), name: SEARCH.into(), input: arguments },
+        Block::WebSearchToolResult { tool_use_id: id, content },
+    ]
 }
 
 fn usage(done: &Done) -> Usage {
@@ -219,32 +246,29 @@ impl Encoder for MessagesEncoder {
     const WIRE: Wire = Wire::NamedSse;
     const PING: &'static [u8] = b"event: ping\ndata: {\"type\":\"ping\"}\n\n";
 
-    fn encode(&mut self, _: usize, event: Event, _: Times, out: &mut Vec<u8>) {
+    fn encode(&mut self, _: usize, event: AnswerEvent, _: Times, out: &mut Vec<u8>) {
         if !self.started {
             match &event {
-                Event::Started { prompt_tokens } => return self.start(*prompt_tokens, out),
-                Event::Done(done) => self.start(done.prompt_tokens, out),
-                Event::Thinking(_) | Event::Content(_) | Event::CallBegins { .. } | Event::ToolCall(_) => {
+                AnswerEvent::Started { prompt_tokens } => return self.start(*prompt_tokens, out),
+                AnswerEvent::Done(done) => self.start(done.prompt_tokens, out),
+                AnswerEvent::Thinking(_) | AnswerEvent::Content(_) | AnswerEvent::CallStart { .. } => {
                     self.start(0, out)
                 }
                 _ => {}
             }
         }
         match event {
-            Event::Thinking(piece) if !piece.text.is_empty() => self.thinking(&piece.text, out),
-            Event::Content(piece) if !piece.text.is_empty() => self.text(&piece.text, out),
-            Event::CallBegins { id, name, .. } => self.begin_call(id, &name, out),
-            Event::CallArguments(text) if matches!(self.open, Some(Open::Call(_))) => {
+            AnswerEvent::Thinking(piece) if !piece.text.is_empty() => self.thinking(&piece.text, out),
+            AnswerEvent::Content(piece) if !piece.text.is_empty() => self.text(&piece.text, out),
+            AnswerEvent::CallStart { id, name, .. } => self.begin_call(id, name, out),
+            AnswerEvent::CallArguments(text) if self.open == Some(Open::Call) => {
                 self.delta(value!({"type": "input_json_delta", "partial_json": text}), out);
             }
-            Event::ToolCall(call) if self.open == Some(Open::Call(call.id.clone())) => {
-                self.called = true;
+            AnswerEvent::CallEnd(call) => self.end_call(&call, out),
+            AnswerEvent::Done(done) => self.end(&done, out),
+            AnswerEvent::Progress { done, total } => self.reading.progress(done, total, out),
+            AnswerEvent::Error(failure) => {
                 self.close(out);
-            }
-            Event::ToolCall(call) => self.calls(call, out),
-            Event::Done(done) => self.end(&done, out),
-            Event::Progress { done, total } => self.reading.progress(done, total, out),
-            Event::Error(failure) => {
                 push_named("error", &ErrorBody::new(failure.status, failure.message, None), out);
             }
             _ => {}

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json as value};
 
 use super::{defined, documents};
 use crate::canonical::Failure;
-use crate::dialect::go_type;
+use crate::dialect::{go_type, read_arguments, unparsed_arguments};
 use crate::links::OFF;
 
 /// The function that stands for the search on the web that the API itself would do.
@@ -272,7 +272,8 @@ impl Parts {
         let arguments = match &block["input"] {
             Value::Object(input) => input.clone(),
             Value::Null => Map::new(),
-            _ => return Err(Failure::bad_request(format!("{kind} block: input must be an object"))),
+            Value::String(text) => read_arguments(text),
+            other => unparsed_arguments(&other.to_string()),
         };
         let index = self.message.tool_calls.len() as i64;
         let function = ToolCallFunction { index, name, arguments };

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use puna_api::native::{ChatRequest, Think, ToolCall, ToolCallFunction, ToolChoice};
+use puna_api::native::{ChatRequest, Think, ToolChoice};
 use serde_json::{Value, json};
 
 use super::{MessagesEncoder, left_out, to_native};
-use crate::canonical::{Done, Event, Failure, Piece, Reason};
+use crate::canonical::{CallOutcome, Done, Event, Failure, Piece, Reason};
+use crate::dialect::answer_events::AnswerEvents;
 use crate::dialect::{Encoder, Times};
 
 fn request(extra: Value) -> Result<ChatRequest, String> {
@@ -149,10 +150,6 @@ fn what_cannot_be_understood_is_refused_and_not_dropped() {
         (json!({"type": "tool_use", "name": "x"}), "tool_use block missing required 'id' field"),
         (json!({"type": "tool_use", "id": "x"}), "tool_use block missing required 'name' field"),
         (
-            json!({"type": "tool_use", "id": "x", "name": "x", "input": "{}"}),
-            "tool_use block: input must be an object",
-        ),
-        (
             json!({"type": "tool_result", "tool_use_id": "x", "content": [{"type": "tool_reference"}]}),
             "tool_result: content of type \"tool_reference\" is not supported",
         ),
@@ -287,16 +284,20 @@ fn thinking(text: &str) -> Event {
     Event::Thinking(Piece { text: text.into(), logprobs: Vec::new() })
 }
 
-fn call(name: &str) -> Event {
+fn call(name: &str) -> [Event; 2] {
     let arguments = json!({"city": "Paris"}).as_object().unwrap().clone();
-    let function = ToolCallFunction { index: 0, name: name.into(), arguments };
-    Event::ToolCall(ToolCall { id: "call_c0f8jguf".into(), function })
+    let (index, id, name) = (0, "call_c0f8jguf".into(), name.into());
+    [
+        Event::CallStart { index, id, name },
+        Event::CallEnd { index, outcome: CallOutcome::Complete(arguments) },
+    ]
 }
 
 fn done(reason: Reason, stop: Option<&str>) -> Event {
     Event::Done(Box::new(Done {
         reason,
         stop: stop.map(str::to_owned),
+        has_usage: true,
         prompt_tokens: 100,
         cached_tokens: 64,
         prefill: Duration::ZERO,
@@ -313,9 +314,12 @@ fn done(reason: Reason, stop: Option<&str>) -> Event {
 /// The events of a stream without pings; names and types agree.
 fn stream(events: impl IntoIterator<Item = Event>) -> Vec<Value> {
     let mut encoder = MessagesEncoder::new("t".into(), vec!["END".into()], true);
-    let mut out = Vec::new();
+    let (mut out, mut row) = (Vec::new(), AnswerEvents::default());
     for event in [Event::Started { prompt_tokens: 100 }].into_iter().chain(events) {
-        encoder.encode(0, event, Times::default(), &mut out);
+        row.push(event);
+        while let Some(event) = row.pop() {
+            encoder.encode(0, event, Times::default(), &mut out);
+        }
     }
     let text = String::from_utf8(out).unwrap();
     let one = |event: &str| {
@@ -361,7 +365,12 @@ fn thoughts_and_text_are_blocks_of_a_stream() {
 
 #[test]
 fn a_call_is_a_block_and_text_after_it_another() {
-    let got = stream([content("a"), call("get_weather"), content("b"), done(Reason::Length, None)]);
+    let got = stream(
+        [content("a")]
+            .into_iter()
+            .chain(call("get_weather"))
+            .chain([content("b"), done(Reason::Length, None)]),
+    );
     let kinds: Vec<_> =
         got.iter().map(|e| e["type"].as_str().unwrap().trim_start_matches("content_block_")).collect();
     let want = "message_start start delta stop start delta stop start delta stop message_delta message_stop";
@@ -374,7 +383,8 @@ fn a_call_is_a_block_and_text_after_it_another() {
 
 #[test]
 fn a_search_that_the_server_cannot_do_has_failed_and_the_turn_is_over() {
-    let got = stream([call("web_search"), call("web_search"), done(Reason::Stop, None)]);
+    let got =
+        stream(call("web_search").into_iter().chain(call("web_search")).chain([done(Reason::Stop, None)]));
     let blocks: Vec<_> = got.iter().map(|e| &e["content_block"]).filter(|block| block.is_object()).collect();
     let kinds: Vec<_> = blocks.iter().filter_map(|block| block["type"].as_str()).collect();
     assert_eq!(kinds, ["server_tool_use", "web_search_tool_result"].repeat(2));

@@ -10,9 +10,10 @@ use puna_api::openai::{
 };
 
 use super::{DONE, add_usage, finish_reason, push_event, push_failure, wire_call, wire_prompt};
-use crate::canonical::{Done, Event, Piece};
+use crate::canonical::{Done, Piece};
+use crate::dialect::answer_events::CallId;
 use crate::dialect::waiting::Reading;
-use crate::dialect::{Collected, Encoder, Times};
+use crate::dialect::{AnswerEvent, Collected, Encoder, Times};
 use crate::http::{Wire, json_plain, stream};
 use crate::ids;
 
@@ -23,7 +24,7 @@ pub(crate) struct ChatEncoder {
     model: String,
     include_usage: bool,
     choices: Vec<State>,
-    usage: Usage,
+    usage: Option<Usage>,
     /// Tokens of the prompt that were found in the cache.
     cached: Option<u64>,
     ended: usize,
@@ -31,20 +32,22 @@ pub(crate) struct ChatEncoder {
 }
 
 /// How far one of the answers is.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 struct State {
     started: bool,
-    /// A call is complete.
+    /// There was a call that the client is to handle.
     called: bool,
-    /// The call whose arguments come: its id and its number.
-    open: Option<(String, usize)>,
+    /// The number of the call whose arguments come.
+    open: usize,
+    /// Id and tool of a call of which nothing was sent yet: a call that comes whole is sent in one piece.
+    unsent: Option<(CallId, String)>,
 }
 
 impl ChatEncoder {
     pub(crate) fn new(model: String, include_usage: bool, answers: usize) -> Self {
         let (id, created) = (ids::new("chatcmpl-"), Timestamp::now().as_second());
-        let choices = vec![State::default(); answers];
-        let (usage, reading) = (Usage::default(), Reading::default());
+        let choices = (0..answers).map(|_| State::default()).collect();
+        let (usage, reading) = (None, Reading::default());
         Self { id, created, model, include_usage, choices, usage, cached: None, ended: 0, reading }
     }
 
@@ -68,10 +71,24 @@ impl ChatEncoder {
         push_event(&self.chunk(vec![choice]), out);
     }
 
-    /// A call, or its beginning.
-    fn call(&mut self, from: usize, call: ToolCall, out: &mut Vec<u8>) {
+    /// Sends the start of the open call, unless that was sent.
+    fn start_call(&mut self, from: usize, arguments: String, out: &mut Vec<u8>) {
+        let Some((id, name)) = self.choices[from].unsent.take() else { return };
+        let (id, index) = (id.into_string(), self.choices[from].open as i64);
+        let function = ToolCallFunction { name, arguments };
+        let call = ToolCall { id, index, kind: "function".into(), function };
         let (content, tool_calls) = (Some(String::new()), vec![call]);
         self.delta(from, Delta { content, tool_calls, ..Delta::default() }, Vec::new(), out);
+    }
+
+    /// A part of the text of the open call's arguments.
+    fn arguments(&mut self, from: usize, arguments: String, out: &mut Vec<u8>) {
+        if arguments.is_empty() {
+            return;
+        }
+        let function = ToolCallFunction { arguments, ..ToolCallFunction::default() };
+        let call = ToolCall { index: self.choices[from].open as i64, function, ..ToolCall::default() };
+        self.delta(from, Delta { tool_calls: vec![call], ..Delta::default() }, Vec::new(), out);
     }
 
     fn end(&mut self, from: usize, done: &Done, out: &mut Vec<u8>) {
@@ -86,8 +103,8 @@ impl ChatEncoder {
         if self.ended < self.choices.len() {
             return;
         }
-        if self.include_usage {
-            let chunk = ChatCompletionChunk { usage: Some(self.usage.clone()), ..self.chunk(Vec::new()) };
+        if self.include_usage && self.usage.is_some() {
+            let chunk = ChatCompletionChunk { usage: self.usage.take(), ..self.chunk(Vec::new()) };
             push_event(&chunk, out);
         }
         out.extend_from_slice(DONE);
@@ -95,7 +112,7 @@ impl ChatEncoder {
 
     /// The answers in one object.
     pub(crate) fn whole(&self, answers: Vec<Collected>) -> Response {
-        let (mut usage, mut cached) = (Usage::default(), None);
+        let (mut usage, mut cached) = (None, None);
         for done in answers.iter().filter_map(|answer| answer.done.as_deref()) {
             add_usage(&mut usage, done, &mut cached);
         }
@@ -119,7 +136,7 @@ impl ChatEncoder {
 fn choice((answer, index): (Collected, u32)) -> Choice {
     // Where only the prompt was asked for, nobody has answered.
     let role = if answer.rendered.is_none() { "assistant" } else { "" };
-    let called = !answer.tool_calls.is_empty();
+    let called = answer.tool_calls.iter().any(|one| one.call.is_to_be_handled());
     Choice {
         index,
         finish_reason: answer.done.as_deref().map(|done| finish_reason(done, called)),
@@ -140,42 +157,34 @@ fn wire_logprobs(logprobs: Vec<Logprob>) -> Option<ChoiceLogprobs> {
 impl Encoder for ChatEncoder {
     const WIRE: Wire = Wire::Sse;
 
-    fn encode(&mut self, from: usize, event: Event, _: Times, out: &mut Vec<u8>) {
+    fn encode(&mut self, from: usize, event: AnswerEvent, _: Times, out: &mut Vec<u8>) {
         let empty = |piece: &Piece| piece.text.is_empty() && piece.logprobs.is_empty();
         match event {
-            Event::Thinking(piece) | Event::Content(piece) if empty(&piece) => {}
-            Event::Thinking(Piece { text, logprobs }) => {
+            AnswerEvent::Thinking(piece) | AnswerEvent::Content(piece) if empty(&piece) => {}
+            AnswerEvent::Thinking(Piece { text, logprobs }) => {
                 let delta = Delta { content: Some(String::new()), reasoning: Some(text), ..Delta::default() };
                 self.delta(from, delta, logprobs, out);
             }
-            Event::Content(Piece { text, logprobs }) => {
-                // A call that was open has broken off: this is its text.
-                self.choices[from].open = None;
+            AnswerEvent::Content(Piece { text, logprobs }) => {
                 self.delta(from, Delta { content: Some(text), ..Delta::default() }, logprobs, out);
             }
-            Event::CallBegins { id, index, name } => {
-                self.choices[from].open = Some((id.clone(), index));
-                let function = ToolCallFunction { name, arguments: String::new() };
-                self.call(from, ToolCall { id, index: index as i64, kind: "function".into(), function }, out);
+            AnswerEvent::CallStart { id, index, name } => {
+                (self.choices[from].open, self.choices[from].unsent) = (index, Some((id, name)));
             }
-            Event::CallArguments(arguments) => {
-                let Some((_, index)) = self.choices[from].open else { return };
-                let function = ToolCallFunction { arguments, ..ToolCallFunction::default() };
-                let call = ToolCall { index: index as i64, function, ..ToolCall::default() };
-                let delta = Delta { tool_calls: vec![call], ..Delta::default() };
-                self.delta(from, delta, Vec::new(), out);
+            AnswerEvent::CallArguments(text) => {
+                self.start_call(from, String::new(), out);
+                self.arguments(from, text, out);
             }
-            Event::ToolCall(call) => {
-                self.choices[from].called = true;
-                match self.choices[from].open.take() {
-                    // All of it was sent.
-                    Some((id, _)) if id == call.id => {}
-                    _ => self.call(from, wire_call(call), out),
+            AnswerEvent::CallEnd(call) => {
+                self.choices[from].called |= call.is_to_be_handled();
+                match self.choices[from].unsent.is_some() {
+                    true => self.start_call(from, call.rest, out),
+                    false => self.arguments(from, call.rest, out),
                 }
             }
-            Event::Done(done) => self.end(from, &done, out),
-            Event::Progress { done, total } if from == 0 => self.reading.progress(done, total, out),
-            Event::Error(failure) => push_failure(failure, out),
+            AnswerEvent::Done(done) => self.end(from, &done, out),
+            AnswerEvent::Progress { done, total } if from == 0 => self.reading.progress(done, total, out),
+            AnswerEvent::Error(failure) => push_failure(failure, out),
             _ => {}
         }
     }

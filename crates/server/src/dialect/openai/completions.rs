@@ -15,9 +15,9 @@ use super::request::think;
 use super::{
     DONE, MAX_ANSWERS, add_usage, count, push_event, push_failure, stop_texts, whole_only, wire_prompt,
 };
-use crate::canonical::{Event, Failure, Generate, Input, Prompt};
+use crate::canonical::{Failure, Generate, Input, Prompt};
 use crate::dialect::waiting::Reading;
-use crate::dialect::{Collected, Encoder, Times};
+use crate::dialect::{AnswerEvent, Collected, Encoder, Times};
 use crate::http::{Wire, json_plain};
 use crate::ids;
 
@@ -226,7 +226,7 @@ pub(crate) struct CompletionEncoder {
     told: Vec<Told>,
     /// Characters of each generation that were sent.
     sent: Vec<Option<usize>>,
-    usage: Usage,
+    usage: Option<Usage>,
     /// Tokens of each prompt that were found in the cache.
     cached: Vec<Option<u64>>,
     ended: usize,
@@ -251,7 +251,7 @@ impl CompletionEncoder {
             echoes[i].text = text;
         }
         let (id, sent) = (ids::new("cmpl-"), vec![None; wanted.prompts.len() * wanted.of]);
-        let (usage, cached) = (Usage::default(), vec![None; wanted.prompts.len()]);
+        let (usage, cached) = (None, vec![None; wanted.prompts.len()]);
         let told = vec![Told::default(); sent.len()];
         let (ended, reading) = (0, Reading::default());
         Self { id, model, include_usage, wanted, echoes, told, sent, usage, cached, ended, reading }
@@ -269,7 +269,7 @@ impl CompletionEncoder {
         }
     }
 
-    fn answer(&self, choices: Vec<CompletionChoice>, usage: Usage) -> Response {
+    fn answer(&self, choices: Vec<CompletionChoice>, usage: Option<Usage>) -> Response {
         let answer = Completion {
             id: self.id.clone(),
             object: "text_completion".into(),
@@ -284,7 +284,7 @@ impl CompletionEncoder {
 
     /// The answers in one object.
     pub(crate) fn whole(&self, all: Vec<Collected>) -> Response {
-        let mut usage = Usage::default();
+        let mut usage = None;
         for of_prompt in all.chunks(self.wanted.of) {
             let mut cached = None;
             for done in of_prompt.iter().filter_map(|answer| answer.done.as_deref()) {
@@ -335,7 +335,7 @@ impl CompletionEncoder {
     pub(crate) fn empty(&self, reason: &str) -> Response {
         let choice =
             CompletionChoice { finish_reason: Some(reason.to_owned()), ..CompletionChoice::default() };
-        self.answer(vec![choice], Usage::default())
+        self.answer(vec![choice], Some(Usage::default()))
     }
 
     /// A piece of text with the log-probabilities that `add` adds, given where it begins.
@@ -403,10 +403,15 @@ fn add_prompt(all: &mut CompletionLogprobs, logprobs: &[PromptLogprob], echo: &E
 impl Encoder for CompletionEncoder {
     const WIRE: Wire = Wire::Sse;
 
-    fn encode(&mut self, from: usize, event: Event, _: Times, out: &mut Vec<u8>) {
+    fn encode(&mut self, from: usize, event: AnswerEvent, _: Times, out: &mut Vec<u8>) {
         let echo = &self.echoes[from / self.wanted.of];
-        if matches!(event, Event::Thinking(_) | Event::Content(_) | Event::Prompt(_) | Event::Done(_))
-            && self.sent[from].is_none()
+        if matches!(
+            event,
+            AnswerEvent::Thinking(_)
+                | AnswerEvent::Content(_)
+                | AnswerEvent::Prompt(_)
+                | AnswerEvent::Done(_)
+        ) && self.sent[from].is_none()
             && !echo.text.is_empty()
         {
             let text = echo.text.clone();
@@ -415,22 +420,22 @@ impl Encoder for CompletionEncoder {
             self.sent[from] = Some(chars);
         }
         match event {
-            Event::Content(piece) if !piece.text.is_empty() || !piece.logprobs.is_empty() => {
+            AnswerEvent::Content(piece) if !piece.text.is_empty() || !piece.logprobs.is_empty() => {
                 let add = |all: &mut _, at| add(all, &piece.logprobs, at);
                 self.piece(from, piece.text, add, out);
             }
-            Event::Thinking(piece) if !piece.text.is_empty() => {
+            AnswerEvent::Thinking(piece) if !piece.text.is_empty() => {
                 let (index, reasoning) = (from as u32, piece.text);
                 let choice = CompletionChoice { index, reasoning, ..CompletionChoice::default() };
                 push_event(&self.chunk(vec![choice], Usage::default()), out);
             }
-            Event::Prompt(tokens) if self.wanted.echo => {
+            AnswerEvent::Prompt(tokens) if self.wanted.echo => {
                 let (echo, mut told) = (self.echoes[from / self.wanted.of].clone(), self.told[from]);
                 let sent = self.sent[from];
                 self.piece(from, String::new(), |all, _| add_prompt(all, &tokens, &echo, &mut told), out);
                 (self.told[from], self.sent[from]) = (told, sent.or(Some(0)));
             }
-            Event::Done(done) => {
+            AnswerEvent::Done(done) => {
                 let finish_reason = Some(done.reason.as_str().to_owned());
                 let choice =
                     CompletionChoice { index: from as u32, finish_reason, ..CompletionChoice::default() };
@@ -440,13 +445,13 @@ impl Encoder for CompletionEncoder {
                 if self.ended < self.sent.len() {
                     return;
                 }
-                if self.include_usage {
-                    push_event(&self.chunk(Vec::new(), self.usage.clone()), out);
+                if let Some(usage) = self.usage.take().filter(|_| self.include_usage) {
+                    push_event(&self.chunk(Vec::new(), usage), out);
                 }
                 out.extend_from_slice(DONE);
             }
-            Event::Progress { done, total } if from == 0 => self.reading.progress(done, total, out),
-            Event::Error(failure) => push_failure(failure, out),
+            AnswerEvent::Progress { done, total } if from == 0 => self.reading.progress(done, total, out),
+            AnswerEvent::Error(failure) => push_failure(failure, out),
             _ => {}
         }
     }
@@ -454,6 +459,6 @@ impl Encoder for CompletionEncoder {
     fn rendered(&self, prompt: String) -> Response {
         let finish_reason = Some("load".to_owned());
         let choice = CompletionChoice { text: prompt, finish_reason, ..CompletionChoice::default() };
-        self.answer(vec![choice], Usage::default())
+        self.answer(vec![choice], Some(Usage::default()))
     }
 }

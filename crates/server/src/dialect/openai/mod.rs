@@ -5,7 +5,7 @@ pub(crate) mod completions;
 mod request;
 pub(crate) mod responses;
 
-use puna_api::native::{self, PromptLogprob};
+use puna_api::native::PromptLogprob;
 use puna_api::openai::{
     CompletionTokensDetails, ErrorBody, PromptLogprobs, PromptTokensDetails, ToolCall, ToolCallFunction,
     Usage,
@@ -19,7 +19,7 @@ pub(crate) use request::image as request_image;
 pub(crate) use request::{has_sound, to_native};
 
 use crate::canonical::{Done, Failure};
-use crate::dialect::go_type;
+use crate::dialect::{CollectedCall, go_type};
 
 /// Generations of one request at most.
 const MAX_ANSWERS: i64 = 128;
@@ -48,10 +48,14 @@ fn stop_texts(stop: Option<&Value>) -> Result<Option<Value>, Failure> {
     }
 }
 
-/// Adds a generation to a request's token counts. A prompt counts once, however many answers it has, and so does what was
+/// Adds a generation to a request's token counts, where they are known. A prompt counts once, however many answers it has, and so does what was
 /// found of it in the cache: `cached` is what the least lucky of its generations so far found, as the others may have
 /// found what that one computed.
-fn add_usage(usage: &mut Usage, done: &Done, cached: &mut Option<u64>) {
+fn add_usage(usage: &mut Option<Usage>, done: &Done, cached: &mut Option<u64>) {
+    if !done.has_usage {
+        return;
+    }
+    let usage = usage.get_or_insert_default();
     let before = usage.prompt_tokens_details.map_or(0, |details| details.cached_tokens);
     let found = cached.map_or(done.cached_tokens, |least| least.min(done.cached_tokens));
     let cached_tokens = before - cached.unwrap_or(0) + found;
@@ -92,10 +96,9 @@ fn wire_prompt(tokens: &[PromptLogprob]) -> Option<PromptLogprobs> {
     (!tokens.is_empty()).then(|| tokens.iter().map(one).collect())
 }
 
-fn wire_call(call: native::ToolCall) -> ToolCall {
-    let arguments = Value::Object(call.function.arguments).to_string();
-    let function = ToolCallFunction { name: call.function.name, arguments };
-    ToolCall { id: call.id, index: call.function.index, kind: "function".into(), function }
+fn wire_call(CollectedCall { id, call }: CollectedCall) -> ToolCall {
+    let function = ToolCallFunction { name: call.name, arguments: call.text };
+    ToolCall { id, index: call.index as i64, kind: "function".into(), function }
 }
 
 fn finish_reason(done: &Done, called: bool) -> String {

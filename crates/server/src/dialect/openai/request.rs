@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json as value};
 
 use super::{stop_texts, whole_only};
 use crate::canonical::Failure;
-use crate::dialect::go_type;
+use crate::dialect::{go_type, read_arguments};
 use crate::links::{OFF, is_link};
 use crate::options::effort;
 
@@ -128,7 +128,7 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
                 .find(|thoughts| !thoughts.is_empty())
                 .cloned()
                 .unwrap_or_default(),
-            tool_calls: tool_calls(&message.tool_calls)?,
+            tool_calls: message.tool_calls.iter().map(tool_call).collect(),
             tool_call_id: message.tool_call_id.clone(),
             tool_name: message.name.clone(),
             ..native::Message::default()
@@ -153,14 +153,10 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
     Ok(all)
 }
 
-fn tool_calls(calls: &[ToolCall]) -> Result<Vec<native::ToolCall>, Failure> {
-    let one = |call: &ToolCall| {
-        let arguments = serde_json::from_str::<Map<String, Value>>(&call.function.arguments);
-        let arguments = arguments.map_err(|_| Failure::bad_request("invalid tool call arguments"))?;
-        let function = ToolCallFunction { index: call.index, name: call.function.name.clone(), arguments };
-        Ok(native::ToolCall { id: call.id.clone(), function })
-    };
-    calls.iter().map(one).collect()
+fn tool_call(call: &ToolCall) -> native::ToolCall {
+    let arguments = read_arguments(&call.function.arguments);
+    let function = ToolCallFunction { index: call.index, name: call.function.name.clone(), arguments };
+    native::ToolCall { id: call.id.clone(), function }
 }
 
 /// Whether there is sound in a conversation, which among images goes for one.

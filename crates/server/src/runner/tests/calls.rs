@@ -4,7 +4,7 @@ use puna_api::native::Tool;
 use serde_json::json;
 
 use super::*;
-use crate::canonical::{Failure, Reason};
+use crate::canonical::{CallOutcome, Failure, Reason};
 use crate::runner::protocol::CALLS_MAX;
 
 /// Asks a model with this parser, which says these pieces; what came before the end.
@@ -44,11 +44,26 @@ fn content(events: &[Event]) -> String {
     events.iter().map(text).collect()
 }
 
-fn calls(events: &[Event]) -> Vec<&puna_api::native::ToolCall> {
-    let mut calls = Vec::new();
+/// A complete call.
+#[derive(Debug)]
+struct Call {
+    id: String,
+    index: usize,
+    name: String,
+    arguments: serde_json::Map<String, serde_json::Value>,
+}
+
+fn calls(events: &[Event]) -> Vec<Call> {
+    let (mut calls, mut open) = (Vec::new(), None);
     for event in events {
-        if let Event::ToolCall(call) = event {
-            calls.push(call);
+        match event {
+            Event::CallStart { index, id, name } => open = Some((*index, id.clone(), name.clone())),
+            Event::CallEnd { outcome: CallOutcome::Complete(arguments), index: ended } => {
+                let (index, id, name) = open.take().unwrap();
+                assert_eq!(index, *ended);
+                calls.push(Call { id, index, name, arguments: arguments.clone() });
+            }
+            _ => {}
         }
     }
     calls
@@ -60,9 +75,9 @@ async fn calls_get_ids_and_numbers_and_what_cannot_be_read_comes_back_as_text() 
     let text = format!("Hm. {call}{call} <tool_call>{{bad</tool_call> and <tool_call>{{\"na");
     let events = ask("qwen3", text.chars().map(String::from).collect()).await;
     let calls = calls(&events);
-    assert_eq!(calls.iter().map(|call| call.function.index).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(calls.iter().map(|call| call.index).collect::<Vec<_>>(), [0, 1]);
     for call in &calls {
-        assert_eq!((call.function.name.as_str(), &call.function.arguments["a"]), ("f", &json!(1)));
+        assert_eq!((call.name.as_str(), &call.arguments["a"]), ("f", &json!(1)));
         let random = call.id.strip_prefix("call_").unwrap();
         assert!(random.len() == 8 && random.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()));
     }
@@ -84,34 +99,29 @@ async fn any_number_of_calls_may_come_at_once() {
 /// Calls of a stream: name and arguments as they came, and whether they were completed.
 fn streamed(events: &[Event]) -> Vec<(String, String, bool)> {
     let mut calls: Vec<(String, String, bool)> = Vec::new();
-    let mut open = None;
+    let (mut open, mut ids) = (None, std::collections::HashSet::new());
     for event in events {
         match event {
-            Event::CallBegins { id, index, name } => {
-                // Pieces are put together by it: no two calls may share one, broken or not.
-                assert_eq!(*index, calls.len());
-                open = Some(id.clone());
+            Event::CallStart { id, index, name } => {
+                // Clients put pieces together by it: no two calls may share one, broken or not.
+                assert_eq!((*index, open), (calls.len(), None));
+                assert!(ids.insert(id));
+                open = Some(*index);
                 calls.push((name.clone(), String::new(), false));
             }
-            Event::CallArguments(text) => {
-                assert!(open.is_some());
-                calls.last_mut().unwrap().1.push_str(text);
+            Event::CallArguments { index, text } => {
+                assert_eq!(open, Some(*index));
+                calls[*index].1.push_str(text);
             }
-            Event::ToolCall(call) => {
-                let number = calls.len() as i64 - 1;
-                let last = calls.last_mut().unwrap();
-                assert_eq!(
-                    (open.take(), call.function.name.as_str()),
-                    (Some(call.id.clone()), last.0.as_str())
-                );
-                assert_eq!(call.function.index, number);
-                assert_eq!(
-                    json!(call.function.arguments),
-                    serde_json::from_str::<serde_json::Value>(&last.1).unwrap()
-                );
-                last.2 = true;
+            Event::CallEnd { index, outcome } => {
+                assert_eq!(open.take(), Some(*index));
+                let call = &mut calls[*index];
+                if let CallOutcome::Complete(arguments) = outcome {
+                    assert_eq!(json!(arguments), serde_json::from_str::<serde_json::Value>(&call.1).unwrap());
+                    call.2 = true;
+                }
             }
-            _ => {}
+            _ => assert_eq!(open, None, "{event:?} in a call"),
         }
     }
     calls
@@ -128,11 +138,11 @@ async fn arguments_come_while_they_are_written_where_that_is_asked_for() {
     let half = ("f".to_owned(), "{\"a\": ".to_owned(), false);
     assert_eq!(streamed(&events), [whole.clone(), half, whole]);
     assert_eq!(calls(&events).len(), 2);
-    assert!(events.iter().filter(|event| matches!(event, Event::CallArguments(_))).count() > 15);
-    // What cannot be read is told as text as well, all of it.
-    assert_eq!(content(&events), format!("Hm.{broken} So"), "{}", content(&events));
+    assert!(events.iter().filter(|event| matches!(event, Event::CallArguments { .. })).count() > 15);
+    // Nothing of a call that has begun is content as well.
+    assert_eq!(content(&events), "Hm. So");
     let plain = ask("qwen3", says).await;
-    assert!(!plain.iter().any(|event| matches!(event, Event::CallBegins { .. } | Event::CallArguments(_))));
+    assert!(!plain.iter().any(|event| matches!(event, Event::CallArguments { .. })));
     assert!(content(&plain).contains(broken) && calls(&plain).len() == 2);
 }
 
@@ -168,7 +178,7 @@ async fn where_one_call_is_wanted_the_answer_ends_behind_it() {
                 })
                 .await;
                 assert_eq!((calls(&events).len(), content(&events).trim()), (1, "Hm."), "{text}: {events:?}");
-                let begun = events.iter().filter(|event| matches!(event, Event::CallBegins { .. }));
+                let begun = events.iter().filter(|event| matches!(event, Event::CallStart { .. }));
                 assert!(begun.count() <= 1, "{text}");
             }
         }
@@ -238,7 +248,7 @@ async fn a_demanded_call_of_the_embedded_model_is_streamed() {
     let calls = streamed(&all);
     assert_eq!(calls.len(), 1, "{all:?}");
     assert!(calls[0].0 == "get_weather" && calls[0].1.contains("\"city\"") && calls[0].2, "{calls:?}");
-    let pieces = all.iter().filter(|event| matches!(event, Event::CallArguments(_))).count();
+    let pieces = all.iter().filter(|event| matches!(event, Event::CallArguments { .. })).count();
     assert!(pieces > 2, "{all:?}");
 }
 
@@ -304,6 +314,6 @@ async fn arguments_of_a_demanded_call_are_an_object_whatever_else_is_allowed() {
         let events = demand(&link, vec![json!({"name": "f", "parameters": parameters})]).await;
         let events = events.unwrap_or_else(|failure| panic!("{parameters}: {}", failure.message));
         assert_eq!(calls(&events).len(), 1, "{parameters}: {events:?}");
-        assert_eq!(calls(&events)[0].function.name, "f");
+        assert_eq!(calls(&events)[0].name, "f");
     }
 }

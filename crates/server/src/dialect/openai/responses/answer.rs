@@ -7,16 +7,17 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
-use puna_api::native::{DebugInfo, Message, ToolCall, ToolChoice};
+use puna_api::native::{DebugInfo, Message, ToolCall, ToolCallFunction, ToolChoice};
 use puna_api::responses::ResponsesRequest;
 use serde_json::{Value, json as value};
 
 use super::items::{Kind, Told, done, whole};
 use super::replay::push;
 use super::tools::Form;
-use crate::canonical::{Done, Event, Failure, Piece, Reason};
+use crate::canonical::{CallOutcome, Done, Failure, Piece, Reason};
+use crate::dialect::answer_events::EndedCall;
 use crate::dialect::waiting::Reading;
-use crate::dialect::{Collected, Encoder, Times};
+use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
 use crate::http::{Owner, Wire, json_plain};
 use crate::ids;
 use crate::kept::{Kept, Responses};
@@ -93,7 +94,10 @@ impl ResponseEncoder {
             "created_at": self.created,
             "completed_at": ended.then(|| Timestamp::now().as_second()),
             "status": status,
-            "incomplete_details": (status == "incomplete").then(|| value!({"reason": "max_output_tokens"})),
+            "incomplete_details": (status == "incomplete").then(|| value!({"reason": match done {
+                Some(Done { reason: Reason::ContentFilter, .. }) => "content_filter",
+                _ => "max_output_tokens",
+            }})),
             "model": request.model,
             "previous_response_id": request.previous_response_id,
             "instructions": request.instructions,
@@ -110,7 +114,7 @@ impl ResponseEncoder {
             "top_logprobs": 0,
             "temperature": request.temperature.unwrap_or(1.0),
             "reasoning": request.reasoning,
-            "usage": done.map(usage),
+            "usage": done.filter(|done| done.has_usage).map(usage),
             "max_output_tokens": request.max_output_tokens,
             "max_tool_calls": null,
             "store": self.stored,
@@ -139,10 +143,14 @@ impl ResponseEncoder {
         }
         let mut out = Vec::new();
         let piece = |text| Piece { text, logprobs: Vec::new() };
-        let events = [Event::Thinking(piece(all.thinking)), Event::Content(piece(all.content))];
-        let calls = all.tool_calls.into_iter().map(Event::ToolCall);
-        for event in events.into_iter().chain(calls).chain(all.done.map(Event::Done)) {
-            self.encode(0, event, all.times, &mut out);
+        let texts = [AnswerEvent::Thinking(piece(all.thinking)), AnswerEvent::Content(piece(all.content))];
+        texts.into_iter().for_each(|event| self.encode(0, event, all.times, &mut out));
+        for CollectedCall { id, call } in all.tool_calls {
+            self.begin_call(id, call.name.clone(), &mut out);
+            self.end_call(&EndedCall { rest: call.text.clone(), ..call }, &mut out);
+        }
+        if let Some(done) = all.done {
+            self.encode(0, AnswerEvent::Done(done), all.times, &mut out);
         }
         let response = self.complete.take().unwrap_or_else(|| self.response("failed", None));
         json_plain(StatusCode::OK, &response)
@@ -202,6 +210,9 @@ impl ResponseEncoder {
         let Some(open) = self.open.as_mut().filter(|open| open.kind == kind) else { return };
         open.text.push_str(text);
         open.pieces.push(text.len());
+        if kind == Kind::Call && Form::of(&self.request.tools, &open.call.1) != Form::Function {
+            return;
+        }
         let delta = kind.delta(index, &open.id, text);
         match kind {
             Kind::Reasoning => self.said.thinking.push_str(text),
@@ -213,15 +224,12 @@ impl ResponseEncoder {
 
     /// Ends the open item, if there is one.
     fn close(&mut self, out: &mut Vec<u8>) {
+        self.close_as("completed", out);
+    }
+
+    fn close_as(&mut self, status: &str, out: &mut Vec<u8>) {
         let Some(Open { kind, id, text, pieces, call }) = self.open.take() else { return };
-        let status = match kind {
-            // One that is complete is ended by its own event.
-            Kind::Call => "incomplete",
-            Kind::Reasoning | Kind::Message => {
-                self.send(kind.ended(self.output.len(), &id, &text), out);
-                "completed"
-            }
-        };
+        self.send(kind.ended(self.output.len(), &id, &text), out);
         self.item_done(kind.item(&id, status, &call, &text), pieces, out);
     }
 
@@ -231,40 +239,47 @@ impl ResponseEncoder {
         self.pieces.push(pieces);
     }
 
-    fn call(&mut self, call: ToolCall, out: &mut Vec<u8>) {
-        match Form::of(&self.request.tools, &call.function.name) {
-            Form::Function => self.function(&call, out),
-            form => self.other(form, &call, out),
-        }
-        self.said.tool_calls.push(call);
-    }
-
-    fn function(&mut self, call: &ToolCall, out: &mut Vec<u8>) {
-        if self.open.as_ref().is_none_or(|open| open.call.0 != call.id) {
-            self.begin_call(call.id.clone(), call.function.name.clone(), out);
-            self.piece(Kind::Call, &Value::Object(call.function.arguments.clone()).to_string(), out);
-        }
-        if let Some(Open { kind, id, text, pieces, call }) = self.open.take() {
-            self.send(kind.ended(self.output.len(), &id, &text), out);
-            self.item_done(kind.item(&id, "completed", &call, &text), pieces, out);
-        }
-    }
-
-    /// A call of a tool that is no function, which is known only as a whole.
-    fn other(&mut self, form: Form, call: &ToolCall, out: &mut Vec<u8>) {
-        self.close(out);
-        let item = form.item(&ids::new(form.prefix()), call);
-        self.send(whole(self.output.len(), &item), out);
-        self.item_done(item, Vec::new(), out);
-    }
-
-    /// Begins the item of a call, if it is one of a function.
+    /// Begins the item of a call. Calls of tools that are no functions are sent once they are complete.
     fn begin_call(&mut self, call_id: String, name: String, out: &mut Vec<u8>) {
-        if Form::of(&self.request.tools, &name) != Form::Function {
-            return;
-        }
         self.close(out);
-        self.open_item(Kind::Call, self.output.len(), ids::new("fc_"), (call_id, name), out);
+        let call = (call_id, name);
+        match Form::of(&self.request.tools, &call.1) {
+            Form::Function => self.open_item(Kind::Call, self.output.len(), ids::new("fc_"), call, out),
+            form => {
+                let id = ids::new(form.prefix());
+                self.open =
+                    Some(Open { kind: Kind::Call, id, text: String::new(), pieces: Vec::new(), call });
+            }
+        }
+    }
+
+    /// Ends the item of the open call. The item of a call whose arguments are not all known is incomplete.
+    fn end_call(&mut self, call: &EndedCall, out: &mut Vec<u8>) {
+        if !call.rest.is_empty() {
+            self.piece(Kind::Call, &call.rest, out);
+        }
+        let Some(Open { kind, id, text, pieces, call: names }) = self.open.take() else { return };
+        let function =
+            ToolCallFunction { index: call.index as i64, name: names.1.clone(), arguments: call.arguments() };
+        let whole_call = ToolCall { id: names.0.clone(), function };
+        match Form::of(&self.request.tools, &names.1) {
+            Form::Function => {
+                let status = match call.outcome {
+                    CallOutcome::CutOff | CallOutcome::Invalid(None) => "incomplete",
+                    CallOutcome::Complete(_) | CallOutcome::Invalid(Some(_)) => {
+                        self.send(kind.ended(self.output.len(), &id, &text), out);
+                        "completed"
+                    }
+                };
+                self.item_done(kind.item(&id, status, &names, &text), pieces, out);
+            }
+            form => {
+                let item = form.item(&id, &whole_call);
+                self.send(whole(self.output.len(), &item), out);
+                self.item_done(item, Vec::new(), out);
+            }
+        }
+        self.said.tool_calls.push(whole_call);
     }
 
     fn empty_message(&mut self, out: &mut Vec<u8>) {
@@ -278,7 +293,7 @@ impl ResponseEncoder {
             self.empty_message(out);
         }
         let (status, name) = match done.reason {
-            Reason::Length => ("incomplete", "response.incomplete"),
+            Reason::Length | Reason::ContentFilter => ("incomplete", "response.incomplete"),
             Reason::Stop => ("completed", "response.completed"),
         };
         let mut response = self.response(status, Some(done));
@@ -294,6 +309,7 @@ impl ResponseEncoder {
     }
 
     fn fail(&mut self, failure: &Failure, out: &mut Vec<u8>) {
+        self.close_as("incomplete", out);
         // It is not kept.
         self.stored = false;
         let mut response = self.response("failed", None);
@@ -333,19 +349,23 @@ impl Encoder for ResponseEncoder {
     const WIRE: Wire = Wire::NamedSse;
     const PING: &'static [u8] = b": still there\n\n";
 
-    fn encode(&mut self, _: usize, event: Event, _: Times, out: &mut Vec<u8>) {
-        if !matches!(event, Event::Progress { .. }) {
+    fn encode(&mut self, _: usize, event: AnswerEvent, _: Times, out: &mut Vec<u8>) {
+        if !matches!(event, AnswerEvent::Progress { .. }) {
             self.start(out);
         }
         match event {
-            Event::Thinking(piece) if !piece.text.is_empty() => self.piece(Kind::Reasoning, &piece.text, out),
-            Event::Content(piece) if !piece.text.is_empty() => self.piece(Kind::Message, &piece.text, out),
-            Event::CallBegins { id, name, .. } => self.begin_call(id, name, out),
-            Event::CallArguments(text) => self.piece(Kind::Call, &text, out),
-            Event::ToolCall(call) => self.call(call, out),
-            Event::Done(done) => self.end(&done, out),
-            Event::Progress { done, total } => self.reading.progress(done, total, out),
-            Event::Error(failure) => self.fail(&failure, out),
+            AnswerEvent::Thinking(piece) if !piece.text.is_empty() => {
+                self.piece(Kind::Reasoning, &piece.text, out)
+            }
+            AnswerEvent::Content(piece) if !piece.text.is_empty() => {
+                self.piece(Kind::Message, &piece.text, out)
+            }
+            AnswerEvent::CallStart { id, name, .. } => self.begin_call(id.into_string(), name, out),
+            AnswerEvent::CallArguments(text) => self.piece(Kind::Call, &text, out),
+            AnswerEvent::CallEnd(call) => self.end_call(&call, out),
+            AnswerEvent::Done(done) => self.end(&done, out),
+            AnswerEvent::Progress { done, total } => self.reading.progress(done, total, out),
+            AnswerEvent::Error(failure) => self.fail(&failure, out),
             _ => {}
         }
     }

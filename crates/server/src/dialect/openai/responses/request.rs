@@ -140,7 +140,11 @@ impl Conversation {
         let role = item["role"].as_str().unwrap_or_default();
         let kind = item["type"].as_str().unwrap_or_default();
         if let Some(form) = Form::of_item(kind) {
-            return if kind.ends_with("_output") { self.result(i, item) } else { self.call(form, item) };
+            if kind.ends_with("_output") {
+                return self.result(i, item);
+            }
+            self.call(form, item);
+            return Ok(());
         }
         match kind {
             "message" => self.message(i, role, item),
@@ -181,8 +185,8 @@ impl Conversation {
         Ok(())
     }
 
-    fn call(&mut self, form: Form, item: &Value) -> Result<(), Failure> {
-        let (name, arguments) = form.call(item)?;
+    fn call(&mut self, form: Form, item: &Value) {
+        let (name, arguments) = form.call(item);
         let id = item["call_id"].as_str().or(item["id"].as_str()).unwrap_or_default().to_owned();
         if self.messages.last().is_none_or(|last| last.role != "assistant") || !self.thinking.is_empty() {
             let thinking = std::mem::take(&mut self.thinking);
@@ -193,7 +197,6 @@ impl Conversation {
             self.called.insert(id.clone(), name.clone());
             last.tool_calls.push(ToolCall { id, function: ToolCallFunction { index, name, arguments } });
         }
-        Ok(())
     }
 
     fn result(&mut self, i: usize, item: &Value) -> Result<(), Failure> {

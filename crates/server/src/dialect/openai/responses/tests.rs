@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use puna_api::native::{ChatRequest, Message, ToolCall, ToolCallFunction, ToolChoice};
-use serde_json::{Value, json};
+use puna_api::native::{ChatRequest, Message, ToolChoice};
+use serde_json::{Map, Value, json};
 
 use super::{Keep, ResponseEncoder, left_out, replay, to_native};
-use crate::canonical::{Done, Event, Failure, Piece, Reason};
-use crate::dialect::{Encoder, Times};
+use crate::canonical::{CallOutcome, Done, Event, Failure, Piece, Reason};
+use crate::dialect::answer_events::AnswerEvents;
+use crate::dialect::{AnswerEvent, Encoder, Times};
 use crate::http::Owner;
 use crate::kept::Responses;
 
@@ -93,10 +94,6 @@ fn items_that_cannot_be_understood_are_named() {
             json!([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]),
             "input[0]: content[0]: an image needs",
         ),
-        (
-            json!([{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{bad"}]),
-            "failed to parse function call arguments: invalid character 'b' looking for beginning of object key string",
-        ),
     ] {
         let got = input(given).unwrap_err();
         assert!(got.starts_with(want), "{got}");
@@ -173,9 +170,7 @@ fn calls_have_the_form_of_their_tool() {
         let request = json!({"model": "m", "input": "x", "tools": tools});
         let mut encoder = ResponseEncoder::new(puna_api::decode::from_value(&request).unwrap(), None);
         let arguments = arguments.as_object().unwrap().clone();
-        let function = ToolCallFunction { index: 0, name: name.into(), arguments };
-        let call = Event::ToolCall(ToolCall { id: "call_1".into(), function });
-        events(&mut encoder, [call, done(Reason::Stop)])
+        events(&mut encoder, whole("call_1", name, arguments).into_iter().chain([done(Reason::Stop)]))
     };
     let got = called("f", json!({"input": "a\nb"}));
     let want = "created in_progress output_item.added custom_tool_call_input.delta custom_tool_call_input.done output_item.done completed";
@@ -202,15 +197,24 @@ fn piece(text: &str) -> Piece {
     Piece { text: text.into(), logprobs: Vec::new() }
 }
 
-fn call() -> Event {
-    let function = ToolCallFunction { index: 0, name: "f".into(), arguments: Default::default() };
-    Event::ToolCall(ToolCall { id: "call_1".into(), function })
+/// A call that comes whole.
+fn whole(id: &str, name: &str, arguments: Map<String, Value>) -> [Event; 2] {
+    let (index, id, name) = (0, id.into(), name.into());
+    [
+        Event::CallStart { index, id, name },
+        Event::CallEnd { index, outcome: CallOutcome::Complete(arguments) },
+    ]
+}
+
+fn call() -> [Event; 2] {
+    whole("call_1", "f", Map::new())
 }
 
 fn done(reason: Reason) -> Event {
     Event::Done(Box::new(Done {
         reason,
         stop: None,
+        has_usage: true,
         prompt_tokens: 10,
         cached_tokens: 4,
         prefill: Duration::ZERO,
@@ -243,9 +247,12 @@ fn events(encoder: &mut ResponseEncoder, given: impl IntoIterator<Item = Event>)
 
 /// The same as it is sent.
 fn text(encoder: &mut ResponseEncoder, given: impl IntoIterator<Item = Event>) -> String {
-    let mut out = Vec::new();
+    let (mut out, mut row) = (Vec::new(), AnswerEvents::default());
     for event in [Event::Started { prompt_tokens: 10 }].into_iter().chain(given) {
-        encoder.encode(0, event, Times::default(), &mut out);
+        row.push(event);
+        while let Some(event) = row.pop() {
+            encoder.encode(0, event, Times::default(), &mut out);
+        }
     }
     String::from_utf8(out).unwrap()
 }
@@ -256,13 +263,8 @@ fn kinds(events: &[Value]) -> Vec<&str> {
 
 #[test]
 fn every_item_is_begun_filled_and_ended_before_the_next() {
-    let events = [
-        Event::Thinking(piece("hm")),
-        Event::Content(piece("a")),
-        Event::Content(piece("b")),
-        call(),
-        done(Reason::Stop),
-    ];
+    let texts = [Event::Thinking(piece("hm")), Event::Content(piece("a")), Event::Content(piece("b"))];
+    let events = texts.into_iter().chain(call()).chain([done(Reason::Stop)]);
     let got = stream(events, None);
     let want = "created in_progress \
         output_item.added reasoning_summary_part.added reasoning_summary_text.delta reasoning_summary_text.done reasoning_summary_part.done output_item.done \
@@ -302,7 +304,7 @@ fn how_much_of_the_prompt_was_read_is_a_comment_now_and_then() {
     let (mut encoder, mut out) = (ResponseEncoder::new(request, None), Vec::new());
     for done in [1, 2, 3, 3] {
         std::thread::sleep(Duration::from_millis(250));
-        encoder.encode(0, Event::Progress { done, total: 3 }, Times::default(), &mut out);
+        encoder.encode(0, AnswerEvent::Progress { done, total: 3 }, Times::default(), &mut out);
     }
     assert_eq!(
         String::from_utf8(out).unwrap(),
@@ -336,7 +338,10 @@ fn what_is_kept_is_the_conversation_with_the_answer() {
     let keep =
         Keep { owner: Owner(None), responses: responses.clone(), messages: vec![Message::text("user", "x")] };
     let got = stream(
-        [Event::Thinking(piece("hm")), Event::Content(piece("a")), call(), done(Reason::Stop)],
+        [Event::Thinking(piece("hm")), Event::Content(piece("a"))]
+            .into_iter()
+            .chain(call())
+            .chain([done(Reason::Stop)]),
         Some(keep),
     );
     let response = &got.last().unwrap()["response"];
@@ -354,29 +359,33 @@ fn a_kept_response_is_told_again_as_its_stream_told_it() {
     let tools = json!([{"type": "custom", "name": "c"}, {"type": "local_shell"}]);
     let body = json!({"model": "m", "input": "x", "tools": tools, "instructions": "Be brief.", "metadata": {"a": "b"}});
     let named = |name: &str, arguments: Value| {
-        let arguments = arguments.as_object().unwrap().clone();
-        let function = ToolCallFunction { index: 0, name: name.into(), arguments };
-        Event::ToolCall(ToolCall { id: format!("call_{name}"), function })
+        whole(&format!("call_{name}"), name, arguments.as_object().unwrap().clone()).to_vec()
     };
-    let begins = |id: &str, name: &str| Event::CallBegins { id: id.into(), name: name.into(), index: 0 };
-    let arguments = |text: &str| Event::CallArguments(text.into());
+    let starts = || Event::CallStart { index: 1, id: "call_g".into(), name: "g".into() };
+    let arguments = |text: &str| Event::CallArguments { index: 1, text: text.into() };
+    let whole_g = CallOutcome::Complete(json!({"a": 1}).as_object().unwrap().clone());
     let answers = [
         vec![done(Reason::Stop)],
-        vec![
-            Event::Thinking(piece("h")),
-            Event::Thinking(piece("m ä")),
-            Event::Content(piece("é")),
-            Event::Content(piece("b")),
-            call(),
-            begins("call_g", "g"),
-            arguments("{\"a\""),
-            arguments(":1}"),
-            named("g", json!({"a": 1})),
+        [
+            vec![
+                Event::Thinking(piece("h")),
+                Event::Thinking(piece("m ä")),
+                Event::Content(piece("é")),
+                Event::Content(piece("b")),
+            ],
+            call().to_vec(),
+            vec![
+                starts(),
+                arguments("{\"a\""),
+                arguments(":1}"),
+                Event::CallEnd { index: 1, outcome: whole_g },
+            ],
             named("c", json!({"input": "a\nb"})),
             named("local_shell", json!({"command": ["ls"]})),
-            done(Reason::Stop),
-        ],
-        vec![Event::Content(piece("a")), begins("call_g", "g"), arguments("{\"a"), done(Reason::Length)],
+            vec![done(Reason::Stop)],
+        ]
+        .concat(),
+        vec![Event::Content(piece("a")), starts(), arguments("{\"a"), done(Reason::Length)],
     ];
     for given in answers {
         let responses = Arc::<Responses>::default();

@@ -5,6 +5,7 @@ use puna_api::native::{Tool, ToolCall};
 use serde_json::{Map, Value, json as value};
 
 use crate::canonical::Failure;
+use crate::dialect::read_arguments;
 
 /// The function that stands for the client's shell.
 const SHELL: &str = "local_shell";
@@ -72,29 +73,23 @@ impl Form {
     }
 
     /// Name and arguments of the call that an item of a conversation is.
-    pub(super) fn call(self, item: &Value) -> Result<(String, Map<String, Value>), Failure> {
+    pub(super) fn call(self, item: &Value) -> (String, Map<String, Value>) {
         let text = |field: &str| item[field].as_str().unwrap_or_default().to_owned();
         match self {
-            Self::Function => Ok((text("name"), read_arguments(&text("arguments"))?)),
-            Self::Custom => Ok((text("name"), Map::from_iter([(INPUT.into(), text(INPUT).into())]))),
+            Self::Function => {
+                let arguments = match &item["arguments"] {
+                    Value::Object(arguments) => arguments.clone(),
+                    _ => read_arguments(&text("arguments")),
+                };
+                (text("name"), arguments)
+            }
+            Self::Custom => (text("name"), Map::from_iter([(INPUT.into(), text(INPUT).into())])),
             Self::Shell => {
                 let mut arguments = item["action"].as_object().cloned().unwrap_or_default();
                 arguments.retain(|field, value| field != "type" && !value.is_null());
-                Ok((SHELL.to_owned(), arguments))
+                (SHELL.to_owned(), arguments)
             }
         }
-    }
-}
-
-fn read_arguments(arguments: &str) -> Result<Map<String, Value>, Failure> {
-    let wrong = |why: String| Failure::bad_request(format!("failed to parse function call arguments: {why}"));
-    match arguments {
-        "" => Ok(Map::new()),
-        arguments => match puna_api::json::parse(arguments.as_bytes()) {
-            Ok(Value::Object(map)) => Ok(map),
-            Ok(_) => Err(wrong("no object".into())),
-            Err(e) => Err(wrong(e.to_string())),
-        },
     }
 }
 

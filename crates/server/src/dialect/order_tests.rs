@@ -1,0 +1,349 @@
+//! Every dialect sends each call once, whole and closed, in whatever order its events come.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+use serde_json::{Map, Value, json};
+
+use super::answer_events::AnswerEvents;
+use super::anthropic::MessagesEncoder;
+use super::native::ChatEncoder;
+use super::openai::responses::ResponseEncoder;
+use super::{Encoder, Times, openai};
+use crate::canonical::{CallOutcome, Done, Event, Failure, Piece, Reason};
+
+/// Orders that are tried of each of the two kinds.
+const CASES: u32 = 5_000;
+
+/// A call as a client puts it together: id, tool, text of the arguments.
+type Call = (String, String, String);
+
+/// What a client gets of an answer.
+#[derive(Debug, Default)]
+struct Answer {
+    thinking: String,
+    content: String,
+    calls: Vec<Call>,
+    has_failed: bool,
+}
+
+fn encoded<E: Encoder>(mut encoder: E, events: &[Event]) -> String {
+    let (mut row, mut out) = (AnswerEvents::default(), Vec::new());
+    for event in events {
+        row.push(event.clone());
+        while let Some(event) = row.pop() {
+            encoder.encode(0, event, Times::default(), &mut out);
+        }
+    }
+    String::from_utf8(out).unwrap()
+}
+
+fn sse(text: &str) -> Vec<Value> {
+    let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+    data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
+}
+
+fn text_of(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn of_messages(events: &[Event]) -> Answer {
+    let (mut answer, mut open, mut blocks) = (Answer::default(), None, 0);
+    for event in sse(&encoded(MessagesEncoder::new("m".into(), Vec::new(), false), events)) {
+        match event["type"].as_str().unwrap() {
+            "content_block_start" => {
+                assert_eq!(
+                    (open.replace(text_of(&event["content_block"]["type"])), &event["index"]),
+                    (None, &json!(blocks))
+                );
+                blocks += 1;
+                let block = &event["content_block"];
+                if block["type"] == "tool_use" {
+                    answer.calls.push((text_of(&block["id"]), text_of(&block["name"]), String::new()));
+                }
+            }
+            "content_block_delta" => {
+                assert_eq!(event["index"], json!(blocks - 1));
+                let (delta, kind) = (&event["delta"], open.as_deref().unwrap());
+                match (delta["type"].as_str().unwrap(), kind) {
+                    ("thinking_delta", "thinking") => answer.thinking += &text_of(&delta["thinking"]),
+                    ("signature_delta", "thinking") => {}
+                    ("text_delta", "text") => answer.content += &text_of(&delta["text"]),
+                    ("input_json_delta", "tool_use") => {
+                        answer.calls.last_mut().unwrap().2 += &text_of(&delta["partial_json"]);
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            "content_block_stop" => {
+                assert_eq!(event["index"], json!(blocks - 1));
+                open.take().unwrap();
+            }
+            "message_start" | "ping" => {}
+            "error" => answer.has_failed = true,
+            "message_delta" | "message_stop" => assert_eq!(open, None),
+            other => panic!("{other}"),
+        }
+    }
+    assert_eq!(open, None);
+    answer
+}
+
+fn of_responses(events: &[Event]) -> Answer {
+    let request = puna_api::decode::from_value(&json!({"model": "m", "input": "x"})).unwrap();
+    let (mut answer, mut open) = (Answer::default(), None);
+    let mut items = 0;
+    for event in sse(&encoded(ResponseEncoder::new(request, None), events)) {
+        let item = &event["item"];
+        match event["type"].as_str().unwrap() {
+            "response.output_item.added" => {
+                assert_eq!((open.replace(item["id"].clone()), &event["output_index"]), (None, &json!(items)));
+                if item["type"] == "function_call" {
+                    answer.calls.push((text_of(&item["call_id"]), text_of(&item["name"]), String::new()));
+                }
+            }
+            "response.output_item.done" => {
+                assert_eq!(
+                    (open.take().as_ref(), &event["output_index"]),
+                    (Some(&item["id"]), &json!(items))
+                );
+                items += 1;
+                if item["type"] == "function_call" {
+                    let (id, name, arguments) = answer.calls.last().unwrap();
+                    assert_eq!((&text_of(&item["call_id"]), &text_of(&item["name"])), (id, name));
+                    assert_eq!(&text_of(&item["arguments"]), arguments);
+                }
+            }
+            "response.function_call_arguments.delta" => {
+                assert_eq!(open.as_ref(), Some(&event["item_id"]));
+                answer.calls.last_mut().unwrap().2 += &text_of(&event["delta"]);
+            }
+            "response.output_text.delta" => answer.content += &text_of(&event["delta"]),
+            "response.reasoning_summary_text.delta" => answer.thinking += &text_of(&event["delta"]),
+            "response.failed" => answer.has_failed = true,
+            _ => {}
+        }
+    }
+    assert_eq!(open, None);
+    answer
+}
+
+fn of_chat(events: &[Event]) -> Answer {
+    let mut answer = Answer::default();
+    for chunk in sse(&encoded(openai::ChatEncoder::new("m".into(), false, 1), events)) {
+        answer.has_failed |= chunk["error"].is_object();
+        let delta = &chunk["choices"][0]["delta"];
+        answer.thinking += &text_of(&delta["reasoning"]);
+        answer.content += &text_of(&delta["content"]);
+        for call in delta["tool_calls"].as_array().into_iter().flatten() {
+            let index = call["index"].as_u64().unwrap() as usize;
+            if call.get("id").is_some() {
+                assert_eq!(index, answer.calls.len());
+                answer.calls.push((text_of(&call["id"]), text_of(&call["function"]["name"]), String::new()));
+            }
+            // Nothing of a call comes once the next has begun.
+            assert_eq!(index + 1, answer.calls.len());
+            answer.calls[index].2 += &text_of(&call["function"]["arguments"]);
+        }
+    }
+    answer
+}
+
+fn of_native(events: &[Event]) -> Answer {
+    let mut answer = Answer::default();
+    for line in encoded(ChatEncoder::new("m".into()), events).lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        answer.has_failed |= line.get("error").is_some();
+        answer.thinking += &text_of(&line["message"]["thinking"]);
+        answer.content += &text_of(&line["message"]["content"]);
+        for call in line["message"]["tool_calls"].as_array().into_iter().flatten() {
+            assert_eq!(call["function"]["index"], json!(answer.calls.len()));
+            let (name, arguments) = (&call["function"]["name"], &call["function"]["arguments"]);
+            answer.calls.push((text_of(&call["id"]), text_of(name), arguments.to_string()));
+        }
+    }
+    answer
+}
+
+/// The name of a dialect, and what a client of it gets.
+type Dialect = (&'static str, fn(&[Event]) -> Answer);
+
+const DIALECTS: [Dialect; 4] =
+    [("messages", of_messages), ("responses", of_responses), ("chat", of_chat), ("native", of_native)];
+
+fn end(reason: Reason) -> Event {
+    Event::Done(Box::new(Done {
+        reason,
+        stop: None,
+        has_usage: true,
+        prompt_tokens: 1,
+        cached_tokens: 0,
+        prefill: Duration::ZERO,
+        generated_tokens: 1,
+        thought_tokens: 0,
+        decode: Duration::ZERO,
+        guesses: Default::default(),
+        dropped_messages: 0,
+        dropped_tokens: 0,
+        context: Vec::new(),
+    }))
+}
+
+fn piece(text: &str) -> Piece {
+    Piece { text: text.to_owned(), logprobs: Vec::new() }
+}
+
+/// The arguments of a source's call: their text in pieces, and how it ends.
+#[derive(Debug, Clone)]
+struct Source {
+    name: &'static str,
+    pieces: Vec<String>,
+    outcome: CallOutcome,
+}
+
+fn source() -> impl Strategy<Value = Source> {
+    let objects = ["{}", "{\"a\":1}", "{\"city\": \"Zürich\", \"n\": [1, null, {}]}", "{\"x\":\"\\\"}{\"}"];
+    let cuts = vec(any::<Index>(), 0..4);
+    (select(vec!["f", "g"]), select(objects.to_vec()), cuts, 0..4_u8).prop_map(|(name, text, cuts, kind)| {
+        let arguments: Map<String, Value> = serde_json::from_str(text).unwrap();
+        let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+        let mut cuts: Vec<usize> = cuts.iter().map(|cut| *cut.get(&ends)).collect();
+        cuts.sort_unstable();
+        let (sent, outcome) = match kind {
+            // A call that comes whole.
+            0 => ("", CallOutcome::Complete(arguments)),
+            1 => (&text[..cuts.last().copied().unwrap_or(0)], CallOutcome::CutOff),
+            2 => {
+                (&text[..cuts.first().copied().unwrap_or(0)], CallOutcome::Invalid(Some(format!("{text}?"))))
+            }
+            _ => (text, CallOutcome::Complete(arguments)),
+        };
+        let cuts: Vec<usize> = cuts.into_iter().filter(|cut| *cut <= sent.len()).collect();
+        let bounds = [&[0], cuts.as_slice(), &[sent.len()]].concat();
+        let pieces = bounds.windows(2).map(|pair| sent[pair[0]..pair[1]].to_owned()).collect();
+        Source { name, pieces, outcome }
+    })
+}
+
+/// The events of one call, in their order.
+fn events_of(index: usize, source: &Source) -> Vec<Event> {
+    let start = Event::CallStart { index, id: format!("c{index}"), name: source.name.into() };
+    let arguments = source.pieces.iter().map(|text| Event::CallArguments { index, text: text.clone() });
+    let end = Event::CallEnd { index, outcome: source.outcome.clone() };
+    [start].into_iter().chain(arguments).chain([end]).collect()
+}
+
+/// Rows of events become one, each row in its order; `choices` say which row is next.
+fn interleaved(rows: Vec<Vec<Event>>, choices: &[Index]) -> Vec<Event> {
+    let mut rows: Vec<_> = rows.into_iter().map(Vec::into_iter).map(Iterator::peekable).collect();
+    let (mut all, mut choices) = (Vec::new(), choices.iter().cycle());
+    loop {
+        rows.retain_mut(|row| row.peek().is_some());
+        if rows.is_empty() {
+            return all;
+        }
+        let at = choices.next().map_or(0, |choice| choice.index(rows.len()));
+        all.extend(rows[at].next());
+    }
+}
+
+fn assert_ids_differ(dialect: &str, answer: &Answer) {
+    let ids: HashSet<&str> = answer.calls.iter().map(|(id, ..)| id.as_str()).collect();
+    assert_eq!(ids.len(), answer.calls.len(), "{dialect}: {answer:?}");
+    assert!(!ids.contains(""), "{dialect}: {answer:?}");
+}
+
+fn is_object(text: &str) -> bool {
+    serde_json::from_str::<Map<String, Value>>(text).is_ok()
+}
+
+/// An event of no order at all.
+fn any_event() -> impl Strategy<Value = Event> {
+    let texts = || select(vec!["", "{", "}", "{\"a\":1}", "so", "\n"]);
+    let outcomes = select(vec![
+        CallOutcome::Complete(Map::new()),
+        CallOutcome::Invalid(None),
+        CallOutcome::Invalid(Some("so".into())),
+        CallOutcome::CutOff,
+    ]);
+    prop_oneof![
+        texts().prop_map(|text| Event::Thinking(piece(text))),
+        texts().prop_map(|text| Event::Content(piece(text))),
+        (0..3_usize, select(vec!["", "c0", "c1"])).prop_map(|(index, id)| Event::CallStart {
+            index,
+            id: id.into(),
+            name: "f".into()
+        }),
+        (0..3_usize, texts()).prop_map(|(index, text)| Event::CallArguments { index, text: text.into() }),
+        (0..3_usize, outcomes).prop_map(|(index, outcome)| Event::CallEnd { index, outcome }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: CASES, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_call_is_sent_once_with_its_arguments_however_events_are_interleaved(
+        sources in vec(source(), 0..5),
+        texts in vec(select(vec!["a", "b\n", " ", "ç"]), 0..5),
+        thoughts in vec(select(vec!["hm", "\n"]), 0..3),
+        choices in vec(any::<Index>(), 1..40),
+        reason in select(vec![Reason::Stop, Reason::Length]),
+    ) {
+        let mut rows: Vec<_> = sources.iter().enumerate().map(|(index, source)| events_of(index, source)).collect();
+        rows.push(texts.iter().map(|text| Event::Content(piece(text))).collect());
+        rows.push(thoughts.iter().map(|text| Event::Thinking(piece(text))).collect());
+        let mut events = interleaved(rows, &choices);
+        events.push(end(reason));
+        for (dialect, answer_of) in DIALECTS {
+            let answer = answer_of(&events);
+            assert_ids_differ(dialect, &answer);
+            prop_assert_eq!((&answer.content, &answer.thinking), (&texts.concat(), &thoughts.concat()), "{}", dialect);
+            prop_assert_eq!(answer.calls.len(), sources.len(), "{}", dialect);
+            for (index, source) in sources.iter().enumerate() {
+                let id = format!("c{index}");
+                let (_, name, arguments) = answer.calls.iter().find(|call| call.0 == id).unwrap();
+                prop_assert_eq!(name, source.name);
+                match &source.outcome {
+                    CallOutcome::Complete(map) => {
+                        let sent: Value = serde_json::from_str(arguments).unwrap();
+                        prop_assert_eq!(&sent, &Value::Object(map.clone()), "{}", dialect);
+                    }
+                    _ if dialect == "native" => prop_assert!(is_object(arguments)),
+                    CallOutcome::CutOff => {
+                        let sent = source.pieces.concat();
+                        prop_assert!(*arguments == sent || dialect == "messages" && is_object(arguments), "{dialect}");
+                    }
+                    CallOutcome::Invalid(all) => {
+                        let is_all = Some(arguments) == all.as_ref();
+                        let is_start = source.pieces.concat() == *arguments || is_object(arguments);
+                        prop_assert!(if dialect == "messages" { is_start } else { is_all }, "{dialect}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_order_sends_an_id_twice_or_leaves_a_block_open(
+        events in vec(any_event(), 0..25),
+        fails in any::<bool>(),
+    ) {
+        let mut events = events;
+        events.push(if fails { Event::Error(Failure::internal("broken")) } else { end(Reason::Stop) });
+        let text = |is: fn(&Event) -> Option<&Piece>| -> String {
+            events.iter().filter_map(is).map(|piece| piece.text.as_str()).collect()
+        };
+        let content = text(|event| if let Event::Content(piece) = event { Some(piece) } else { None });
+        let starts = events.iter().filter(|event| matches!(event, Event::CallStart { .. })).count();
+        for (dialect, answer_of) in DIALECTS {
+            let answer = answer_of(&events);
+            assert_ids_differ(dialect, &answer);
+            prop_assert_eq!(&answer.content, &content, "{}", dialect);
+            prop_assert_eq!((answer.calls.len(), answer.has_failed), (starts, fails), "{}", dialect);
+        }
+    }
+}

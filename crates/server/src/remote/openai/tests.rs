@@ -1,0 +1,144 @@
+use super::*;
+
+/// The events of an answer with these deltas that ends for this reason.
+async fn events_of(deltas: &[Value], reason: Option<Reason>) -> Vec<Event> {
+    let (to, mut from) = tokio::sync::mpsc::channel(8 * CALLS_MAX);
+    let mut reader = Reader::new(&to, false);
+    for delta in deltas {
+        reader.chunk(&json!({"choices": [{"delta": delta}]})).await;
+    }
+    reader.end_calls(reason).await;
+    drop(to);
+    let mut all = Vec::new();
+    while let Some(event) = from.recv().await {
+        all.push(event);
+    }
+    all
+}
+
+async fn events(parts: &[Value]) -> Vec<Event> {
+    let deltas: Vec<_> = parts.iter().map(|part| json!({"tool_calls": [part]})).collect();
+    events_of(&deltas, Some(Reason::Stop)).await
+}
+
+fn text(events: &[Event]) -> String {
+    let text = |event: &Event| match event {
+        Event::Content(piece) => piece.text.clone(),
+        _ => String::new(),
+    };
+    events.iter().map(text).collect()
+}
+
+/// Name, arguments as they were sent, and outcome of every call.
+fn calls(events: &[Event]) -> Vec<(String, String, Option<CallOutcome>)> {
+    let mut calls = Vec::new();
+    for event in events {
+        match event {
+            Event::CallStart { index, name, .. } => {
+                assert_eq!(*index, calls.len(), "numbers have no gaps");
+                calls.push((name.clone(), String::new(), None));
+            }
+            Event::CallArguments { index, text } => {
+                assert_eq!(calls[*index].2, None, "the call has not ended");
+                calls[*index].1 += text;
+            }
+            Event::CallEnd { index, outcome } => {
+                assert_eq!(calls[*index].2.replace(outcome.clone()), None, "a call ends once");
+            }
+            _ => {}
+        }
+    }
+    calls
+}
+
+fn part(index: usize, id: &str, name: &str, arguments: &str) -> Value {
+    json!({"index": index, "id": id, "function": {"name": name, "arguments": arguments}})
+}
+
+fn more(index: usize, arguments: &str) -> Value {
+    json!({"index": index, "function": {"arguments": arguments}})
+}
+
+fn complete(arguments: Value) -> Option<CallOutcome> {
+    Some(CallOutcome::Complete(arguments.as_object().unwrap().clone()))
+}
+
+#[tokio::test]
+async fn arguments_that_are_no_object_stay_the_arguments_of_their_call() {
+    let good = part(1, "b", "g", "{}");
+    for bad in ["{\"a\": bad}", "{\"a\": \"b", "[1]", "{\"a\"", "nothing"] {
+        for cut in 0..=bad.len() {
+            let parts = [part(0, "a", "f", &bad[..cut]), more(0, &bad[cut..]), good.clone()];
+            let all = events(&parts).await;
+            let [(name, sent, outcome), (_, _, other)] = calls(&all).try_into().unwrap();
+            assert_eq!((name.as_str(), text(&all)), ("f", String::new()));
+            assert_eq!(outcome, Some(CallOutcome::Invalid(Some(bad.into()))));
+            assert_eq!(other, complete(json!({})));
+            assert!(bad.starts_with(&sent) && !sent.contains("bad") && !sent.contains("[1"), "{sent}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_begins_once_its_name_is_known_and_without_one_it_is_text() {
+    let late = [more(0, "{\"x\":"), part(0, "a", "f", " 1}")];
+    let all = events(&late).await;
+    assert_eq!(calls(&all), [("f".into(), "{\"x\": 1}".into(), complete(json!({"x": 1})))]);
+    assert_eq!(text(&all), "");
+    let all = events(&late[..1]).await;
+    assert_eq!((all.len(), text(&all)), (1, "{\"name\":\"\",\"arguments\":{\"x\":}".to_owned()));
+    let many: Vec<Value> = (0..CALLS_MAX + 2).map(|i| part(i, &i.to_string(), "f", "{}")).collect();
+    let all = events(&many).await;
+    let rest = "{\"name\":\"f\",\"arguments\":{}}".repeat(2);
+    assert_eq!((calls(&all).len(), text(&all)), (CALLS_MAX, rest));
+}
+
+#[tokio::test]
+async fn arguments_of_parallel_calls_go_to_their_calls() {
+    let parts = [
+        part(0, "a", "f", ""),
+        part(1, "b", "g", ""),
+        more(0, "{\"x\""),
+        more(1, "{\"y\": 2"),
+        more(0, ": 1}"),
+        more(1, "}"),
+    ];
+    let all = events(&parts).await;
+    let f = ("f".into(), "{\"x\": 1}".into(), complete(json!({"x": 1})));
+    let g = ("g".into(), "{\"y\": 2}".into(), complete(json!({"y": 2})));
+    assert_eq!((calls(&all), text(&all)), (vec![f, g], String::new()));
+}
+
+#[tokio::test]
+async fn a_complete_call_ends_before_anything_else_comes() {
+    let call = json!({"tool_calls": [part(0, "a", "f", "{\"x\": 1}")]});
+    for other in [json!({"content": "\n"}), json!({"reasoning_content": "hm"}), json!({"content": "so"})] {
+        let all = events_of(&[call.clone(), other.clone()], Some(Reason::Stop)).await;
+        assert!(matches!(all[2], Event::CallEnd { index: 0, outcome: CallOutcome::Complete(_) }), "{all:?}");
+        assert!(matches!(all[3], Event::Content(_) | Event::Thinking(_)), "{all:?}");
+        assert_eq!(all.len(), 4, "{all:?}");
+    }
+    // What a server repeats of a call that has ended is nothing new.
+    let deltas = [call, json!({"content": "so"}), json!({"tool_calls": [more(0, " ")]})];
+    assert_eq!(calls(&events_of(&deltas, Some(Reason::Stop)).await).len(), 1);
+}
+
+#[tokio::test]
+async fn a_call_that_the_limit_cuts_off_is_not_invalid() {
+    let start = json!({"tool_calls": [part(0, "a", "f", "{\"x\": \"1")]});
+    for reason in [Some(Reason::Length), None] {
+        let all = events_of(std::slice::from_ref(&start), reason).await;
+        assert_eq!(calls(&all)[0].2, Some(CallOutcome::CutOff));
+    }
+    let empty = json!({"tool_calls": [part(0, "a", "f", "")]});
+    let all = events_of(std::slice::from_ref(&empty), Some(Reason::Stop)).await;
+    assert_eq!(calls(&all)[0].2, complete(json!({})));
+    let all = events_of(&[empty], Some(Reason::Length)).await;
+    assert_eq!(calls(&all)[0].2, Some(CallOutcome::CutOff));
+}
+
+#[tokio::test]
+async fn content_may_be_a_list_of_parts() {
+    let parts = json!({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]});
+    assert_eq!(text(&events_of(&[parts], Some(Reason::Stop)).await), "ab");
+}
