@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value as Json};
 
+use crate::adapt::{Adaptations, MessageRules, adapt, check_roles, is_accepted, ordered};
 use crate::go;
 use crate::message::{Message, Think};
 use crate::{PromptError, Template, jinja_chat};
@@ -27,6 +28,17 @@ pub struct Chat<'a> {
     pub now: Option<jiff::civil::DateTime>,
     /// Tokens that an image takes beyond its tag, when prompts are fitted.
     pub image_tokens: usize,
+    /// What the template accepts: the conversation is changed to that. Without rules it is rendered as it is.
+    pub rules: Option<MessageRules>,
+}
+
+/// A prompt, and what was changed in the conversation so that the template accepts it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rendered {
+    /// The prompt.
+    pub prompt: String,
+    /// What was changed.
+    pub adaptations: Adaptations,
 }
 
 impl<'a> Chat<'a> {
@@ -41,6 +53,7 @@ impl<'a> Chat<'a> {
             variables: Map::new(),
             now: None,
             image_tokens: 0,
+            rules: None,
         }
     }
 
@@ -50,12 +63,66 @@ impl<'a> Chat<'a> {
 }
 
 /// Renders a conversation.
+///
+/// # Errors
+/// As of [`render_adapted`].
 pub fn render(template: &Template, chat: &Chat<'_>) -> Result<String, PromptError> {
+    render_adapted(template, chat).map(|rendered| rendered.prompt)
+}
+
+/// Renders a conversation, and says what was changed in it for the template ([`Chat::rules`]).
+///
+/// # Errors
+/// The template fails, or refuses the conversation however it is changed; a role that it does not know.
+pub fn render_adapted(template: &Template, chat: &Chat<'_>) -> Result<Rendered, PromptError> {
     render_messages(template, chat, chat.messages)
 }
 
-/// Renders other messages with the settings of `chat`.
+/// Renders other messages with the settings of `chat`. A template that refuses what it accepted in small conversations gets
+/// ever simpler ones; of the errors the first one counts.
 pub(crate) fn render_messages(
+    template: &Template,
+    chat: &Chat<'_>,
+    messages: &[Message],
+) -> Result<Rendered, PromptError> {
+    let Some(rules) = chat.rules else {
+        let prompt = render_as_is(template, chat, messages)?;
+        return Ok(Rendered { prompt, adaptations: Adaptations::new() });
+    };
+    check_roles(template, messages)?;
+    let attempt = |messages: &[Message]| {
+        let mut first = None;
+        let as_is = is_accepted(template, chat, &rules, messages).then(|| ordered(messages));
+        let adapted = [rules].into_iter().chain(rules.stricter()).map(|rules| adapt(messages, &rules));
+        for (adapted, adaptations) in as_is.into_iter().chain(adapted) {
+            match render_as_is(template, chat, &adapted) {
+                Ok(prompt) => return Ok(Rendered { prompt, adaptations }),
+                Err(error) if error.is_refusal() => _ = first.get_or_insert(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(first.unwrap_or(PromptError::Refused(String::new())))
+    };
+    let error = match attempt(messages) {
+        Err(error) if error.is_refusal() => error,
+        other => return other,
+    };
+    // A template that refuses even a question refuses no message of this conversation.
+    let is_short = messages.len() <= SEARCHED_MAX && attempt(&[Message::new("user", "?")]).is_ok();
+    let refused = (0..messages.len()).filter(|_| is_short).find(|last| attempt(&messages[..=*last]).is_err());
+    match refused {
+        // The conversation as a whole, and not one of its messages.
+        Some(0) if messages.len() > 1 && attempt(&messages[..2]).is_ok() => Err(error),
+        Some(index) => Err(PromptError::Message { index, error: Box::new(error) }),
+        None => Err(error),
+    }
+}
+
+/// In longer conversations the message that a template refuses is not searched for.
+const SEARCHED_MAX: usize = 32;
+
+/// Renders messages as they are.
+pub(crate) fn render_as_is(
     template: &Template,
     chat: &Chat<'_>,
     messages: &[Message],

@@ -66,10 +66,34 @@ pub enum PromptError {
     /// A built-in renderer refused the conversation; the text says why, in the words of Ollama.
     #[error("{0}")]
     Refused(String),
+    /// The template refuses a message of the conversation.
+    #[error("messages[{index}]: {error}")]
+    Message {
+        /// The place of the message in the conversation, from 0.
+        index: usize,
+        /// Why.
+        error: Box<PromptError>,
+    },
+    /// The template writes nothing of messages with this role.
+    #[error("the role {role:?} is unknown to this model's template: use system, user, assistant or tool")]
+    UnknownRole {
+        /// The role.
+        role: String,
+    },
     /// `suffix` was given, but the template has no place for it.
     #[error("this template has no place for a suffix (no fill-in-the-middle support)")]
     NoInsert,
     /// The token counter that the caller gave failed.
     #[error("counting the tokens of the prompt: {0}")]
     Count(String),
+}
+
+impl PromptError {
+    /// Whether the template refuses a conversation that it may accept in another form.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Raised { .. } | Self::Refused(_) | Self::JinjaRender { .. } | Self::GoRender { .. }
+        )
+    }
 }

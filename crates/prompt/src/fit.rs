@@ -1,6 +1,7 @@
 //! Prompts that fit the context: the oldest messages go first, system messages and the newest stay.
 
-use crate::chat::{Chat, render_messages};
+use crate::adapt::Adaptations;
+use crate::chat::{Chat, Rendered, render_messages};
 use crate::message::Message;
 use crate::{PromptError, Template};
 
@@ -15,6 +16,8 @@ pub struct Fitted {
     pub dropped_messages: usize,
     /// Even the newest message with the system messages is longer than the limit; the prompt must be cut or refused.
     pub too_long: bool,
+    /// What was changed so that the template accepts it.
+    pub adaptations: Adaptations,
 }
 
 impl Fitted {
@@ -38,10 +41,10 @@ pub fn fit(
     let mut attempt = |first: usize| -> Result<Fitted, PromptError> {
         let kept = kept_from(chat.messages, first);
         let images: usize = kept.iter().map(|m| m.images.len()).sum();
-        let prompt = render_messages(template, chat, &kept)?;
+        let Rendered { prompt, adaptations } = render_messages(template, chat, &kept)?;
         let tokens = count(&prompt)?.saturating_add(images.saturating_mul(chat.image_tokens));
         let dropped_messages = chat.messages.len() - kept.len();
-        Ok(Fitted { too_long: tokens > limit, prompt, tokens, dropped_messages })
+        Ok(Fitted { too_long: tokens > limit, prompt, tokens, dropped_messages, adaptations })
     };
     let whole = attempt(0)?;
     if !whole.too_long {
@@ -82,12 +85,7 @@ fn accepted(
     for (passed, cut) in cuts.iter().enumerate().take(REFUSALS_MAX) {
         match attempt(*cut) {
             Ok(fitted) => return Ok(Some((passed, fitted))),
-            Err(
-                PromptError::Raised { .. }
-                | PromptError::Refused(_)
-                | PromptError::JinjaRender { .. }
-                | PromptError::GoRender { .. },
-            ) => {}
+            Err(error) if error.is_refusal() => {}
             Err(other) => return Err(other),
         }
     }

@@ -180,7 +180,7 @@ fn call_value(call: &ToolCall, text_arguments: bool) -> Json {
 const SYSTEM: &str = "puna-probe-system";
 const USER: &str = "puna-probe-user";
 
-fn writes_system(template: &JinjaTemplate) -> bool {
+pub(crate) fn writes_system(template: &JinjaTemplate) -> bool {
     *template.habits().system.get_or_init(|| {
         let content = |text: &str| probe_content(template, text);
         let messages = json!([

@@ -4,6 +4,7 @@
 //! * [`Renderer`]: a prompt format that is built in, by name; a [`Template`] too.
 //! * [`conversation`], [`generation`]: the messages of a request with those stored in the model.
 //! * [`render`], [`render_insert`]: the prompt. [`fit`]: the prompt with the oldest messages dropped until it fits.
+//! * [`MessageRules`]: which messages a template accepts; conversations are changed to that.
 //! * [`mark_written`], [`marked_parts`]: what users wrote, told from a template's own words.
 //! * [`OutputParser`]: tells thoughts, answer and tool calls apart while the model's text streams.
 //! * [`NamedTemplate`]: Ollama's named templates with their stop strings, found by what a model's own template writes.
@@ -21,6 +22,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adapt;
 mod capabilities;
 mod chat;
 mod conversation;
@@ -38,8 +40,9 @@ mod renderers;
 mod template;
 mod thinking;
 
+pub use adapt::{Adaptation, Adaptations, MessageRules};
 pub use capabilities::{Capabilities, prefer_jinja};
-pub use chat::{Chat, render, render_insert};
+pub use chat::{Chat, Rendered, render, render_adapted, render_insert};
 pub use conversation::{conversation, generation, strip_past_thoughts};
 pub use error::PromptError;
 pub use fit::{Fitted, fit};

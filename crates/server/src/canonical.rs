@@ -333,7 +333,10 @@ pub struct Tokenize {
 /// What a request reports: any number of pieces, then one end ([`Event::is_end`]).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Event {
-    /// The prompt is accepted and waits for its turn; this comes before everything else, or not at all.
+    /// The conversation was changed so that the model's template accepts it, in these ways
+    /// ([`puna_prompt::Adaptation::as_str`]). This comes before everything else, or not at all.
+    Adapted(Vec<String>),
+    /// The prompt is accepted and waits for its turn; this comes before everything that is generated, or not at all.
     Started {
         /// Its tokens.
         prompt_tokens: u64,
@@ -397,7 +400,8 @@ impl Event {
     pub fn is_end(&self) -> bool {
         !matches!(
             self,
-            Self::Started { .. }
+            Self::Adapted(_)
+                | Self::Started { .. }
                 | Self::Progress { .. }
                 | Self::Prompt(_)
                 | Self::Thinking(_)

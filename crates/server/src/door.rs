@@ -41,7 +41,7 @@ X-Stainless-Runtime-Version,X-Stainless-Timeout,X-Api-Key,Anthropic-Version,Anth
 Anthropic-Dangerous-Direct-Browser-Access,X-Request-Id";
 
 /// Headers of answers that pages may read.
-const EXPOSED_HEADERS: &str = "X-Request-Id,Request-Id,X-Puna-Ignored,Retry-After";
+const EXPOSED_HEADERS: &str = "X-Request-Id,Request-Id,X-Puna-Ignored,X-Puna-Adapted,Retry-After";
 
 /// Everything a connection needs to answer requests. Cheap to clone.
 #[derive(Clone)]
@@ -221,6 +221,9 @@ impl Door {
         let mut response = ignored.during(Held::during(self.handle(request))).await;
         if let Some(fields) = ignored.header() {
             response.headers_mut().insert("x-puna-ignored", fields);
+        }
+        if let Some(kinds) = ignored.adapted_header() {
+            response.headers_mut().insert("x-puna-adapted", kinds);
         }
         response
     }

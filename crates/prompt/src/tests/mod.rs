@@ -1,5 +1,6 @@
 //! Tests that reach into the crate. The cases under `tests/data` were made by the reference implementations.
 
+mod adapt;
 mod chat;
 mod fit;
 mod go_cases;

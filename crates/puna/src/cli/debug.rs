@@ -110,6 +110,9 @@ pub struct RenderArgs {
     /// A body of /api/chat or /api/generate
     #[arg(long)]
     pub request: PathBuf,
+    /// Say what is changed in the conversation for the template
+    #[arg(long, conflicts_with = "json")]
+    pub explain: bool,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

@@ -184,9 +184,13 @@ impl AnswerEvents {
             Event::Rendered(prompt) => self.ready.push_back(AnswerEvent::Rendered(prompt)),
             Event::Done(done) => self.ready.push_back(AnswerEvent::Done(done)),
             Event::Error(failure) => self.ready.push_back(AnswerEvent::Error(failure)),
-            // The ends of other tasks than generations.
-            Event::Embedded(_) | Event::Ranked(_) | Event::Counted(_) | Event::Tokens(_) | Event::Text(_) => {
-            }
+            // A part of the answer's head, and the ends of other tasks than generations.
+            Event::Adapted(_)
+            | Event::Embedded(_)
+            | Event::Ranked(_)
+            | Event::Counted(_)
+            | Event::Tokens(_)
+            | Event::Text(_) => {}
         }
     }
 

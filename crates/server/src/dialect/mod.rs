@@ -34,9 +34,9 @@ pub(crate) use waiting::respond_when;
 use answer_events::AnswerEvents;
 
 use crate::app::Running;
-use crate::canonical::{Done, Failure, ModelText};
+use crate::canonical::{Done, Event, Failure, ModelText};
 use crate::config::Config;
-use crate::http::{Wire, note_ignored, stream};
+use crate::http::{Wire, note_adapted, note_ignored, stream};
 use crate::names::Name;
 
 /// Turns events into the bytes of a stream.
@@ -136,6 +136,7 @@ impl Answer {
                 return Poll::Ready(Some(event));
             }
             match ready!(self.running.poll_next(cx)) {
+                Some(Event::Adapted(kinds)) => kinds.into_iter().for_each(note_adapted),
                 Some(event) => self.events.push(event),
                 None => return Poll::Ready(None),
             }

@@ -113,9 +113,19 @@ pub(crate) fn note_ignored(field: String) {
     });
 }
 
-/// Fields of a request that nobody looked at.
+/// Notes a change of the conversation for the model's template, for the answer's header to name.
+pub(crate) fn note_adapted(kind: String) {
+    let _ = IGNORED.try_with(|ignored| {
+        let mut kinds = lock(&ignored.1);
+        if kinds.len() < MAX_IGNORED && !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    });
+}
+
+/// Fields of a request that nobody looked at, and changes of its conversation.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Ignored(Arc<Mutex<Vec<String>>>);
+pub(crate) struct Ignored(Arc<Mutex<Vec<String>>>, Arc<Mutex<Vec<String>>>);
 
 impl Ignored {
     /// Waits for an answer; what is noted meanwhile is in here.
@@ -123,9 +133,18 @@ impl Ignored {
         IGNORED.scope(self.clone(), answer).await
     }
 
-    /// As a header's value, if there are any.
+    /// The fields as a header's value, if there are any.
     pub(crate) fn header(&self) -> Option<HeaderValue> {
-        let fields = lock(&self.0);
+        Self::value(&self.0)
+    }
+
+    /// The changes of the conversation as a header's value, if there are any.
+    pub(crate) fn adapted_header(&self) -> Option<HeaderValue> {
+        Self::value(&self.1)
+    }
+
+    fn value(names: &Mutex<Vec<String>>) -> Option<HeaderValue> {
+        let fields = lock(names);
         let plain = |c: char| if c.is_ascii_graphic() && c != ',' { c } else { '?' };
         let names: Vec<String> =
             fields.iter().map(|name| name.chars().take(MAX_NAME).map(plain).collect()).collect();

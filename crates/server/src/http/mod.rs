@@ -18,7 +18,7 @@ pub mod serve;
 mod tests;
 pub mod tls;
 
-pub(crate) use body::{Ignored, Json, Pieces, note_ignored, read_body};
+pub(crate) use body::{Ignored, Json, Pieces, note_adapted, note_ignored, read_body};
 pub(crate) use client::{Client, Owner};
 pub(crate) use dialect::Dialect;
 pub(crate) use journal::{VIA_HEADER, current_via};

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use puna_api::native::{self, Tool, ToolChoice};
 use puna_engine::{Doses, EngineError, Job, Speculation};
 use puna_prompt::{
-    CallForm, Chat, FunctionCall, Kind, Message, OutputParser, ParserInput, PromptError, Stage, Template,
-    Think, ToolCall, conversation, fit, generation, is_marked, mark_written, marked_parts, prefer_jinja,
-    render, render_insert, strip_past_thoughts, unmarked,
+    Adaptations, CallForm, Chat, FunctionCall, Kind, Message, OutputParser, ParserInput, PromptError, Stage,
+    Template, Think, ToolCall, conversation, fit, generation, is_marked, mark_written, marked_parts,
+    prefer_jinja, render, render_adapted, render_insert, strip_past_thoughts, unmarked,
 };
 use puna_sampler::{CONSTRAINT_BYTES_MAX, Grammar};
 use serde_json::Value;
@@ -52,12 +52,15 @@ struct Text {
     /// The last message, which the model may have to go on with.
     last: Option<Message>,
     dropped_messages: usize,
+    /// What was changed in the conversation for the template.
+    adaptations: Adaptations,
 }
 
 impl Text {
     fn new(prompt: String, template: Option<Arc<Template>>) -> Self {
         let (marked, own, tools, last) = (None, false, Vec::new(), None);
-        Self { prompt, marked, template, own, tools, last, dropped_messages: 0 }
+        let adaptations = Adaptations::new();
+        Self { prompt, marked, template, own, tools, last, dropped_messages: 0, adaptations }
     }
 }
 
@@ -94,6 +97,9 @@ impl Preparer {
         task.options.stop.retain(|stop| !stop.is_empty());
         let text = self.text(&handle, &task)?;
         listening(&handle)?;
+        if !text.adaptations.is_empty() {
+            handle.send(Event::Adapted(text.adaptations.iter().map(ToString::to_string).collect()));
+        }
         if task.render_only {
             handle.send(Event::Rendered(text.prompt));
             return Ok(());
@@ -268,7 +274,17 @@ impl Preparer {
         let mut variables = task.variables.clone();
         let beside = tools.iter_mut().chain(variables.values_mut());
         mark_written(&mut all, beside, |text| self.generator.controls_in(text));
-        self.fitted(handle, task, template, &Chat { tools: &tools, variables, ..Chat::new(&all) }, "")
+        let rules = Some(self.templates.rules(&template));
+        let chat = Chat { tools: &tools, variables, rules, ..Chat::new(&all) };
+        // Places are those of the request's messages.
+        let before = all.len() - messages.len();
+        self.fitted(handle, task, template, &chat, "").map_err(|error| match error {
+            PromptError::Message { index, error } if index >= before => {
+                failure(PromptError::Message { index: index - before, error })
+            }
+            PromptError::Message { error, .. } => failure(*error),
+            error => failure(error),
+        })
     }
 
     /// The prompt of a single text.
@@ -306,7 +322,7 @@ impl Preparer {
             let text = render(&template, &chat).map_err(failure)?;
             return Ok(Text { own: true, ..Text::new(before + &text, Some(template)) });
         }
-        self.fitted(handle, task, template, &chat, &before)
+        self.fitted(handle, task, template, &chat, &before).map_err(failure)
     }
 
     /// The text of an earlier answer's tokens.
@@ -361,19 +377,20 @@ impl Preparer {
         template: Arc<Template>,
         chat: &Chat<'_>,
         before: &str,
-    ) -> Result<Text, Failure> {
+    ) -> Result<Text, PromptError> {
         let chat = self.template_input(task, chat);
-        let (prompt, dropped_messages) = if task.truncate {
+        let (prompt, dropped_messages, adaptations) = if task.truncate {
             let limit = self.context(task.options.num_ctx) as usize;
             let mut count = |text: &str| {
                 // Every attempt costs as much as the first.
                 listening(handle).map_err(|gone| PromptError::Count(gone.message))?;
                 Ok(self.encode(task, &format!("{before}{text}"), Some(&template)).len())
             };
-            let fitted = fit(&template, &chat, limit, &mut count).map_err(failure)?;
-            (fitted.prompt, fitted.dropped_messages)
+            let fitted = fit(&template, &chat, limit, &mut count)?;
+            (fitted.prompt, fitted.dropped_messages, fitted.adaptations)
         } else {
-            (render(&template, &chat).map_err(failure)?, 0)
+            let rendered = render_adapted(&template, &chat)?;
+            (rendered.prompt, 0, rendered.adaptations)
         };
         let (tools, last) = (chat.tools.to_vec(), chat.messages.last().cloned());
         let mut text = Text::new(format!("{before}{prompt}"), Some(template));
@@ -381,7 +398,7 @@ impl Preparer {
             let prompt = unmarked(&text.prompt);
             text.marked = Some(std::mem::replace(&mut text.prompt, prompt));
         }
-        Ok(Text { tools, last, dropped_messages, ..text })
+        Ok(Text { tools, last, dropped_messages, adaptations, ..text })
     }
 
     fn template_input<'a>(&'a self, task: &Generate, chat: &Chat<'a>) -> Chat<'a> {

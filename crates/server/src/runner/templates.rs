@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use puna_prompt::{Kind, PromptError, Template};
+use puna_prompt::{Kind, MessageRules, PromptError, Template};
 
 use crate::lock::lock;
 
@@ -17,11 +17,29 @@ const TEMPLATES: usize = 8;
 pub(super) struct Templates {
     /// The most recently used last.
     known: Mutex<Vec<Arc<Template>>>,
+    /// The rules of the most recently used ones, by their addresses.
+    rules: Mutex<Vec<(Arc<Template>, MessageRules)>>,
 }
 
 impl Templates {
     pub(super) fn get(&self, kind: Kind, source: &str) -> Result<Arc<Template>, PromptError> {
         self.get_or(kind, source, || Template::parse(kind, source))
+    }
+
+    /// Which messages a template accepts. That is found out once.
+    pub(super) fn rules(&self, template: &Arc<Template>) -> MessageRules {
+        let known =
+            lock(&self.rules).iter().find(|(of, _)| Arc::ptr_eq(of, template)).map(|(_, rules)| *rules);
+        if let Some(rules) = known {
+            return rules;
+        }
+        let found = MessageRules::of(template);
+        let mut rules = lock(&self.rules);
+        if rules.len() == TEMPLATES {
+            rules.remove(0);
+        }
+        rules.push((template.clone(), found));
+        found
     }
 
     /// As [`Templates::get`]. While a new template is parsed, which may take long, others can be had.

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, anyhow, bail};
 use puna_prompt::{
-    Chat, Kind, Message, Renderer, Template, Think, conversation, fit, generation, mark_written,
-    marked_parts, prefer_jinja, render_insert, unmarked,
+    Adaptation, Adaptations, Chat, Kind, Message, MessageRules, Renderer, Template, Think, conversation, fit,
+    generation, mark_written, marked_parts, prefer_jinja, render_insert, unmarked,
 };
 use puna_tokenizer::Tokenizer;
 use serde_json::{Value, json};
@@ -27,10 +27,18 @@ pub fn run(args: &RenderArgs) -> Result<()> {
     let parts = parts(&rendered.prompt, rendered.may_be_marked);
     let tokens = tokenizer.map(|t| t.encode_prompt_parts(&parts, rendered.leading_bos));
     let rendered = rendered.shown();
+    let adapted: Vec<&str> = rendered.adaptations.iter().map(|kind| kind.as_str()).collect();
     if args.json {
         return out::json(
-            &json!({"prompt": rendered.prompt, "tokens": tokens, "truncated": rendered.truncated}),
+            &json!({"prompt": rendered.prompt, "tokens": tokens, "truncated": rendered.truncated, "adapted": adapted}),
         );
+    }
+    if args.explain {
+        let line = |kind: &Adaptation| format!("{kind}: {}\n", kind.description());
+        let lines: String = rendered.adaptations.iter().map(line).collect();
+        let lines =
+            if lines.is_empty() { "nothing is changed in the conversation\n".to_owned() } else { lines };
+        return out::text(&format!("{lines}\n{}", rendered.prompt));
     }
     out::text(&rendered.prompt)
 }
@@ -93,12 +101,15 @@ struct Rendered<'a> {
     /// It is that of a conversation, whose marks say what users wrote. In one of one's own the same letters are no marks.
     may_be_marked: bool,
     truncated: bool,
+    /// What was changed in the conversation for the template.
+    adaptations: Adaptations,
 }
 
 impl<'a> Rendered<'a> {
     /// A prompt in which no message stands.
     fn own(prompt: String, leading_bos: &'a str) -> Self {
-        Self { prompt, leading_bos, may_be_marked: false, truncated: false }
+        let (may_be_marked, truncated, adaptations) = (false, false, Adaptations::new());
+        Self { prompt, leading_bos, may_be_marked, truncated, adaptations }
     }
 
     /// The same as people read it.
@@ -145,7 +156,8 @@ fn render<'a>(
         String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
     };
     let (bos, eos) = (piece(tokenizer.and_then(Tokenizer::bos)), piece(tokenizer.and_then(Tokenizer::eos)));
-    let chat = Chat { tools: &tools, think, bos: &bos, eos: &eos, ..Chat::new(&all) };
+    let rules = may_be_marked.then(|| MessageRules::of(template));
+    let chat = Chat { tools: &tools, think, bos: &bos, eos: &eos, rules, ..Chat::new(&all) };
     // Without a vocabulary nothing is too long.
     let limit =
         request.pointer("/options/num_ctx").and_then(Value::as_u64).map_or(usize::MAX, |n| n as usize);
@@ -154,7 +166,8 @@ fn render<'a>(
         Ok(tokenizer.map_or(0, |t| t.encode_prompt_parts(&parts(text, may_be_marked), leading_bos).len()))
     };
     let fitted = fit(template, &chat, limit, &mut count)?;
-    Ok(Rendered { truncated: fitted.truncated(), prompt: fitted.prompt, leading_bos, may_be_marked })
+    let (truncated, adaptations) = (fitted.truncated(), fitted.adaptations);
+    Ok(Rendered { truncated, prompt: fitted.prompt, leading_bos, may_be_marked, adaptations })
 }
 
 /// A field that follows the API's rules for it.

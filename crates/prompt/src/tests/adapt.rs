@@ -1,0 +1,326 @@
+//! Conversations that templates would refuse or lose, and what becomes of them.
+
+use serde_json::{Map, json};
+
+use crate::{
+    Adaptation, Chat, FunctionCall, Kind, Message, MessageRules, PromptError, Rendered, Renderer, Template,
+    ToolCall, render, render_adapted,
+};
+
+const SYSTEM_FIRST: &str = "{%- for m in messages %}{%- if m.role == 'system' and not loop.first %}\
+    {{ raise_exception('system must come first') }}{%- endif %}\n[{{ m.role }}]{{ m.content }}{%- endfor %}\
+    {%- if add_generation_prompt %}\n[assistant]{% endif %}";
+
+const ALTERNATING: &str = "{%- for m in messages %}{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}\
+    {{ raise_exception('roles must alternate') }}{%- endif %}\n[{{ m.role }}]{{ m.content | trim }}{%- endfor %}\
+    {%- if add_generation_prompt %}\n[assistant]{% endif %}";
+
+const NO_SYSTEM: &str = "{%- if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{%- endif %}\
+    {%- for m in messages %}\n[{{ m.role }}]{{ m.content }}{%- endfor %}";
+
+const GO: &str = "{{- if .System }}[system]{{ .System }}\n{{ end }}{{- range .Messages }}\
+    {{- if eq .Role \"user\" }}[user]{{ .Content }}\n{{ else if eq .Role \"assistant\" }}[assistant]{{ .Content }}\n\
+    {{ else if eq .Role \"tool\" }}[user]<result>{{ .Content }}</result>\n{{ end }}{{- end }}[assistant]";
+
+fn jinja(source: &str) -> Template {
+    Template::parse(Kind::Jinja, source).unwrap()
+}
+
+fn message(role: &str, content: &str) -> Message {
+    Message::new(role, content)
+}
+
+fn calls(ids: &[&str]) -> Message {
+    let call = |(index, id): (usize, &&str)| {
+        let arguments = Map::from_iter([("command".to_owned(), json!(format!("echo {id}")))]);
+        ToolCall { id: (*id).into(), function: FunctionCall { index, name: "bash".into(), arguments } }
+    };
+    Message { tool_calls: ids.iter().enumerate().map(call).collect(), ..message("assistant", "") }
+}
+
+fn result(id: &str, content: &str) -> Message {
+    Message { tool_call_id: Some(id.into()), tool_name: Some("bash".into()), ..message("tool", content) }
+}
+
+fn adapted(template: &Template, messages: &[Message]) -> Result<Rendered, PromptError> {
+    let now = Some(jiff::civil::DateTime::default());
+    render_adapted(template, &Chat { rules: Some(MessageRules::of(template)), now, ..Chat::new(messages) })
+}
+
+fn prompt(template: &Template, messages: &[Message]) -> (String, Vec<Adaptation>) {
+    let Rendered { prompt, adaptations } = adapted(template, messages).unwrap();
+    (prompt, adaptations.into_iter().collect())
+}
+
+/// Whether the texts stand in the prompt in this order.
+fn has_in_order(prompt: &str, texts: &[&str]) -> bool {
+    let mut rest = prompt;
+    texts.iter().all(|text| match rest.find(text) {
+        Some(at) => {
+            rest = &rest[at + text.len()..];
+            true
+        }
+        None => false,
+    })
+}
+
+#[test]
+fn a_late_system_message_becomes_a_marked_turn_of_the_user_in_its_place() {
+    let (prompt, done) = prompt(&jinja(SYSTEM_FIRST), &[message("user", "u"), message("system", "S")]);
+    assert_eq!(prompt, "[user]u[user]<system>\nS\n</system>[assistant]");
+    assert_eq!(done, [Adaptation::Renamed]);
+}
+
+#[test]
+fn leading_system_and_developer_messages_become_one() {
+    let template = jinja(SYSTEM_FIRST);
+    let two = [message("developer", "A"), message("developer", "B"), message("user", "u")];
+    let (text, done) = prompt(&template, &two);
+    assert_eq!(text, "[system]A\n\nB[user]u[assistant]");
+    assert_eq!(done, [Adaptation::Merged, Adaptation::Renamed]);
+    let both = [message("system", "I"), message("developer", "D"), message("user", "u")];
+    assert_eq!(prompt(&template, &both).0, "[system]I\n\nD[user]u[assistant]");
+}
+
+#[test]
+fn neighbours_of_one_role_become_one_where_roles_must_alternate() {
+    let template = jinja(ALTERNATING);
+    let (text, done) = prompt(&template, &[message("user", "a"), message("user", "b")]);
+    assert_eq!((text.as_str(), done.as_slice()), ("[user]a\n\nb[assistant]", &[Adaptation::Merged][..]));
+    let talk = [
+        message("user", "a"),
+        calls(&["c"]),
+        result("c", "R"),
+        message("assistant", "k"),
+        message("user", "b"),
+    ];
+    let (text, done) = prompt(&template, &talk);
+    assert!(
+        has_in_order(
+            &text,
+            &["[user]a", "[assistant]", "bash", "echo c", "[user]", "R", "[assistant]k", "[user]b"]
+        ),
+        "{text}"
+    );
+    assert_eq!(done, [Adaptation::Placeholder, Adaptation::Renamed]);
+    let (text, done) = prompt(&template, &[message("assistant", "a"), message("user", "b")]);
+    assert!(has_in_order(&text, &["[user]", "[assistant]a", "[user]b"]), "{text}");
+    assert_eq!(done, [Adaptation::Placeholder]);
+}
+
+#[test]
+fn a_system_message_stands_before_the_first_user_where_the_template_has_no_place_for_it() {
+    let (text, done) = prompt(&jinja(NO_SYSTEM), &[message("system", "S"), message("user", "u")]);
+    assert_eq!((text.as_str(), done.as_slice()), ("[user]S\n\nu", &[Adaptation::Moved][..]));
+    let (text, done) = prompt(&jinja(NO_SYSTEM), &[message("system", "S")]);
+    assert_eq!((text.as_str(), done.as_slice()), ("[user]S", &[Adaptation::Renamed][..]));
+}
+
+#[test]
+fn developer_messages_are_in_every_prompt() {
+    let messages = [message("developer", "RULES"), message("user", "question")];
+    let go = Template::parse(Kind::Go, GO).unwrap();
+    assert_eq!(prompt(&go, &messages).0, "[system]RULES\n[user]question\n[assistant]");
+    for name in Renderer::names() {
+        let template = Template::parse(Kind::BuiltIn, name).unwrap();
+        let (text, _) = prompt(&template, &messages);
+        assert!(has_in_order(&text, &["RULES", "question"]), "{name}: {text}");
+    }
+}
+
+#[test]
+fn results_of_parallel_calls_stand_in_the_order_of_the_calls() {
+    let messages = [
+        message("user", "run a and b"),
+        calls(&["A", "B"]),
+        result("B", "RESULT-OF-B"),
+        result("A", "RESULT-OF-A"),
+    ];
+    let mut templates = vec![Template::parse(Kind::Go, GO).unwrap(), jinja(SYSTEM_FIRST), jinja(ALTERNATING)];
+    templates.extend(Renderer::names().map(|name| Template::parse(Kind::BuiltIn, name).unwrap()));
+    for template in templates {
+        let (text, done) = prompt(&template, &messages);
+        assert!(done.contains(&Adaptation::Reordered));
+        assert!(has_in_order(&text, &["RESULT-OF-A", "RESULT-OF-B"]), "{}: {text}", template.source());
+    }
+    // Results that cannot be told apart stay where they are.
+    let unknown = [message("user", "u"), calls(&["A", "B"]), result("x", "1"), result("A", "2")];
+    assert!(has_in_order(&prompt(&jinja(SYSTEM_FIRST), &unknown).0, &["1", "2"]));
+}
+
+#[test]
+fn what_a_template_accepts_is_not_changed() {
+    let plain = jinja(
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls %}{{ c.function }}{% endfor %}\n{% endfor %}",
+    );
+    let messages = [
+        message("system", "a"),
+        message("system", "b"),
+        message("user", "c"),
+        message("user", "d"),
+        calls(&["A", "B"]),
+        result("A", "e"),
+        result("B", "f"),
+        message("assistant", "g"),
+        message("system", "h"),
+        message("user", "i"),
+    ];
+    let Rendered { prompt, adaptations } = adapted(&plain, &messages).unwrap();
+    assert_eq!(prompt, render(&plain, &Chat::new(&messages)).unwrap());
+    assert!(adaptations.is_empty(), "{adaptations:?}");
+}
+
+#[test]
+fn a_conversation_that_cannot_be_adapted_is_refused_with_the_place_of_the_message() {
+    let picky = jinja(
+        "{% for m in messages %}{% if 'no' in m.content %}{{ raise_exception('not that word') }}{% endif %}{{ m.content }}{% endfor %}",
+    );
+    let error = adapted(&picky, &[message("user", "a"), message("assistant", "b"), message("user", "no")])
+        .unwrap_err();
+    assert!(error.to_string().starts_with("messages[2]: the chat template refuses"), "{error}");
+    assert!(error.to_string().ends_with("not that word"), "{error}");
+    let go = Template::parse(Kind::Go, GO).unwrap();
+    let error = adapted(&go, &[message("user", "a"), message("critic", "b")]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "messages[1]: the role \"critic\" is unknown to this model's template: use system, user, assistant or tool"
+    );
+}
+
+mod random {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::sample::select;
+
+    use super::*;
+
+    /// A conversation: each message with a text of its own.
+    fn conversation() -> impl Strategy<Value = Vec<Message>> {
+        let kinds =
+            select(vec!["system", "developer", "user", "user", "assistant", "assistant", "call", "calls"]);
+        vec(kinds, 0..9).prop_map(|kinds| {
+            let mut all = Vec::new();
+            for kind in kinds.into_iter().chain(["user"]) {
+                let number = all.len();
+                match kind {
+                    "call" => {
+                        let id = format!("c{number}");
+                        all.extend([calls(&[&id]), result(&id, &format!("text-{number}-result"))]);
+                    }
+                    "calls" => {
+                        let ids = [format!("a{number}"), format!("b{number}")];
+                        all.push(calls(&[&ids[0], &ids[1]]));
+                        let results = ids
+                            .iter()
+                            .enumerate()
+                            .map(|(at, id)| result(id, &format!("text-{number}-{at}-result")));
+                        all.extend(results.collect::<Vec<_>>().into_iter().rev());
+                    }
+                    role => all.push(message(role, &format!("text-{number}-said"))),
+                }
+            }
+            all
+        })
+    }
+
+    /// The templates of the tests' models, all renderers and those above.
+    fn templates() -> Vec<(String, Template)> {
+        let mut all: Vec<_> = Renderer::names()
+            .map(|name| (name.to_owned(), Template::parse(Kind::BuiltIn, name).unwrap()))
+            .collect();
+        for source in [SYSTEM_FIRST, ALTERNATING, NO_SYSTEM] {
+            all.push((source.to_owned(), jinja(source)));
+        }
+        all.push(("go".to_owned(), Template::parse(Kind::Go, GO).unwrap()));
+        let folder =
+            std::env::var_os("PUNA_TEST_MODELS").map(|root| std::path::Path::new(&root).join("templates"));
+        let Some(files) = folder.and_then(|folder| std::fs::read_dir(folder).ok()) else {
+            eprintln!("SKIPPED: the templates of other models are not to be had here");
+            return all;
+        };
+        for file in files {
+            let path = file.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "jinja") {
+                let source = std::fs::read_to_string(&path).unwrap();
+                all.push((path.display().to_string(), jinja(&source)));
+            }
+        }
+        all
+    }
+
+    /// Texts of a conversation that must be in its prompt, in the order of the conversation.
+    fn texts(messages: &[Message], is_moved: bool) -> Vec<String> {
+        let stays =
+            |message: &&Message| !(is_moved && matches!(message.role.as_str(), "system" | "developer"));
+        let mut texts = Vec::new();
+        let mut at = 0;
+        while at < messages.len() {
+            let results = messages[at + 1..].iter().take_while(|m| m.role == "tool").count();
+            texts.extend(
+                messages.get(at).filter(stays).filter(|m| !m.content.is_empty()).map(|m| m.content.clone()),
+            );
+            let mut of_results: Vec<_> =
+                messages[at + 1..][..results].iter().map(|m| m.content.clone()).collect();
+            of_results.sort();
+            texts.append(&mut of_results);
+            at += 1 + results;
+        }
+        texts
+    }
+
+    #[test]
+    fn no_template_refuses_a_conversation_or_loses_a_text_of_it() {
+        let templates: Vec<_> = templates()
+            .into_iter()
+            .map(|(name, template)| (name, MessageRules::of(&template), template))
+            // One that needs more than a user's text has no place for it.
+            .filter(|(_, _, template)| render(template, &Chat::new(&[message("user", "u")])).is_ok())
+            .collect();
+        assert!(templates.len() > 25);
+        let config = ProptestConfig { cases: 200, ..ProptestConfig::default() };
+        proptest::test_runner::TestRunner::new(config)
+            .run(&conversation(), |messages| {
+                for (name, rules, template) in &templates {
+                    let now = Some(jiff::civil::DateTime::default());
+                    let chat = Chat { rules: Some(*rules), now, ..Chat::new(&messages) };
+                    let got = render_adapted(template, &chat);
+                    let Rendered { prompt, adaptations } = match got {
+                        Ok(rendered) => rendered,
+                        Err(error) => return Err(TestCaseError::fail(format!("{name}: {error}"))),
+                    };
+                    let wanted = texts(&messages, adaptations.contains(&Adaptation::Moved));
+                    let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
+                    prop_assert!(
+                        has_in_order(&prompt, &wanted),
+                        "{name}: {adaptations:?}\n{wanted:?}\n{prompt}"
+                    );
+                    let is_changed = adaptations
+                        .iter()
+                        .any(|kind| !matches!(kind, Adaptation::Moved | Adaptation::Reordered));
+                    // Rendering without rules also changes these two roles, and says nothing of it.
+                    let is_silent =
+                        |m: &Message| m.role == "developer" || (m.role == "system" && !rules.system);
+                    if is_changed && !messages.iter().any(is_silent) {
+                        let as_is = render(template, &Chat { rules: None, ..chat.clone() });
+                        let is_whole = |prompt: &str| {
+                            let calls = messages.iter().flat_map(|m| &m.tool_calls);
+                            let mut commands = calls.map(|call| format!("echo {}", call.id));
+                            has_in_order(prompt, &wanted) && commands.all(|command| prompt.contains(&command))
+                        };
+                        prop_assert!(!as_is.is_ok_and(|prompt| is_whole(&prompt)), "{name}: {adaptations:?}");
+                    }
+                    let systems =
+                        messages.iter().filter(|m| matches!(m.role.as_str(), "system" | "developer"));
+                    for message in systems {
+                        prop_assert!(
+                            prompt.contains(&message.content),
+                            "{name}: {}\n{prompt}",
+                            message.content
+                        );
+                    }
+                }
+                Ok(())
+            })
+            .unwrap();
+    }
+}
