@@ -145,12 +145,13 @@ shapes! {
     responses_input RESPONSES_INPUT = Shape {
         fields: &[
             "type", "id", "role", "content", "call_id", "name", "arguments", "input", "action", "output",
-            "encrypted_content", "summary",
+            "encrypted_content", "summary", "namespace", "tools",
         ],
         inside: &[
             ("content", &RESPONSES_CONTENT),
             ("output", &RESPONSES_CONTENT),
             ("summary", &Shape::of(&["text"])),
+            ("tools", &RESPONSES_TOOL),
         ],
     };
 
@@ -219,7 +220,7 @@ pub(crate) static INFO: Shape = Shape::of(&[
 /// Functions that a response may call.
 pub(crate) static RESPONSES_TOOL: Shape = Shape {
     fields: &["type", "name", "description", "parameters", "strict", "format", "tools"],
-    inside: &[("tools", &Shape::of(&["name", "description", "parameters", "strict"]))],
+    inside: &[("tools", &Shape::of(&["type", "name", "description", "parameters", "strict", "format"]))],
 };
 
 static ANTHROPIC_SOURCE: Shape = Shape {

@@ -24,6 +24,8 @@ pub(crate) struct Kept {
     pub(crate) messages: Vec<Message>,
     /// The bytes of the pieces in which each of its items came.
     pub(crate) pieces: Vec<Vec<usize>>,
+    /// The numbers of its stream's events that were only signs of life.
+    pub(crate) heartbeats: Vec<u64>,
 }
 
 impl Kept {
@@ -46,7 +48,11 @@ impl Kept {
         let items = self.item_ids().flatten().map(|id| 96 + id.len()).sum::<usize>();
         let piece = |of_item: &Vec<usize>| size_of_val(of_item) + size_of_val(of_item.as_slice());
         let pieces = self.pieces.iter().map(piece).sum::<usize>();
-        items + pieces + size(&self.response) + self.messages.iter().map(message).sum::<usize>()
+        items
+            + pieces
+            + size_of_val(self.heartbeats.as_slice())
+            + size(&self.response)
+            + self.messages.iter().map(message).sum::<usize>()
     }
 }
 
@@ -154,6 +160,7 @@ mod tests {
             response: Value::Null,
             messages: vec![Message::text("user", "x".repeat(length))],
             pieces: Vec::new(),
+            heartbeats: Vec::new(),
         }
     }
 

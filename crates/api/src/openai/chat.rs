@@ -50,6 +50,10 @@ pub struct ChatCompletionRequest {
     pub reasoning: Option<Reasoning>,
     /// The same in its older place.
     pub reasoning_effort: Option<String>,
+    /// Whether to think, as some servers take it.
+    pub enable_thinking: Option<bool>,
+    /// Whether to think, in Anthropic's form: `{"type": "enabled"}` or `{"type": "disabled"}`.
+    pub thinking: Option<ThinkingSwitch>,
     /// Variables of the chat template, as vLLM, SGLang and llama.cpp take them; `enable_thinking` or `thinking` is whether to think.
     pub chat_template_kwargs: Option<Map<String, Value>>,
     /// Report log-probabilities.
@@ -143,6 +147,16 @@ fn arguments_text<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
         object @ Value::Object(_) => Ok(object.to_string()),
         _ => Err(de::Error::custom("tool call arguments must be JSON text or an object")),
     }
+}
+
+/// Whether to think.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct ThinkingSwitch {
+    /// `enabled`, `disabled` or `adaptive`.
+    #[serde(rename = "type")]
+    pub kind: String,
 }
 
 /// What a stream holds besides the answer.

@@ -10,8 +10,8 @@ use crate::native::is_default;
 
 pub use chat::{
     AnswerMessage, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest, Choice, ChoiceLogprobs,
-    ChunkChoice, Delta, JsonSchema, Message, Reasoning, ResponseFormat, StreamOptions, ToolCall,
-    ToolCallFunction,
+    ChunkChoice, Delta, JsonSchema, Message, Reasoning, ResponseFormat, StreamOptions, ThinkingSwitch,
+    ToolCall, ToolCallFunction,
 };
 pub use completions::{
     Completion, CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionRequest, PromptLogprobs,
@@ -88,6 +88,9 @@ pub struct ModelList {
     pub data: Vec<Model>,
 }
 
+/// The code of an error by a prompt that is longer than the context.
+pub const CONTEXT_LENGTH_EXCEEDED: &str = "context_length_exceeded";
+
 /// The body of every failed request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -109,8 +112,14 @@ pub struct ErrorObject {
     pub kind: String,
     /// The parameter that is wrong; always null.
     pub param: Option<String>,
-    /// Always null.
+    /// `context_length_exceeded` for a prompt that is too long, else null.
     pub code: Option<String>,
+    /// Tokens of a prompt that is too long (as llama.cpp's server names them).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub n_prompt_tokens: Option<u64>,
+    /// Tokens that the context holds, where the prompt is too long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub n_ctx: Option<u64>,
 }
 
 impl ErrorBody {
@@ -121,6 +130,13 @@ impl ErrorBody {
             404 => "not_found_error",
             _ => "api_error",
         };
-        Self { error: ErrorObject { message: message.into(), kind: kind.into(), param: None, code: None } }
+        Self { error: ErrorObject { message: message.into(), kind: kind.into(), ..ErrorObject::default() } }
+    }
+
+    /// The error of a prompt that is too long: its tokens, and those that the context holds.
+    pub fn with_lengths(mut self, tokens: u64, context: u64) -> Self {
+        self.error.code = Some(CONTEXT_LENGTH_EXCEEDED.into());
+        (self.error.n_prompt_tokens, self.error.n_ctx) = (Some(tokens), Some(context));
+        self
     }
 }

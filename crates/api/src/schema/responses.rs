@@ -17,7 +17,7 @@ pub enum ResponsesInput {
 /// Something that was said, called or thought.
 #[derive(JsonSchema)]
 pub struct ResponsesItem {
-    /// `message` (also where it is missing), `function_call`, `custom_tool_call`, `local_shell_call`, these with `_output` behind, `reasoning`, `item_reference`, or `web_search_call` and `image_generation_call`, which say nothing to the model.
+    /// `message` (also where it is missing), `function_call`, `custom_tool_call`, `local_shell_call`, these with `_output` behind, `reasoning`, `item_reference`, `additional_tools`, or `web_search_call` and `image_generation_call`, which say nothing to the model.
     r#type: Option<String>,
     /// Of an `item_reference`: the id of an item of a response that is kept.
     id: Option<String>,
@@ -41,6 +41,10 @@ pub struct ResponsesItem {
     summary: Option<Vec<ResponsesSummary>>,
     /// Of a `reasoning`: the thoughts, where there are none in `content` or `summary`.
     encrypted_content: Option<String>,
+    /// Of a call: the namespace of the tool, if it is in one.
+    namespace: Option<String>,
+    /// Of `additional_tools`: more tools.
+    tools: Option<Vec<ResponsesTool>>,
 }
 
 /// Text or a list of parts.
@@ -94,6 +98,8 @@ pub struct ResponsesTool {
 /// A function of a group.
 #[derive(JsonSchema)]
 pub struct ResponsesFunction {
+    /// `function` (also where it is missing) or `custom`.
+    r#type: Option<String>,
     /// Its name.
     name: String,
     /// What it does.
@@ -102,6 +108,8 @@ pub struct ResponsesFunction {
     parameters: Option<Map<String, Value>>,
     /// Handed to the template; `true` also refuses to demand a call with a `oneOf` whose branches a text may fit at once.
     strict: Option<bool>,
+    /// Of a `custom`: the form of its text.
+    format: Option<Map<String, Value>>,
 }
 
 /// The form of a response.

@@ -47,12 +47,22 @@ pub(crate) trait Encoder: Send + 'static {
     /// What is sent while nothing happens, for clients that give up on silence.
     const PING: &'static [u8] = &[];
 
+    /// Appends what is sent while nothing happens.
+    fn ping(&mut self, out: &mut Vec<u8>) {
+        out.extend_from_slice(Self::PING);
+    }
+
     /// Appends what an event of a generation comes to; nothing is fine. `from` is the generation's number, 0 where there
     /// is but one; `times` are the request's so far.
     fn encode(&mut self, from: usize, event: AnswerEvent, times: Times, out: &mut Vec<u8>);
 
     /// The whole answer, where only the rendered prompt was asked for.
     fn rendered(&self, prompt: String) -> Response;
+
+    /// Whether a stream that fails before anything else is answered with status 200, and the failure in the stream.
+    fn fails_in_stream(&self, _: &Failure) -> bool {
+        false
+    }
 
     /// A stream that fails before anything else.
     fn broken(mut self, failure: Failure) -> Vec<u8>
@@ -209,7 +219,7 @@ async fn begin<E: Encoder>(running: Vec<Running>, mut encoder: E) -> Result<Resp
                     encoder.encode(from, event, times, &mut out);
                 }
                 Err(_) => {
-                    out.extend_from_slice(E::PING);
+                    encoder.ping(&mut out);
                     due = Instant::now() + SILENCE;
                 }
             }

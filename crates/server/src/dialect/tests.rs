@@ -222,7 +222,7 @@ fn openai_requests_become_native_ones() {
     assert_eq!(got.messages[1].tool_calls[0].function.arguments["x"], 1);
     assert_eq!(got.messages[2].tool_name, "f");
     assert_eq!(got.format, Some(json!({"type": "object"})));
-    let options = json!({"stop": ["END"], "num_predict": 3, "seed": 7, "temperature": 1.0, "top_p": 1.0});
+    let options = json!({"stop": ["END"], "num_predict": 3, "seed": 7});
     assert_eq!(Value::Object(got.options.unwrap()), options);
 
     let user = |content: Value| json!({"model": "m", "messages": [{"role": "user", "content": content}]});

@@ -76,9 +76,9 @@ where
             Err(failure) => Err((failure, encoder(T::default()))),
         }
     }));
-    let Some(key) = key else { return begun.await.map_err(|(failure, _)| failure) };
+    let Some(key) = key else { return begun.await.or_else(refused) };
     if let Ok(answer) = timeout(EVERY, &mut begun).await {
-        return answer.map_err(|(failure, _)| failure);
+        return answer.or_else(refused);
     }
     let first = comment(app, &key).await;
     let state = (app.clone(), key, Some(first), Some(Stage::Waiting(begun)));
@@ -90,6 +90,15 @@ where
         Some((Ok(piece), (app, key, None, stage)))
     });
     Ok(stream(E::WIRE, pieces))
+}
+
+/// The answer to a request that fails before its stream begins.
+fn refused<E: Encoder>((failure, encoder): (Failure, E)) -> Result<Response, Failure> {
+    if !encoder.fails_in_stream(&failure) {
+        return Err(failure);
+    }
+    let piece: Result<Bytes, Infallible> = Ok(encoder.broken(failure).into());
+    Ok(stream(E::WIRE, futures_util::stream::iter([piece])))
 }
 
 /// The next piece of a stream, and where it is then; nothing is its end.

@@ -23,5 +23,6 @@ pub(crate) use client::{Client, Owner};
 pub(crate) use dialect::Dialect;
 pub(crate) use journal::{VIA_HEADER, current_via};
 pub(crate) use reply::{
-    Anthropic, ErrorForm, JSON, Native, OpenAi, Refused, Wire, error_body, json, json_plain, stream,
+    Anthropic, ErrorForm, JSON, Native, OpenAi, Refused, Wire, anthropic_error, error_body, json, json_plain,
+    openai_error, stream,
 };

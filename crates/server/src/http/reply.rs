@@ -41,7 +41,7 @@ impl ErrorForm for OpenAi {
     const EMPTY_BODY: &'static str = "EOF";
 
     fn error(failure: &Failure) -> Response {
-        json_plain(status(failure), &openai::ErrorBody::new(failure.status, &failure.message))
+        json_plain(status(failure), &openai_error(failure))
     }
 }
 
@@ -52,9 +52,26 @@ impl ErrorForm for Anthropic {
     const EMPTY_BODY: &'static str = "EOF";
 
     fn error(failure: &Failure) -> Response {
-        let body = anthropic::ErrorBody::new(failure.status, &failure.message, Some(current_id()));
-        json_plain(status(failure), &body)
+        json_plain(status(failure), &anthropic_error(failure, Some(current_id())))
     }
+}
+
+/// The error object of OpenAI's dialect.
+pub(crate) fn openai_error(failure: &Failure) -> openai::ErrorBody {
+    let body = openai::ErrorBody::new(failure.status, &failure.message);
+    match failure.lengths {
+        Some((tokens, context)) => body.with_lengths(tokens, context),
+        None => body,
+    }
+}
+
+/// The error object of Anthropic's dialect. Clients make room in a conversation by the words of a prompt that is too long.
+pub(crate) fn anthropic_error(failure: &Failure, request_id: Option<String>) -> anthropic::ErrorBody {
+    let message = match failure.lengths {
+        Some((tokens, context)) => format!("prompt is too long: {tokens} tokens > {context} maximum"),
+        None => failure.message.clone(),
+    };
+    anthropic::ErrorBody::new(failure.status, message, request_id)
 }
 
 /// The native error object of a failure.

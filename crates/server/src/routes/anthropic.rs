@@ -33,11 +33,11 @@ pub(super) async fn messages(
     let (model, stream, render_only) = (request.model.clone(), request.stream, request.debug_render_only);
     let encoder = move |()| MessagesEncoder::new(model, stop, searches);
     let (name, model, request) = checked(&app, request).await?;
-    let key = (!render_only).then(|| key(&model));
+    let (key, truncate) = ((!render_only).then(|| key(&model)), request.truncate);
     let own = app.clone();
     let started = async move {
         let prepared = chat::prepare(&own, client, request, &name, &model).await?;
-        Ok(([prepared.with_partial_calls().start().await], ()))
+        Ok(([prepared.cut_only_if(truncate).with_partial_calls().start().await], ()))
     };
     if stream {
         return Ok(respond_when(&app, key, started, encoder).await?);

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use puna_api::KeepAlive;
-use puna_api::native::ChatRequest;
+use puna_api::native::{ChatRequest, Think};
 use puna_store::Model;
 use serde_json::{Map, Value};
 
 use crate::app::{App, Loaded, Running, key};
 use crate::canonical::{Event, Failure, Generate, Task};
 use crate::dialect::native::{self, ChatEncoder};
-use crate::dialect::{self, check_images, collect, respond};
+use crate::dialect::{self, check_images, collect, has, respond};
 use crate::http::{Client, Json, Native, Refused, note_ignored};
 use crate::links::Place;
 use crate::names::Name;
@@ -56,6 +56,15 @@ pub(super) async fn leaves(
     options::check(options, &mut |name| note_ignored(format!("options.{name}")))?;
     app.models().expire(key(model)).await;
     Ok(true)
+}
+
+/// Leaves a wish to think out where the model cannot, and names the fields that had it.
+pub(super) fn drop_wish_to_think(request: &mut ChatRequest, model: &Model, fields: &[&str]) {
+    let is_asked = request.think.is_some_and(|think| think != Think::Off);
+    if is_asked && !has(model, "thinking") {
+        request.think = None;
+        fields.iter().for_each(|field| note_ignored((*field).to_owned()));
+    }
 }
 
 /// The model of a chat.
@@ -104,6 +113,12 @@ impl Prepared {
         // The prompt's own are the same for all answers, and to score it is to compute it.
         several.iter_mut().skip(1).for_each(|generate| generate.prompt_logprobs = None);
         self.loaded.run_all(several).await
+    }
+
+    /// Refuses a prompt that is too long, unless the request allows to cut it.
+    pub(super) fn cut_only_if(mut self, truncate: Option<bool>) -> Self {
+        self.generate.truncate = truncate.unwrap_or(false);
+        self
     }
 
     /// Counts the prompt's tokens instead.

@@ -18,7 +18,7 @@ use super::embed::{TooLong, Wanted, shorten_all, vectors};
 use super::generate::{self, Checked};
 use super::{anthropic, chat};
 use crate::app::{App, key, store_failure};
-use crate::canonical::{EmbedText, Failure};
+use crate::canonical::{EmbedText, Failure, Generate};
 use crate::dialect::openai::completions::{self, CompletionEncoder};
 use crate::dialect::openai::{self, ChatEncoder, to_native};
 use crate::dialect::{self, Encoder, collect_all, respond_when};
@@ -38,7 +38,8 @@ pub(super) async fn chat_completions(
     let include_usage = request.stream_options.is_some_and(|o| o.include_usage);
     let answers = openai::count("n", request.n)?;
     let sounds = openai::has_sound(&request.messages);
-    let request = to_native(request)?;
+    let wishes = openai::wishes_to_think(&request);
+    let mut request = to_native(request)?;
     if dialect::logprobs(request.logprobs, request.top_logprobs)?.is_none() && request.top_logprobs > 0 {
         return Err(Failure::bad_request("top_logprobs needs logprobs: true").into());
     }
@@ -46,13 +47,16 @@ pub(super) async fn chat_completions(
     if sounds {
         return Err(Failure::bad_request("model does not support audio input").into());
     }
+    openai::set_defaults(&mut request.options, &[("temperature", 1.0), ("top_p", 1.0)], &model);
+    chat::drop_wish_to_think(&mut request, &model, &wishes);
+    let truncate = request.truncate;
     let key = (!request.debug_render_only).then(|| key(&model));
     let given = name.given.clone();
     let encoder = move |()| ChatEncoder::new(given, include_usage, answers);
     let own = app.clone();
     let started = async move {
         let prepared = chat::prepare(&own, client, request, &name, &model).await?;
-        Ok((prepared.with_partial_calls().start_several(answers).await?, ()))
+        Ok((prepared.cut_only_if(truncate).with_partial_calls().start_several(answers).await?, ()))
     };
     if stream {
         return Ok(respond_when(&app, key, started, encoder).await?);
@@ -69,7 +73,11 @@ pub(super) async fn completions(
 ) -> Result<Response, Refused<OpenAi>> {
     let stream = request.stream;
     let include_usage = request.stream_options.is_some_and(|o| o.include_usage);
-    let (request, wanted) = completions::to_native(request)?;
+    let (mut request, wanted) = completions::to_native(request)?;
+    if let Ok((_, model)) = chat::find(&app, &request.model).await {
+        openai::set_defaults(&mut request.options, &completions::DEFAULTS, &model);
+    }
+    let truncate = request.truncate;
     let (model, wanted, render_only) = (request.model.clone(), Arc::new(wanted), request.debug_render_only);
     let all = wanted.clone();
     let encoder = move |read| CompletionEncoder::new(model, include_usage, all, read);
@@ -85,6 +93,7 @@ pub(super) async fn completions(
     let own = app.clone();
     let started = async move {
         let loaded = needed.load(&own, client).await?;
+        let first = Generate { truncate: truncate.unwrap_or(false), ..*first };
         let mut read = Vec::new();
         for (i, tokens) in wanted.unread() {
             read.push((i, loaded.text(tokens).await?));

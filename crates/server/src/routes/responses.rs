@@ -12,7 +12,10 @@ use serde_json::{Value, json};
 use super::chat;
 use crate::app::{App, key};
 use crate::canonical::Failure;
-use crate::dialect::openai::responses::{Keep, ResponseEncoder, left_out, replay, to_native};
+use crate::dialect::openai;
+use crate::dialect::openai::responses::{
+    Keep, ResponseEncoder, left_out, replay, take_additional_tools, to_native,
+};
 use crate::dialect::{collect, respond_when};
 use crate::http::{self, Client, Json, OpenAi, Owner, Refused, Wire, json_plain, note_ignored};
 use crate::links;
@@ -24,15 +27,18 @@ pub(super) async fn create(
     owner: Owner,
     Json(mut request, _): Json<OpenAi, ResponsesRequest>,
 ) -> Result<Response, Refused<OpenAi>> {
-    let native = native(&app, &mut request, owner).await?;
+    let mut native = native(&app, &mut request, owner).await?;
     left_out(&request.tools).into_iter().for_each(note_ignored);
     let (name, model) = chat::find(&app, &request.model).await?;
+    openai::set_defaults(&mut native.options, &[("temperature", 1.0)], &model);
+    chat::drop_wish_to_think(&mut native, &model, &["reasoning.effort"]);
     // The instructions are this response's alone.
     let instructed = request.instructions.as_ref().is_some_and(|text| !text.is_empty());
     let messages = native.messages.iter().skip(usize::from(instructed)).cloned().collect();
     let kept = || Keep { owner, responses: app.responses().clone(), messages };
     let keep = (request.store != Some(false)).then(kept);
     let (stream, empty) = (request.stream, native.messages.is_empty());
+    let truncate = native.truncate;
     let key = (!request.debug_render_only).then(|| key(&model));
     let encoder = move |()| ResponseEncoder::new(request, keep);
     let own = app.clone();
@@ -41,7 +47,8 @@ pub(super) async fn create(
         prepared.await?;
         return Ok(encoder(()).empty());
     }
-    let started = async move { Ok(([prepared.await?.with_partial_calls().start().await], ())) };
+    let started =
+        async move { Ok(([prepared.await?.cut_only_if(truncate).with_partial_calls().start().await], ())) };
     if stream {
         return Ok(respond_when(&app, key, started, encoder).await?);
     }
@@ -68,6 +75,7 @@ async fn native(app: &App, request: &mut ResponsesRequest, owner: Owner) -> Resu
     if request.model.is_empty() {
         return Err(Failure::bad_request("model is required"));
     }
+    take_additional_tools(request);
     let earlier = earlier(app, request.previous_response_id.as_deref(), owner)?;
     for item in request.input.as_array_mut().into_iter().flatten() {
         let Some(id) = item["id"].as_str().filter(|_| item["type"] == "item_reference") else { continue };

@@ -4,7 +4,7 @@
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use puna_api::anthropic::{Block, ErrorBody, MessagesResponse, Usage};
+use puna_api::anthropic::{Block, MessagesResponse, Usage};
 use puna_api::native::{DebugInfo, ToolCall};
 use serde_json::{Map, Value, json as value};
 
@@ -13,8 +13,11 @@ use crate::canonical::{CallOutcome, Done, Reason};
 use crate::dialect::answer_events::{CallId, EndedCall};
 use crate::dialect::waiting::Reading;
 use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times, push_named};
-use crate::http::{Wire, json_plain};
+use crate::http::{Wire, anthropic_error, json_plain};
 use crate::ids;
+
+/// The signature of thoughts. Clients send thoughts back only if they have one; it is not read.
+const SIGNATURE: &str = "cHVuYQ==";
 
 /// Encodes the answer to `POST /v1/messages`.
 pub(crate) struct MessagesEncoder {
@@ -90,7 +93,7 @@ impl MessagesEncoder {
         }
         let mut content = Vec::new();
         if !all.thinking.is_empty() {
-            content.push(Block::Thinking { thinking: all.thinking, signature: String::new() });
+            content.push(Block::Thinking { thinking: all.thinking, signature: SIGNATURE.into() });
         }
         if !all.content.is_empty() {
             content.push(Block::Text { text: all.content });
@@ -144,7 +147,7 @@ impl MessagesEncoder {
     fn close(&mut self, out: &mut Vec<u8>) {
         let open = self.open.take();
         if open == Some(Open::Thinking) {
-            self.delta(value!({"type": "signature_delta", "signature": ""}), out);
+            self.delta(value!({"type": "signature_delta", "signature": SIGNATURE}), out);
         }
         if open.is_some() {
             self.stop(out);
@@ -269,7 +272,7 @@ impl Encoder for MessagesEncoder {
             AnswerEvent::Progress { done, total } => self.reading.progress(done, total, out),
             AnswerEvent::Error(failure) => {
                 self.close(out);
-                push_named("error", &ErrorBody::new(failure.status, failure.message, None), out);
+                push_named("error", &anthropic_error(&failure, None), out);
             }
             _ => {}
         }

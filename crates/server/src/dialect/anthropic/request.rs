@@ -169,6 +169,15 @@ fn search() -> native::Tool {
     }}))
 }
 
+/// How texts of system blocks begin that change with every request and say nothing to the model: with them no prefix of the
+/// prompt would be found in the cache.
+const VOLATILE: [&str; 1] = ["x-anthropic-billing-header:"];
+
+fn is_volatile(text: &str) -> bool {
+    VOLATILE.iter().any(|start| text.starts_with(start))
+}
+
+/// The system message: its blocks with a blank line between, but for volatile ones.
 fn system(system: &Value) -> Result<Option<native::Message>, Failure> {
     let text = match system {
         Value::Null => String::new(),
@@ -178,7 +187,9 @@ fn system(system: &Value) -> Result<Option<native::Message>, Failure> {
                 (Some("text"), Some(text)) => Ok(text.to_owned()),
                 _ => Err(Failure::bad_request("system: every block must be of type text")),
             };
-            blocks.iter().map(text).collect::<Result<_, _>>()?
+            let texts = blocks.iter().map(text).collect::<Result<Vec<_>, _>>()?;
+            let lasting: Vec<String> = texts.into_iter().filter(|text| !is_volatile(text)).collect();
+            lasting.join("\n\n")
         }
         _ => return Err(Failure::bad_request("system must be a string or a list of text blocks")),
     };

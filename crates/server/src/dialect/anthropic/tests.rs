@@ -47,12 +47,18 @@ fn thinking_decides_before_effort() {
 }
 
 #[test]
-fn the_system_text_comes_first_and_its_blocks_are_joined_without_anything_between() {
+fn the_system_text_comes_first_and_its_blocks_are_joined_with_a_blank_line() {
     let first = |system| request(json!({"system": system})).map(|native| native.messages[0].clone());
     let want = puna_api::native::Message::text("system", "Be brief.");
     assert_eq!(first(json!("Be brief.")).unwrap(), want);
-    let cached = json!([{"type": "text", "text": "Be ", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "brief."}]);
-    assert_eq!(first(cached).unwrap(), want);
+    let cached = json!([{"type": "text", "text": "Be", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "brief."}]);
+    assert_eq!(first(cached).unwrap().content, "Be\n\nbrief.");
+    // A block that changes with every request would cost the prefix cache.
+    let header = json!([
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=1.2.3; cch=0a1b2;"},
+        {"type": "text", "text": "Be brief."},
+    ]);
+    assert_eq!(first(header).unwrap(), want);
     assert_eq!(first(json!("")).unwrap().role, "user");
     assert!(first(json!(5)).unwrap_err().contains("system must be a string"));
     assert!(first(json!([{"type": "image"}])).unwrap_err().contains("must be of type text"));
@@ -350,7 +356,7 @@ fn thoughts_and_text_are_blocks_of_a_stream() {
         start(0, json!({"type": "thinking", "thinking": "", "signature": ""})),
         delta(0, json!({"type": "thinking_delta", "thinking": "o"})),
         delta(0, json!({"type": "thinking_delta", "thinking": "k"})),
-        delta(0, json!({"type": "signature_delta", "signature": ""})),
+        delta(0, json!({"type": "signature_delta", "signature": "cHVuYQ=="})),
         stop(0),
         start(1, json!({"type": "text", "text": ""})),
         delta(1, json!({"type": "text_delta", "text": "Hello"})),

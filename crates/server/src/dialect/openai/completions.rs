@@ -21,6 +21,10 @@ use crate::dialect::{AnswerEvent, Collected, Encoder, Times};
 use crate::http::{Wire, json_plain};
 use crate::ids;
 
+/// The values of options that neither the request nor the model has.
+pub(crate) const DEFAULTS: [(&str, f64); 4] =
+    [("temperature", 1.0), ("top_p", 1.0), ("frequency_penalty", 0.0), ("presence_penalty", 0.0)];
+
 /// What is asked for besides a native request.
 pub(crate) struct Wanted {
     prompts: Vec<Wish>,
@@ -149,16 +153,14 @@ fn options(request: &CompletionRequest) -> Result<Map<String, Value>, Failure> {
         set("logit_bias", bias.clone().into());
     }
     let top_p = request.top_p.map(|p| if p == 0.0 { 1.0 } else { p });
-    // Without a word from the client these have values of their own, whatever the model says.
-    for (name, given, usual) in [
-        ("temperature", request.temperature, 1.0),
-        ("top_p", top_p, 1.0),
-        ("frequency_penalty", request.frequency_penalty, 0.0),
-        ("presence_penalty", request.presence_penalty, 0.0),
+    for (name, given) in [
+        ("temperature", request.temperature),
+        ("top_p", top_p),
+        ("frequency_penalty", request.frequency_penalty),
+        ("presence_penalty", request.presence_penalty),
     ] {
-        match given {
-            Some(x) => drop(options.insert(name.into(), x.into())),
-            None => drop(options.entry(name).or_insert(value!(usual))),
+        if let Some(x) = given {
+            options.insert(name.into(), x.into());
         }
     }
     Ok(options)

@@ -7,19 +7,20 @@ pub(crate) mod responses;
 
 use puna_api::native::PromptLogprob;
 use puna_api::openai::{
-    CompletionTokensDetails, ErrorBody, PromptLogprobs, PromptTokensDetails, ToolCall, ToolCallFunction,
-    Usage,
+    CompletionTokensDetails, PromptLogprobs, PromptTokensDetails, ToolCall, ToolCallFunction, Usage,
 };
+use puna_store::Model;
 use serde::Serialize;
-use serde_json::{Value, json as value};
+use serde_json::{Map, Value, json as value};
 
 pub(crate) use chat::ChatEncoder;
 #[cfg(test)]
 pub(crate) use request::image as request_image;
-pub(crate) use request::{has_sound, to_native};
+pub(crate) use request::{has_sound, to_native, wishes_to_think};
 
 use crate::canonical::{Done, Failure};
 use crate::dialect::{CollectedCall, go_type};
+use crate::http::openai_error;
 
 /// Generations of one request at most.
 const MAX_ANSWERS: i64 = 128;
@@ -73,6 +74,20 @@ fn add_usage(usage: &mut Option<Usage>, done: &Done, cached: &mut Option<u64>) {
     usage.truncated_tokens = usage.truncated_tokens.max(done.dropped_tokens);
 }
 
+/// Gives options the dialect's default values, unless the model has its own or is on another server.
+pub(crate) fn set_defaults(
+    options: &mut Option<Map<String, Value>>,
+    defaults: &[(&str, f64)],
+    model: &Model,
+) {
+    let options = options.get_or_insert_default();
+    let is_unset =
+        |(name, _): &&(&str, f64)| model.config.remote_host.is_empty() && !model.params.contains_key(*name);
+    for (name, value) in defaults.iter().filter(is_unset) {
+        options.entry(*name).or_insert(value!(value));
+    }
+}
+
 /// Refuses log-probabilities of the prompt in a stream, which has no place for them.
 fn whole_only(prompt_logprobs: Option<i64>, stream: bool) -> Result<Option<i64>, Failure> {
     match prompt_logprobs {
@@ -110,7 +125,7 @@ fn finish_reason(done: &Done, called: bool) -> String {
 
 /// Ends a stream with an error: what went wrong, and the end that clients wait for.
 fn push_failure(failure: Failure, out: &mut Vec<u8>) {
-    push_event(&ErrorBody::new(failure.status, failure.message), out);
+    push_event(&openai_error(&failure), out);
     out.extend_from_slice(DONE);
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use puna_api::native::{self, ChatRequest, Image, Think, ToolCallFunction};
-use puna_api::openai::{ChatCompletionRequest, Message, ResponseFormat, ToolCall};
+use puna_api::openai::{ChatCompletionRequest, Message, ResponseFormat, ThinkingSwitch, ToolCall};
 use puna_sampler::check_one_of;
 use serde_json::{Map, Value, json as value};
 
@@ -30,7 +30,10 @@ pub(crate) fn to_native(request: ChatCompletionRequest) -> Result<ChatRequest, F
         format: request.response_format.map(format).transpose()?.flatten(),
         keep_alive: request.keep_alive,
         options: Some(options),
-        think: think(request.reasoning.map(|r| r.effort), request.reasoning_effort)?,
+        think: match think(request.reasoning.map(|r| r.effort), request.reasoning_effort)? {
+            Some(level) => Some(level),
+            None => switch(request.thinking.as_ref(), request.enable_thinking),
+        },
         chat_template_kwargs: request.chat_template_kwargs,
         truncate: request.truncate,
         shift: request.shift,
@@ -76,6 +79,28 @@ pub(super) fn think(newer: Option<String>, older: Option<String>) -> Result<Opti
     effort(&newer.filter(|e| !e.is_empty()).or(older).unwrap_or_default())
 }
 
+/// The fields of a request that ask a model to think.
+pub(crate) fn wishes_to_think(request: &ChatCompletionRequest) -> Vec<&'static str> {
+    let is_on = |switch: &ThinkingSwitch| switch.kind == "enabled";
+    let fields = [
+        ("reasoning", request.reasoning.is_some()),
+        ("reasoning_effort", request.reasoning_effort.is_some()),
+        ("thinking", request.thinking.as_ref().is_some_and(is_on)),
+        ("enable_thinking", request.enable_thinking == Some(true)),
+    ];
+    fields.into_iter().filter(|(_, is_asked)| *is_asked).map(|(field, _)| field).collect()
+}
+
+/// Whether to think, by the two places in which clients of other servers say it.
+fn switch(thinking: Option<&ThinkingSwitch>, enabled: Option<bool>) -> Option<Think> {
+    let on = match thinking.map(|switch| switch.kind.as_str()) {
+        Some("enabled") => Some(true),
+        Some("disabled") => Some(false),
+        _ => enabled,
+    };
+    on.map(|on| if on { Think::On } else { Think::Off })
+}
+
 /// Options by their native names; fields of the dialect win over the `options` object.
 fn options(request: &ChatCompletionRequest) -> Result<Map<String, Value>, Failure> {
     let mut options = request.options.clone().unwrap_or_default();
@@ -107,10 +132,6 @@ fn options(request: &ChatCompletionRequest) -> Result<Map<String, Value>, Failur
     }
     if let Some(bias) = request.logit_bias.as_ref().filter(|bias| !bias.is_empty()) {
         set("logit_bias", bias.clone().into());
-    }
-    // Without a word from the client these are 1, whatever the model says.
-    for name in ["temperature", "top_p"] {
-        options.entry(name).or_insert(value!(1.0));
     }
     Ok(options)
 }

@@ -132,17 +132,25 @@ async fn what_does_not_fit_is_told_and_refused_where_it_may_not_be_cut() {
     let figures = |usage: &Value| {
         ["truncated_messages", "truncated_tokens"].map(|name| usage[name].as_u64().unwrap_or(0))
     };
-    let [messages, tokens] = figures(&b.post("/v1/messages", long(json!({}))).await.json()["usage"]);
+    let [messages, tokens] =
+        figures(&b.post("/v1/messages", long(json!({"truncate": true}))).await.json()["usage"]);
     assert!(messages == 2 && tokens > 0, "{messages} {tokens}");
-    let stream = b.post("/v1/messages", long(json!({"stream": true}))).await.body;
+    let stream = b.post("/v1/messages", long(json!({"stream": true, "truncate": true}))).await.body;
     let events =
         stream.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
     let end = events.into_iter().find(|event| event["type"] == "message_delta").unwrap();
     assert_eq!(figures(&end["usage"]), [messages, tokens]);
-    let refused = b.post("/v1/messages", long(json!({"truncate": false}))).await;
-    let error = refused.json()["error"].clone();
-    assert_eq!((refused.status.as_u16(), &error["type"]), (400, &json!("invalid_request_error")));
-    assert!(error["message"].as_str().unwrap().starts_with("prompt is too long: "), "{error}");
+    for refused in [json!({}), json!({"truncate": false}), json!({"stream": true})] {
+        let refused = b.post("/v1/messages", long(refused)).await;
+        let error = refused.json()["error"].clone();
+        assert_eq!((refused.status.as_u16(), &error["type"]), (400, &json!("invalid_request_error")));
+        // Clients make room in the conversation by these words.
+        let message = error["message"].as_str().unwrap();
+        assert!(
+            message.starts_with("prompt is too long: ") && message.ends_with(" tokens > 100 maximum"),
+            "{error}"
+        );
+    }
     let fits = b.post("/v1/messages", ask(json!({"truncate": false}))).await;
     assert_eq!((fits.status.as_u16(), fits.header("x-puna-ignored")), (200, ""));
     assert!(fits.json()["usage"].get("truncated_tokens").is_none());

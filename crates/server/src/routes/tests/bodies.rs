@@ -230,7 +230,8 @@ async fn what_waits_for_its_model_counts_among_the_bodies() {
         panic!("{what}");
     };
     let ask = |n: u64| {
-        let body = json!({"model": "cria", "prompt": "x".repeat(400_000), "max_tokens": 1, "n": n});
+        let prompt = "x".repeat(400_000);
+        let body = json!({"model": "cria", "prompt": prompt, "max_tokens": 1, "n": n, "truncate": true});
         b.post("/v1/completions", body)
     };
     assert!(is_free());

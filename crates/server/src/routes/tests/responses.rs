@@ -174,23 +174,29 @@ async fn what_does_not_fit_is_told_and_cut_only_where_that_is_allowed() {
     let figures = |response: &Value| {
         ["truncated_messages", "truncated_tokens"].map(|name| response["usage"][name].as_u64().unwrap_or(0))
     };
-    let whole = respond(&b, too_long()).await.json();
+    let whole = respond(&b, with(json!({"truncation": "auto"}))).await.json();
     let [messages, tokens] = figures(&whole);
     assert!(messages == 2 && tokens > 0, "{whole}");
     assert_eq!(whole["truncation"], "auto", "it was cut");
-    let stream = respond(&b, with(json!({"stream": true}))).await.body;
+    let stream = respond(&b, with(json!({"stream": true, "truncation": "auto"}))).await.body;
     let last = stream.lines().filter_map(|line| line.strip_prefix("data: ")).next_back().unwrap();
     let last: Value = serde_json::from_str(last).unwrap();
     assert_eq!(figures(&last["response"]), [messages, tokens]);
-    let auto = respond(&b, with(json!({"truncation": "auto"}))).await.json();
-    assert_eq!((figures(&auto), &auto["truncation"]), ([messages, tokens], &json!("auto")));
 
-    for stream in [false, true] {
-        let refused = respond(&b, with(json!({"truncation": "disabled", "stream": stream}))).await;
+    for truncation in [json!("disabled"), Value::Null] {
+        let refused = respond(&b, with(json!({"truncation": truncation}))).await;
         let error = &refused.json()["error"];
         assert_eq!((refused.status.as_u16(), &error["type"]), (400, &json!("invalid_request_error")));
         let text = error["message"].as_str().unwrap();
         assert!(text.starts_with("prompt is too long: ") && text.ends_with("context is 100"), "{text}");
+        assert_eq!((&error["code"], &error["n_ctx"]), (&json!("context_length_exceeded"), &json!(100)));
+        assert!(error["n_prompt_tokens"].as_u64().unwrap() > 100, "{error}");
+        // In a stream clients look for the code in its last event.
+        let stream = respond(&b, with(json!({"truncation": truncation, "stream": true}))).await;
+        let last = stream.body.lines().filter_map(|line| line.strip_prefix("data: ")).next_back().unwrap();
+        let last: Value = serde_json::from_str(last).unwrap();
+        assert_eq!((stream.status.as_u16(), &last["type"]), (200, &json!("response.failed")));
+        assert_eq!(last["response"]["error"]["code"], "context_length_exceeded");
     }
     for (truncation, echoed) in
         [(json!("disabled"), "disabled"), (Value::Null, "disabled"), (json!("auto"), "auto")]

@@ -8,12 +8,13 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
 use puna_api::native::{DebugInfo, Message, ToolCall, ToolCallFunction, ToolChoice};
+use puna_api::openai::CONTEXT_LENGTH_EXCEEDED;
 use puna_api::responses::ResponsesRequest;
 use serde_json::{Value, json as value};
 
-use super::items::{Kind, Told, done, whole};
+use super::items::{CallHead, Kind, Told, done, whole};
 use super::replay::push;
-use super::tools::Form;
+use super::tools::{Form, ToolName};
 use crate::canonical::{CallOutcome, Done, Failure, Piece, Reason};
 use crate::dialect::answer_events::EndedCall;
 use crate::dialect::waiting::Reading;
@@ -39,6 +40,8 @@ pub(crate) struct ResponseEncoder {
     started: bool,
     /// The number of the next event.
     sequence: u64,
+    /// The numbers of events that were only signs of life.
+    heartbeats: Vec<u64>,
     /// Items that are complete.
     output: Vec<Value>,
     /// The bytes of the pieces in which each came.
@@ -58,8 +61,9 @@ struct Open {
     text: String,
     /// The bytes of its pieces.
     pieces: Vec<usize>,
-    /// The id and the function of a call, else empty.
-    call: (String, String),
+    call: CallHead,
+    /// The name by which the model calls the tool of a call.
+    called: String,
 }
 
 impl ResponseEncoder {
@@ -72,6 +76,7 @@ impl ResponseEncoder {
             keep,
             started: false,
             sequence: 0,
+            heartbeats: Vec::new(),
             output: Vec::new(),
             pieces: Vec::new(),
             open: None,
@@ -129,11 +134,14 @@ impl ResponseEncoder {
     /// A choice of tools in this dialect's form.
     fn choice(&self, choice: &ToolChoice) -> Value {
         let ToolChoice::Named(name) = choice else { return value!(choice) };
-        match Form::of(&self.request.tools, name) {
-            Form::Function => value!({"type": "function", "name": name}),
-            Form::Custom => value!({"type": "custom", "name": name}),
+        let tool = ToolName::of(&self.request.tools, name);
+        let mut choice = match Form::of(&self.request.tools, name) {
+            Form::Function => value!({"type": "function", "name": tool.name}),
+            Form::Custom => value!({"type": "custom", "name": tool.name}),
             Form::Shell => value!({"type": name}),
-        }
+        };
+        tool.add_namespace(&mut choice);
+        choice
     }
 
     /// The answer in one object.
@@ -193,13 +201,13 @@ impl ResponseEncoder {
             return;
         }
         self.close(out);
-        let (id, index) = (ids::new(if kind == Kind::Message { "msg_" } else { "rs_" }), self.output.len());
-        self.open_item(kind, index, id, Default::default(), out);
+        let id = ids::new(if kind == Kind::Message { "msg_" } else { "rs_" });
+        self.open_item(kind, id, CallHead::default(), String::new(), out);
     }
 
-    fn open_item(&mut self, kind: Kind, index: usize, id: String, call: (String, String), out: &mut Vec<u8>) {
-        self.send(kind.begun(index, &id, &call), out);
-        self.open = Some(Open { kind, id, text: String::new(), pieces: Vec::new(), call });
+    fn open_item(&mut self, kind: Kind, id: String, call: CallHead, called: String, out: &mut Vec<u8>) {
+        self.send(kind.begun(self.output.len(), &id, &call), out);
+        self.open = Some(Open { kind, id, text: String::new(), pieces: Vec::new(), call, called });
     }
 
     fn piece(&mut self, kind: Kind, text: &str, out: &mut Vec<u8>) {
@@ -210,7 +218,7 @@ impl ResponseEncoder {
         let Some(open) = self.open.as_mut().filter(|open| open.kind == kind) else { return };
         open.text.push_str(text);
         open.pieces.push(text.len());
-        if kind == Kind::Call && Form::of(&self.request.tools, &open.call.1) != Form::Function {
+        if kind == Kind::Call && Form::of(&self.request.tools, &open.called) != Form::Function {
             return;
         }
         let delta = kind.delta(index, &open.id, text);
@@ -228,7 +236,7 @@ impl ResponseEncoder {
     }
 
     fn close_as(&mut self, status: &str, out: &mut Vec<u8>) {
-        let Some(Open { kind, id, text, pieces, call }) = self.open.take() else { return };
+        let Some(Open { kind, id, text, pieces, call, .. }) = self.open.take() else { return };
         self.send(kind.ended(self.output.len(), &id, &text), out);
         self.item_done(kind.item(&id, status, &call, &text), pieces, out);
     }
@@ -242,13 +250,14 @@ impl ResponseEncoder {
     /// Begins the item of a call. Calls of tools that are no functions are sent once they are complete.
     fn begin_call(&mut self, call_id: String, name: String, out: &mut Vec<u8>) {
         self.close(out);
-        let call = (call_id, name);
-        match Form::of(&self.request.tools, &call.1) {
-            Form::Function => self.open_item(Kind::Call, self.output.len(), ids::new("fc_"), call, out),
-            form => {
-                let id = ids::new(form.prefix());
-                self.open =
-                    Some(Open { kind: Kind::Call, id, text: String::new(), pieces: Vec::new(), call });
+        let call = CallHead { id: call_id, tool: ToolName::of(&self.request.tools, &name) };
+        let form = Form::of(&self.request.tools, &name);
+        let (kind, id) = (Kind::Call, ids::new(form.prefix()));
+        match form {
+            Form::Function => self.open_item(kind, id, call, name, out),
+            _ => {
+                let (text, pieces) = (String::new(), Vec::new());
+                self.open = Some(Open { kind, id, text, pieces, call, called: name });
             }
         }
     }
@@ -258,11 +267,11 @@ impl ResponseEncoder {
         if !call.rest.is_empty() {
             self.piece(Kind::Call, &call.rest, out);
         }
-        let Some(Open { kind, id, text, pieces, call: names }) = self.open.take() else { return };
+        let Some(Open { kind, id, text, pieces, call: head, called }) = self.open.take() else { return };
         let function =
-            ToolCallFunction { index: call.index as i64, name: names.1.clone(), arguments: call.arguments() };
-        let whole_call = ToolCall { id: names.0.clone(), function };
-        match Form::of(&self.request.tools, &names.1) {
+            ToolCallFunction { index: call.index as i64, name: called.clone(), arguments: call.arguments() };
+        let whole_call = ToolCall { id: head.id.clone(), function };
+        match Form::of(&self.request.tools, &called) {
             Form::Function => {
                 let status = match call.outcome {
                     CallOutcome::CutOff | CallOutcome::Invalid(None) => "incomplete",
@@ -271,10 +280,10 @@ impl ResponseEncoder {
                         "completed"
                     }
                 };
-                self.item_done(kind.item(&id, status, &names, &text), pieces, out);
+                self.item_done(kind.item(&id, status, &head, &text), pieces, out);
             }
             form => {
-                let item = form.item(&id, &whole_call);
+                let item = form.item(&id, &whole_call, &head.tool);
                 self.send(whole(self.output.len(), &item), out);
                 self.item_done(item, Vec::new(), out);
             }
@@ -300,7 +309,8 @@ impl ResponseEncoder {
         if let Some(Keep { owner, responses, mut messages }) = self.keep.take() {
             messages.push(std::mem::take(&mut self.said));
             let pieces = std::mem::take(&mut self.pieces);
-            let kept = Kept { owner, response: response.clone(), messages, pieces };
+            let heartbeats = std::mem::take(&mut self.heartbeats);
+            let kept = Kept { owner, response: response.clone(), messages, pieces, heartbeats };
             // One that is too large is not there later.
             response["store"] = responses.put(&self.id, kept).into();
         }
@@ -313,7 +323,12 @@ impl ResponseEncoder {
         // It is not kept.
         self.stored = false;
         let mut response = self.response("failed", None);
-        response["error"] = value!({"code": "server_error", "message": failure.message});
+        let code = failure.lengths.map_or("server_error", |_| CONTEXT_LENGTH_EXCEEDED);
+        response["error"] = value!({"code": code, "message": failure.message});
+        if let Some((tokens, context)) = failure.lengths {
+            (response["error"]["n_prompt_tokens"], response["error"]["n_ctx"]) =
+                (tokens.into(), context.into());
+        }
         self.send([("response.failed", value!({"response": response}))], out);
     }
 }
@@ -349,6 +364,17 @@ impl Encoder for ResponseEncoder {
     const WIRE: Wire = Wire::NamedSse;
     const PING: &'static [u8] = b": still there\n\n";
 
+    /// An event once more, since some clients count events only as signs of life.
+    fn ping(&mut self, out: &mut Vec<u8>) {
+        if !self.started {
+            return out.extend_from_slice(Self::PING);
+        }
+        self.heartbeats.push(self.sequence);
+        let mut response = self.response("in_progress", None);
+        response["output"] = value!([]);
+        self.send([("response.in_progress", value!({"response": response}))], out);
+    }
+
     fn encode(&mut self, _: usize, event: AnswerEvent, _: Times, out: &mut Vec<u8>) {
         if !matches!(event, AnswerEvent::Progress { .. }) {
             self.start(out);
@@ -368,6 +394,11 @@ impl Encoder for ResponseEncoder {
             AnswerEvent::Error(failure) => self.fail(&failure, out),
             _ => {}
         }
+    }
+
+    /// Clients look for the code of a prompt that is too long in the stream.
+    fn fails_in_stream(&self, failure: &Failure) -> bool {
+        failure.lengths.is_some()
     }
 
     fn rendered(&self, prompt: String) -> Response {

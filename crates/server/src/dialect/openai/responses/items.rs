@@ -2,6 +2,17 @@
 
 use serde_json::{Value, json as value};
 
+use super::tools::ToolName;
+
+/// What is known of a call when it begins; empty for other items.
+#[derive(Debug, Clone, Default)]
+pub(super) struct CallHead {
+    /// The call's own id.
+    pub(super) id: String,
+    /// Its tool.
+    pub(super) tool: ToolName,
+}
+
 /// An event: its name and what it says, without its number.
 pub(super) type Told = (&'static str, Value);
 
@@ -35,7 +46,7 @@ impl Kind {
     }
 
     /// An item begins, with the call's own id and its function.
-    pub(super) fn begun(self, index: usize, id: &str, call: &(String, String)) -> Vec<Told> {
+    pub(super) fn begun(self, index: usize, id: &str, call: &CallHead) -> Vec<Told> {
         let (item, part) = match self {
             Self::Reasoning => {
                 let part = place(index, id, "summary_index", "part", summary(""));
@@ -95,7 +106,7 @@ impl Kind {
     }
 
     /// The whole item.
-    pub(super) fn item(self, id: &str, status: &str, call: &(String, String), text: &str) -> Value {
+    pub(super) fn item(self, id: &str, status: &str, call: &CallHead, text: &str) -> Value {
         match self {
             Self::Reasoning => value!({
                 "id": id, "type": "reasoning", "summary": [summary(text)], "encrypted_content": text,
@@ -146,10 +157,13 @@ fn message(id: &str, status: &str, text: Option<&str>) -> Value {
     value!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
 }
 
-fn function_call(id: &str, status: &str, (call_id, name): &(String, String), arguments: &str) -> Value {
-    value!({
-        "id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": arguments,
-    })
+fn function_call(id: &str, status: &str, call: &CallHead, arguments: &str) -> Value {
+    let mut item = value!({
+        "id": id, "type": "function_call", "status": status, "call_id": call.id, "name": call.tool.name,
+        "arguments": arguments,
+    });
+    call.tool.add_namespace(&mut item);
+    item
 }
 
 fn part(text: &str) -> Value {

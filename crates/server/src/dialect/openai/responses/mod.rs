@@ -11,4 +11,4 @@ mod tools;
 pub(crate) use answer::{Keep, ResponseEncoder};
 pub(crate) use replay::replay;
 pub(crate) use request::to_native;
-pub(crate) use tools::left_out;
+pub(crate) use tools::{left_out, take_additional_tools};

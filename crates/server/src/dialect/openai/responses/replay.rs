@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json as value};
 
-use super::items::{Kind, Told, done, whole};
+use super::items::{CallHead, Kind, Told, done, whole};
+use super::tools::ToolName;
 use crate::dialect::push_named;
 use crate::kept::Kept;
 
@@ -43,6 +44,10 @@ fn told(kept: &Kept) -> Vec<Told> {
         _ => "response.completed",
     };
     told.push((end, value!({"response": response})));
+    for number in &kept.heartbeats {
+        let at = usize::try_from(*number).unwrap_or(usize::MAX).min(told.len());
+        told.insert(at, ("response.in_progress", value!({"response": begun})));
+    }
     told
 }
 
@@ -61,7 +66,8 @@ fn begun(response: &Value) -> Value {
 fn pieces(kind: Kind, index: usize, item: &Value, pieces: Option<&Vec<usize>>, told: &mut Vec<Told>) {
     let of = |field: &str| item[field].as_str().unwrap_or_default().to_owned();
     let (id, text) = (of("id"), kind.text(item));
-    told.extend(kind.begun(index, &id, &(of("call_id"), of("name"))));
+    let tool = ToolName { namespace: item["namespace"].as_str().map(str::to_owned), name: of("name") };
+    told.extend(kind.begun(index, &id, &CallHead { id: of("call_id"), tool }));
     let mut at = 0;
     for bytes in pieces.into_iter().flatten() {
         let piece = text.get(at..at + bytes).unwrap_or_default();

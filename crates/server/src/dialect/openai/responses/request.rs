@@ -27,8 +27,8 @@ pub(crate) fn to_native(request: &ResponsesRequest, earlier: &[Message]) -> Resu
             "truncation: there is no way {other:?}: use \"auto\" or \"disabled\""
         )));
     }
-    // Otherwise the server does what it does by itself: what does not fit is cut.
-    let uncut = (request.truncation.as_deref() == Some("disabled")).then_some(false);
+    let is_cut = request.truncation.as_deref() == Some("auto");
+    let shift = (request.truncation.as_deref() == Some("disabled")).then_some(false);
     let calls = earlier.iter().flat_map(|m| &m.tool_calls);
     let called = calls.map(|call| (call.id.clone(), call.function.name.clone())).collect();
     let mut conversation = Conversation { messages: earlier.to_vec(), called, thinking: String::new() };
@@ -43,16 +43,15 @@ pub(crate) fn to_native(request: &ResponsesRequest, earlier: &[Message]) -> Resu
         model: request.model.clone(),
         messages,
         tools: tools::native(&request.tools)?,
-        tool_choice: request.tool_choice.clone(),
+        tool_choice: tools::full_choice(request.tool_choice.clone(), &request.tools),
         parallel_tool_calls: request.parallel_tool_calls,
         stream: Some(request.stream),
         format: format(&request.text.clone().unwrap_or_default().format)?,
         keep_alive: request.keep_alive,
         options: Some(options(request)?),
         think: effort(wanted.unwrap_or_default())?,
-        truncate: uncut,
-        // Cut is cut, before the answer or while it is written.
-        shift: uncut,
+        truncate: is_cut.then_some(true),
+        shift,
         debug_render_only: request.debug_render_only,
         ..ChatRequest::default()
     })
@@ -71,8 +70,6 @@ fn options(request: &ResponsesRequest) -> Result<Map<String, Value>, Failure> {
     for (name, value) in given.into_iter().filter_map(|(name, value)| Some((name, value?))) {
         options.insert(name.into(), value);
     }
-    // Without a word from the client it is 1, whatever the model says.
-    options.entry("temperature").or_insert(value!(1.0));
     Ok(options)
 }
 

@@ -116,7 +116,7 @@ fn instructions_options_and_tools_have_their_places() {
     .unwrap();
     assert_eq!(got.messages[0], Message::text("system", "Be brief."));
     assert_eq!(got.format, Some(schema));
-    assert_eq!(Value::Object(got.options.unwrap()), json!({"num_predict": 5, "temperature": 1.0}));
+    assert_eq!(Value::Object(got.options.unwrap()), json!({"num_predict": 5}));
     let names: Vec<_> = got.tools.iter().map(|tool| tool.name().to_owned()).collect();
     assert_eq!(names, ["f", "ns.g"]);
     let refused = |tool: Value| request(json!({"tools": [tool]})).unwrap_err();
@@ -191,6 +191,39 @@ fn calls_have_the_form_of_their_tool() {
     assert_eq!((&got[3]["item"]["action"], got[3]["item"].get("name")), (&action, None));
     let line = called("local_shell", json!({"command": "ls -l"}));
     assert_eq!(line[3]["item"]["action"]["command"], json!(["sh", "-c", "ls -l"]));
+}
+
+#[test]
+fn a_tool_of_a_namespace_is_called_by_both_names() {
+    let group = json!({"type": "namespace", "name": "mcp__x", "tools": [
+        {"type": "function", "name": "get", "parameters": {"type": "object"}},
+        {"type": "custom", "name": "patch"},
+    ]});
+    let body = json!({"model": "m", "tools": [], "input": [
+        {"type": "additional_tools", "tools": [group]},
+        {"role": "user", "content": "x"},
+        {"type": "function_call", "call_id": "c1", "namespace": "mcp__x", "name": "get", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "ok"},
+    ], "tool_choice": {"type": "function", "name": "get"}});
+    let mut request: puna_api::responses::ResponsesRequest = puna_api::decode::from_value(&body).unwrap();
+    super::take_additional_tools(&mut request);
+    let native = to_native(&request, &[]).unwrap();
+    let names: Vec<_> = native.tools.iter().map(|tool| tool.name().to_owned()).collect();
+    assert_eq!(names, ["mcp__x.get", "mcp__x.patch"]);
+    assert_eq!(native.messages[1].tool_calls[0].function.name, "mcp__x.get");
+    assert_eq!(native.messages[2].tool_name, "mcp__x.get");
+    assert_eq!(native.tool_choice, Some(ToolChoice::Named("mcp__x.get".into())));
+    let mut encoder = ResponseEncoder::new(request, None);
+    let calls = whole("c2", "mcp__x.get", Map::new()).into_iter();
+    let text = json!({"input": "a"}).as_object().unwrap().clone();
+    let calls = calls.chain(whole("c3", "mcp__x.patch", text)).chain([done(Reason::Stop)]);
+    let got = events(&mut encoder, calls);
+    let output = got.last().unwrap()["response"]["output"].clone();
+    let names = |item: &Value| [item["type"].clone(), item["namespace"].clone(), item["name"].clone()];
+    assert_eq!(names(&output[0]), ["function_call", "mcp__x", "get"].map(Value::from));
+    assert_eq!(names(&output[1]), ["custom_tool_call", "mcp__x", "patch"].map(Value::from));
+    let added = got.iter().find(|event| event["type"] == "response.output_item.added").unwrap();
+    assert_eq!(names(&added["item"]), ["function_call", "mcp__x", "get"].map(Value::from));
 }
 
 fn piece(text: &str) -> Piece {

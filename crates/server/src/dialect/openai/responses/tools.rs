@@ -1,7 +1,8 @@
 //! Tools of the newer dialect, of which not all are functions. The model is offered a function for each that the client
 //! runs itself, and its calls go back in the form that the tool has.
 
-use puna_api::native::{Tool, ToolCall};
+use puna_api::native::{Tool, ToolCall, ToolChoice};
+use puna_api::responses::ResponsesRequest;
 use serde_json::{Map, Value, json as value};
 
 use crate::canonical::Failure;
@@ -15,6 +16,86 @@ const INPUT: &str = "input";
 
 /// Tools of the service itself that agents name by habit and do without: they are left out, and the answer says so.
 const LEFT_OUT: [&str; 3] = ["web_search", "image_generation", "tool_search"];
+
+/// The name of a tool: agents group tools, and call a group a namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct ToolName {
+    /// The namespace that it is in.
+    pub(super) namespace: Option<String>,
+    /// Its name there.
+    pub(super) name: String,
+}
+
+impl ToolName {
+    /// The tool that the model calls by a name.
+    pub(super) fn of(tools: &[Value], name: &str) -> Self {
+        let member = members(tools).find(|(namespace, tool)| full_name(namespace, tool) == name);
+        match member.and_then(|(namespace, tool)| Some((namespace, tool["name"].as_str()?))) {
+            Some((namespace, own)) => Self { namespace: Some(namespace.to_owned()), name: own.to_owned() },
+            None => Self { namespace: None, name: name.to_owned() },
+        }
+    }
+
+    /// The tool of a call in a conversation.
+    fn of_item(item: &Value) -> Self {
+        let text = |field: &str| item[field].as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        Self { namespace: text("namespace"), name: text("name").unwrap_or_default() }
+    }
+
+    /// The name by which the model calls it.
+    fn full(&self) -> String {
+        match &self.namespace {
+            Some(namespace) => format!("{namespace}.{}", self.name),
+            None => self.name.clone(),
+        }
+    }
+
+    /// Adds the namespace to an item, if there is one.
+    pub(super) fn add_namespace(&self, item: &mut Value) {
+        if let Some(namespace) = &self.namespace {
+            item["namespace"] = namespace.as_str().into();
+        }
+    }
+}
+
+/// Moves the tools that items of the conversation bring (`additional_tools`) to the tools of the request.
+pub(crate) fn take_additional_tools(request: &mut ResponsesRequest) {
+    let Some(items) = request.input.as_array_mut() else { return };
+    items.retain_mut(|item| {
+        if item["type"] != "additional_tools" {
+            return true;
+        }
+        let tools = item["tools"].as_array_mut().map(std::mem::take).unwrap_or_default();
+        request.tools.extend(tools);
+        false
+    });
+}
+
+/// The choice of a tool by its name in a namespace becomes that by its full name, where it is the only one of this name.
+pub(super) fn full_choice(choice: Option<ToolChoice>, tools: &[Value]) -> Option<ToolChoice> {
+    let Some(ToolChoice::Named(name)) = &choice else { return choice };
+    if tools.iter().any(|tool| tool["name"] == **name) {
+        return choice;
+    }
+    let mut full = members(tools).filter(|(_, tool)| tool["name"] == **name);
+    match (full.next(), full.next()) {
+        (Some((namespace, tool)), None) => Some(ToolChoice::Named(full_name(namespace, tool))),
+        _ => choice,
+    }
+}
+
+/// The tools in namespaces, each with its namespace.
+fn members(tools: &[Value]) -> impl Iterator<Item = (&str, &Value)> {
+    tools.iter().filter(|tool| tool["type"] == "namespace").flat_map(|group| {
+        let namespace = group["name"].as_str().unwrap_or_default();
+        group["tools"].as_array().into_iter().flatten().map(move |tool| (namespace, tool))
+    })
+}
+
+/// The name by which the model calls a tool in a namespace.
+fn full_name(namespace: &str, tool: &Value) -> String {
+    format!("{namespace}.{}", tool["name"].as_str().unwrap_or_default())
+}
 
 /// The form of a tool's calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,11 +111,12 @@ pub(super) enum Form {
 impl Form {
     /// The form of the tool that goes by a name.
     pub(super) fn of(tools: &[Value], name: &str) -> Self {
-        let is = |tool: &&Value| tool["type"] == "custom" && tool["name"] == name;
-        match tools.iter().find(is) {
-            Some(_) => Self::Custom,
-            None if name == SHELL && tools.iter().any(|tool| tool["type"] == SHELL) => Self::Shell,
-            None => Self::Function,
+        let is_custom = tools.iter().any(|tool| tool["type"] == "custom" && tool["name"] == name)
+            || members(tools).any(|(group, tool)| tool["type"] == "custom" && full_name(group, tool) == name);
+        match is_custom {
+            true => Self::Custom,
+            false if name == SHELL && tools.iter().any(|tool| tool["type"] == SHELL) => Self::Shell,
+            false => Self::Function,
         }
     }
 
@@ -58,18 +140,20 @@ impl Form {
     }
 
     /// A call as an item: with the command of a shell, or with a text.
-    pub(super) fn item(self, id: &str, call: &ToolCall) -> Value {
+    pub(super) fn item(self, id: &str, call: &ToolCall, tool: &ToolName) -> Value {
         let ToolCall { id: call_id, function } = call;
-        match self {
+        let mut item = match self {
             Self::Shell => value!({
                 "id": id, "type": "local_shell_call", "status": "completed", "call_id": call_id,
                 "action": action(&function.arguments),
             }),
             Self::Function | Self::Custom => value!({
                 "id": id, "type": "custom_tool_call", "status": "completed", "call_id": call_id,
-                "name": function.name, INPUT: input(&function.arguments),
+                "name": tool.name, INPUT: input(&function.arguments),
             }),
-        }
+        };
+        tool.add_namespace(&mut item);
+        item
     }
 
     /// Name and arguments of the call that an item of a conversation is.
@@ -81,9 +165,11 @@ impl Form {
                     Value::Object(arguments) => arguments.clone(),
                     _ => read_arguments(&text("arguments")),
                 };
-                (text("name"), arguments)
+                (ToolName::of_item(item).full(), arguments)
             }
-            Self::Custom => (text("name"), Map::from_iter([(INPUT.into(), text(INPUT).into())])),
+            Self::Custom => {
+                (ToolName::of_item(item).full(), Map::from_iter([(INPUT.into(), text(INPUT).into())]))
+            }
             Self::Shell => {
                 let mut arguments = item["action"].as_object().cloned().unwrap_or_default();
                 arguments.retain(|field, value| field != "type" && !value.is_null());
@@ -125,7 +211,10 @@ pub(super) fn native(tools: &[Value]) -> Result<Vec<Tool>, Failure> {
             "namespace" => {
                 let prefix = tool["name"].as_str().unwrap_or_default();
                 for member in tool["tools"].as_array().into_iter().flatten() {
-                    all.push(function(i, member, prefix)?);
+                    match member["type"] == "custom" {
+                        true => all.push(function(i, &custom(member), prefix)?),
+                        false => all.push(function(i, member, prefix)?),
+                    }
                 }
             }
             "custom" => all.push(function(i, &custom(tool), "")?),
