@@ -124,7 +124,8 @@ impl ChatEncoder {
             created: self.created,
             model: self.model.clone(),
             system_fingerprint: "fp_ollama".into(),
-            usage,
+            // Where only the prompt was asked for, no token was counted.
+            usage: usage.or_else(|| rendered.is_some().then(Usage::default)),
             prompt_logprobs,
             debug_info: rendered.map(|prompt| DebugInfo { rendered_template: prompt, image_count: 0 }),
             choices: answers.into_iter().zip(0..).map(choice).collect(),
