@@ -281,8 +281,16 @@ pub(crate) fn keep_private(copy: &File, source: &Path) {
     let _ = (copy, source);
 }
 
+#[cfg(test)]
+thread_local! {
+    /// Files that this thread has read with [`read_limited`].
+    pub(crate) static READS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// Reads a file of at most `limit` bytes.
 pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, StoreError> {
+    #[cfg(test)]
+    READS.set(READS.get() + 1);
     let read = || {
         check_regular(path)?;
         let file = File::open(path)?;

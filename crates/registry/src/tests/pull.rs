@@ -1,6 +1,7 @@
 //! Pulls that go well, from registries of every style.
 
 use futures_util::FutureExt;
+use tokio::sync::{Notify, watch};
 
 use super::*;
 use crate::FileUrl;
@@ -221,11 +222,18 @@ async fn several_pulls_share_one_download_and_the_first_may_leave() {
 async fn a_pull_takes_over_where_another_ones_registry_fails() {
     let model = Model::new(3 << 20);
     let served = model.clone();
+    // The blobs of the first registry fail once the other pull has begun.
+    let (asked, (open, gate)) = (Arc::new(Notify::new()), watch::channel(false));
+    let is_asked = asked.clone();
     let bad = Server::start_async(move |seen| {
-        let answer = if seen.is_blob() { status(404, "") } else { served.answer(&seen) };
+        let (served, is_asked, mut gate) = (served.clone(), is_asked.clone(), gate.clone());
         async move {
-            tokio::time::sleep(Duration::from_millis(40)).await;
-            answer
+            if !seen.is_blob() {
+                return served.answer(&seen);
+            }
+            is_asked.notify_one();
+            let _ = gate.wait_for(|is_open| *is_open).await;
+            status(404, "")
         }
     })
     .await;
@@ -233,8 +241,12 @@ async fn a_pull_takes_over_where_another_ones_registry_fails() {
     let bench = Bench::new();
     let (bad, good_name) = (bad.model(), good.model());
     let late = async {
-        tokio::time::sleep(Duration::from_millis(60)).await;
-        bench.pull_ok(&good_name).await
+        asked.notified().await;
+        let release = async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            open.send(true).unwrap();
+        };
+        tokio::join!(bench.pull_ok(&good_name), release)
     };
     let (failed, _) = tokio::join!(bench.pull(&bad), late);
     assert!(failed.0.unwrap_err().to_string().starts_with("404 Not Found"));
