@@ -192,6 +192,37 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_words_of_each_dialect(agent
     assert status == 400 and error["code"] == "context_length_exceeded" and error["n_prompt_tokens"] > error["n_ctx"] == 2048
 
 
+def test_stop_strings_of_a_request_count_behind_the_thought(agents):
+    case = CASES["stop-in-thought"]
+    messages = case["body"]["messages"]
+    for path, body in {
+        "/v1/chat/completions": {**case["body"], "temperature": 0},
+        "/api/chat": {"model": "cria", "messages": messages, "stream": False, "think": True, "options": {"stop": ["France"], "temperature": 0}},
+    }.items():
+        answer = json.loads(ask(agents, path, body))
+        message = answer["choices"][0]["message"] if "choices" in answer else answer["message"]
+        assert "France" in message.get("reasoning", message.get("thinking", "")), answer
+        assert message["content"].strip() == "Paris.", answer
+    body = {**case["body"], "temperature": 0, "stop": ["ris"]}
+    assert json.loads(ask(agents, case["route"], body))["choices"][0]["message"]["content"].strip() == "Pa"
+
+
+def test_a_remote_server_gets_turns_that_every_template_accepts(agents):
+    Scripted.deltas, Scripted.finish = [{"content": "so"}], "stop"
+    roles = ["developer", "developer", "user", "user", "system", "assistant", "assistant", "user"]
+    messages = [{"role": role, "content": f"text {n}"} for n, role in enumerate(roles)]
+    Scripted.seen.clear()
+    try:
+        ask(agents, "/v1/chat/completions", {"model": "scripted", "messages": messages})
+    finally:
+        Scripted.finish = "tool_calls"
+    [seen] = Scripted.seen
+    assert [m["role"] for m in seen["messages"]] == ["system", "user", "assistant", "user"]
+    text = "\n".join(m["content"] for m in seen["messages"])
+    assert [text.index(f"text {n}") for n in range(len(roles))] == sorted(text.index(f"text {n}") for n in range(len(roles)))
+    assert not {"temperature", "top_p"} & set(seen), seen
+
+
 def test_a_header_that_changes_with_every_request_does_not_cost_the_prefix_cache(agents):
     case = CASES["billing-header"]
 

@@ -211,6 +211,12 @@ pub trait Sink: Send {
         false
     }
 
+    /// Whether stop strings do not count in `text`, the next piece, such as in a thought.
+    fn ignores_stops(&self, text: &str) -> bool {
+        let _ = text;
+        false
+    }
+
     /// Takes an event; `false` says that nobody listens any more, and cancels the job.
     fn send(&mut self, event: Event) -> bool;
 }

@@ -1,6 +1,6 @@
 //! What a job tells its listener of its answer: tokens as text, and the end.
 
-use puna_sampler::{StopMatcher, TokenLogprobs};
+use puna_sampler::{StopEvent, StopMatcher, TokenLogprobs};
 use puna_tokenizer::{StreamDecoder, Tokenizer};
 
 use crate::job::{Event, Finish, Job, Piece, Sink, Summary};
@@ -35,7 +35,10 @@ impl Teller {
             return Told::Ends(Finish::End);
         }
         let text = self.decoder.push(token);
-        let event = self.stop.push(&text);
+        let event = match self.sink.ignores_stops(&text) {
+            true => StopEvent { emit: self.stop.finish() + &text, stopped: None },
+            false => self.stop.push(&text),
+        };
         if !self.sink.send(Event::Piece(Piece { text: event.emit, token, logprobs })) {
             return Told::Unheard;
         }

@@ -165,6 +165,13 @@ impl MessageRules {
         }
     }
 
+    /// The rules of a template that nobody here knows: what every template accepts that takes system messages, calls and their
+    /// results.
+    pub fn of_unknown() -> Self {
+        let consecutive = Self { system: true, calls: true, results: true, ..Self::of_turns() };
+        Self { leading_assistant: true, no_user: true, ..consecutive }
+    }
+
     /// The rules of a template that only takes turns of user and assistant, one after the other.
     fn of_turns() -> Self {
         Self {
@@ -384,7 +391,7 @@ pub(crate) fn ordered(messages: &[Message]) -> (Vec<Message>, Adaptations) {
 }
 
 /// Changes a conversation to what a template with these rules accepts.
-pub(crate) fn adapt(messages: &[Message], rules: &MessageRules) -> (Vec<Message>, Adaptations) {
+pub fn adapt(messages: &[Message], rules: &MessageRules) -> (Vec<Message>, Adaptations) {
     let (mut messages, mut done) = ordered(messages);
     if !rules.developer {
         for message in messages.iter_mut().filter(|m| m.role == "developer") {

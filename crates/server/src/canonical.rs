@@ -222,6 +222,9 @@ pub struct RunOptions {
     pub sampling: Params,
     /// Strings that end the answer.
     pub stop: Vec<String>,
+    /// The request names these strings: they count in the answer, and not in a thought. Those of a model count in both.
+    #[serde(default)]
+    pub has_own_stops: bool,
     /// Tokens to generate at most; negative is as many as the context's size allows ten times over.
     pub num_predict: i64,
     /// Prompt tokens that survive a context shift; negative is all of them.

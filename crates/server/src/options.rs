@@ -36,7 +36,7 @@ pub fn apply(
                     Wish::Model(model) => (run.speculate, draft) = (Mode::Auto, Some(model)),
                 }
             }
-            _ if one(name, value, load, run)? => {}
+            _ if one(name, value, load, run)? => run.has_own_stops |= asked && name == "stop",
             _ if asked => unknown(name),
             _ => tracing::debug!(parameter = name, "the model has a parameter that is not known"),
         }

@@ -10,6 +10,7 @@
 //! A request goes only to hosts that the configuration names (`remotes`): a manifest from a stranger must not choose where
 //! prompts go. Keys stand in the configuration alone, are sent to no other host, and redirects are not followed.
 
+mod adapt;
 mod ask;
 mod hosts;
 mod lines;
@@ -118,7 +119,13 @@ impl Upstream {
                 };
                 let answer = self.ask(form).await?;
                 match answer.protocol {
-                    Protocol::OpenAi => openai::read(answer, &generate, to).await,
+                    Protocol::OpenAi => {
+                        let kinds = openai::adaptations(&generate);
+                        if !kinds.is_empty() {
+                            let _ = to.send(Event::Adapted(kinds)).await;
+                        }
+                        openai::read(answer, &generate, to).await
+                    }
                     Protocol::Native => native::read(answer, to).await,
                 }
             }

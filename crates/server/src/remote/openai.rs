@@ -7,6 +7,7 @@ use puna_sampler::Constraint;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::Sender;
 
+use super::adapt::adapted;
 use super::ask::Answer;
 use super::lines::error_text;
 use super::{cannot, conversation};
@@ -45,7 +46,7 @@ pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static s
     options(&mut body, &generate.options);
     let prompt = match &generate.input {
         Input::Chat { messages, tools } => {
-            body["messages"] = chat(&conversation(generate, None, messages));
+            body["messages"] = chat(&adapted(&conversation(generate, None, messages)).0);
             if !tools.is_empty() {
                 body["tools"] = json!(tools);
                 if generate.tool_choice != ToolChoice::Auto {
@@ -91,6 +92,14 @@ pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static s
     }
     thinking(&mut body, generate);
     Ok(("/chat/completions", body))
+}
+
+/// The ways in which the conversation of a generation is changed for the other server.
+pub(super) fn adaptations(generate: &Generate) -> Vec<String> {
+    match &generate.input {
+        Input::Chat { messages, .. } => adapted(&conversation(generate, None, messages)).1,
+        Input::Prompt(_) => Vec::new(),
+    }
 }
 
 /// Whether and how hard to think, and what else the template is told.

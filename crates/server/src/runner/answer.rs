@@ -41,6 +41,10 @@ pub(super) struct Answer {
     /// One call at most: the answer ends behind it.
     one_call: bool,
     stop: Vec<String>,
+    /// Stop strings count in the answer only.
+    stops_in_answer: bool,
+    /// There was text of the answer that is not blank.
+    has_answered: bool,
     /// The answer must be a call, which begins like this.
     forced: Option<String>,
     /// The answer that has a form has begun.
@@ -78,6 +82,8 @@ impl Answer {
             open_call: None,
             is_cut_off: false,
             stop: Vec::new(),
+            stops_in_answer: false,
+            has_answered: false,
             forced: None,
             begun: false,
             think_budget: None,
@@ -130,9 +136,9 @@ impl Answer {
         self
     }
 
-    /// Remembers the stop strings of the job, in its order.
-    pub(super) fn with_stop(mut self, stop: &[String]) -> Self {
-        self.stop = stop.to_vec();
+    /// Remembers the stop strings of the job, in its order, and whether they are the request's own.
+    pub(super) fn with_stop(mut self, stop: &[String], is_of_request: bool) -> Self {
+        (self.stop, self.stops_in_answer) = (stop.to_vec(), is_of_request);
         self
     }
 
@@ -253,12 +259,13 @@ impl Answer {
         self.handle.send(Event::CallStart { index, id: ids::call(), name })
     }
 
-    fn send_texts(&self, texts: &mut Vec<(bool, String)>, logprobs: &mut Vec<Logprob>) -> bool {
+    fn send_texts(&mut self, texts: &mut Vec<(bool, String)>, logprobs: &mut Vec<Logprob>) -> bool {
         let mut listened = !self.handle.state.is_cancelled();
         for (is_thought, text) in texts.drain(..) {
             if text.is_empty() && logprobs.is_empty() {
                 continue;
             }
+            self.has_answered |= !is_thought && !text.trim().is_empty();
             let piece = Piece { text, logprobs: std::mem::take(logprobs) };
             listened =
                 self.handle.send(if is_thought { Event::Thinking(piece) } else { Event::Content(piece) });
@@ -454,6 +461,12 @@ impl Sink for Answer {
             return Vec::new();
         };
         self.generator.encode_parts(&[(&end, true)])
+    }
+
+    /// In a thought, and in the blanks behind it, which are no part of the answer.
+    fn ignores_stops(&self, text: &str) -> bool {
+        let is_behind_thought = self.thought > 0 && !self.has_answered && text.trim().is_empty();
+        self.stops_in_answer && (self.is_thinking() || is_behind_thought)
     }
 
     fn begin_answer(&mut self) {

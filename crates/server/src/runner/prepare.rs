@@ -126,7 +126,7 @@ impl Preparer {
         let shown = tags.iter().map(|(_, token)| *token).collect();
         let answer = Answer::new(handle.clone(), self.generator.clone(), parser)
             .with_form(grammar.is_some())
-            .with_stop(&task.options.stop)
+            .with_stop(&task.options.stop, task.options.has_own_stops)
             .with_forced(beginning)
             .with_one_call(!task.parallel_tool_calls)
             .with_think_budget(think_budget)

@@ -1,0 +1,81 @@
+//! Conversations as any server of OpenAI's dialect accepts them, whatever its template.
+
+use puna_api::native::{self, Message};
+use puna_prompt::{FunctionCall, Image, MessageRules};
+
+/// Changes a conversation to what every template accepts, and says in which ways.
+pub(super) fn adapted(messages: &[Message]) -> (Vec<Message>, Vec<String>) {
+    let mut images = Vec::new();
+    let of_prompt: Vec<_> = messages.iter().map(|message| prompt_message(message, &mut images)).collect();
+    let (adapted, kinds) = puna_prompt::adapt(&of_prompt, &MessageRules::of_unknown());
+    let adapted = adapted.into_iter().map(|message| native_message(message, &images)).collect();
+    (adapted, kinds.iter().map(ToString::to_string).collect())
+}
+
+/// A message whose images are their numbers in a list.
+fn prompt_message(message: &Message, images: &mut Vec<native::Image>) -> puna_prompt::Message {
+    let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+    let call = |call: &native::ToolCall| puna_prompt::ToolCall {
+        id: call.id.clone(),
+        function: FunctionCall {
+            index: usize::try_from(call.function.index).unwrap_or(0),
+            name: call.function.name.clone(),
+            arguments: call.function.arguments.clone(),
+        },
+    };
+    let first = images.len();
+    images.extend(message.images.iter().cloned());
+    puna_prompt::Message {
+        thinking: text(&message.thinking),
+        images: (first..images.len()).map(|number| Image(number.to_string())).collect(),
+        tool_calls: message.tool_calls.iter().map(call).collect(),
+        tool_name: text(&message.tool_name),
+        tool_call_id: text(&message.tool_call_id),
+        ..puna_prompt::Message::new(&message.role, &message.content)
+    }
+}
+
+fn native_message(message: puna_prompt::Message, images: &[native::Image]) -> Message {
+    let image = |Image(number): &Image| images.get(number.parse::<usize>().ok()?).cloned();
+    let call = |call: puna_prompt::ToolCall| {
+        let FunctionCall { index, name, arguments } = call.function;
+        let function = native::ToolCallFunction { index: index as i64, name, arguments };
+        native::ToolCall { id: call.id, function }
+    };
+    Message {
+        images: message.images.iter().filter_map(image).collect(),
+        thinking: message.thinking.unwrap_or_default(),
+        tool_calls: message.tool_calls.into_iter().map(call).collect(),
+        tool_name: message.tool_name.unwrap_or_default(),
+        tool_call_id: message.tool_call_id.unwrap_or_default(),
+        ..Message::text(message.role, message.content)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_conversation_of_an_agent_has_turns_that_every_template_accepts() {
+        let picture = Message { images: vec![native::Image(vec![1, 2])], ..Message::text("user", "see") };
+        let messages = [
+            Message::text("developer", "a"),
+            Message::text("developer", "b"),
+            Message::text("user", "c"),
+            picture,
+            Message::text("system", "d"),
+            Message::text("assistant", "e"),
+            Message::text("assistant", "f"),
+            Message::text("user", "g"),
+        ];
+        let (got, kinds) = adapted(&messages);
+        let turns: Vec<_> = got.iter().map(|m| (m.role.as_str(), m.content.as_str())).collect();
+        let user = "c\n\nsee\n\n<system>\nd\n</system>";
+        assert_eq!(turns, [("system", "a\n\nb"), ("user", user), ("assistant", "e\n\nf"), ("user", "g")]);
+        assert_eq!(got[1].images, [native::Image(vec![1, 2])]);
+        assert_eq!(kinds, ["merged", "renamed"]);
+        let plain = [Message::text("system", "a"), Message::text("user", "b")];
+        assert_eq!(adapted(&plain), (plain.to_vec(), Vec::new()));
+    }
+}
