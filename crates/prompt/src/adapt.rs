@@ -2,7 +2,7 @@
 //!
 //! Templates disagree on which messages a conversation may have: a system message anywhere or at the head only, two users in
 //! a row, the results of tools. [`MessageRules::of`] finds out what a template accepts by rendering small conversations with
-//! it. [`adapt`] changes a conversation to that, and loses no text of it: what it changed is told as [`Adaptation`]s.
+//! it. [`adapt`] changes a conversation to that without losing text, and returns the [`Adaptation`]s that it made.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -43,9 +43,7 @@ impl Adaptation {
             Self::Renamed => "renamed",
         }
     }
-}
 
-impl Adaptation {
     /// What it does, in a sentence.
     pub fn description(self) -> &'static str {
         match self {
@@ -165,8 +163,8 @@ impl MessageRules {
         }
     }
 
-    /// The rules of a template that nobody here knows: what every template accepts that takes system messages, calls and their
-    /// results.
+    /// The rules for an unknown template, such as that of a remote server: it takes system messages, calls and results, and
+    /// nothing else beside alternating turns.
     pub fn of_unknown() -> Self {
         let consecutive = Self { system: true, calls: true, results: true, ..Self::of_turns() };
         Self { leading_assistant: true, no_user: true, ..consecutive }
@@ -189,7 +187,7 @@ impl MessageRules {
         }
     }
 
-    /// Rules for a template that refuses what it should accept by these: stricter from step to step.
+    /// Rules to try in this order when the template refuses a conversation that follows these rules.
     pub(crate) fn stricter(self) -> [Self; 4] {
         let turns = Self::of_turns();
         let merged = Self {
@@ -250,8 +248,7 @@ impl Probe<'_> {
 
     /// Whether all texts are written, wherever.
     fn writes(&self, messages: &[Message]) -> bool {
-        let Some(prompt) = self.rendered(messages) else { return false };
-        messages.iter().all(|message| prompt.contains(&message.content))
+        self.rendered(messages).is_some_and(|prompt| has_all(&prompt, messages))
     }
 
     /// Whether all texts are written, each behind the one before it.
@@ -272,7 +269,7 @@ impl Probe<'_> {
     }
 
     fn place_of_late_system(&self, messages: &[Message], late: usize) -> LateSystem {
-        let prompt = self.rendered(messages).filter(|_| self.writes(messages));
+        let prompt = self.rendered(messages).filter(|prompt| has_all(prompt, messages));
         let Some(prompt) = prompt else { return LateSystem::Unknown };
         let at = |number| prompt.find(&mark(number));
         match (at(late), at(1)) {
@@ -370,6 +367,11 @@ pub(crate) fn is_accepted(
     let calls = form.iter().flat_map(|m| &m.tool_calls).flat_map(|call| call.function.arguments.values());
     let mut calls = calls.filter_map(Json::as_str);
     calls.all(|call| prompt.contains(call)) && has_in_order(&prompt, &form)
+}
+
+/// Whether the texts of messages stand in a prompt, wherever.
+fn has_all(prompt: &str, messages: &[Message]) -> bool {
+    messages.iter().all(|message| prompt.contains(&message.content))
 }
 
 /// Whether the texts of messages stand in a prompt, each behind the one before it.

@@ -14,25 +14,10 @@ pub(super) fn adapted(messages: &[Message]) -> (Vec<Message>, Vec<String>) {
 
 /// A message whose images are their numbers in a list.
 fn prompt_message(message: &Message, images: &mut Vec<native::Image>) -> puna_prompt::Message {
-    let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
-    let call = |call: &native::ToolCall| puna_prompt::ToolCall {
-        id: call.id.clone(),
-        function: FunctionCall {
-            index: usize::try_from(call.function.index).unwrap_or(0),
-            name: call.function.name.clone(),
-            arguments: call.function.arguments.clone(),
-        },
-    };
     let first = images.len();
     images.extend(message.images.iter().cloned());
-    puna_prompt::Message {
-        thinking: text(&message.thinking),
-        images: (first..images.len()).map(|number| Image(number.to_string())).collect(),
-        tool_calls: message.tool_calls.iter().map(call).collect(),
-        tool_name: text(&message.tool_name),
-        tool_call_id: text(&message.tool_call_id),
-        ..puna_prompt::Message::new(&message.role, &message.content)
-    }
+    let numbers = (first..images.len()).map(|number| Image(number.to_string()));
+    puna_prompt::Message { images: numbers.collect(), ..crate::runner::prompt_message(message) }
 }
 
 fn native_message(message: puna_prompt::Message, images: &[native::Image]) -> Message {

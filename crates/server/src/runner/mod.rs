@@ -26,6 +26,8 @@ pub(crate) mod templates;
 pub(crate) mod tests;
 pub mod worker;
 
+pub(crate) use prepare::prompt_message;
+
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;

@@ -570,6 +570,11 @@ fn think_budget(task: &Generate, text: &Text) -> Option<u64> {
 }
 
 fn prompt_messages(messages: &[native::Message]) -> Vec<Message> {
+    messages.iter().map(prompt_message).collect()
+}
+
+/// A message as templates take it, without its images.
+pub(crate) fn prompt_message(message: &native::Message) -> Message {
     let text = |text: &String| Some(text.clone()).filter(|t| !t.is_empty());
     let call = |call: &native::ToolCall| ToolCall {
         id: call.id.clone(),
@@ -579,14 +584,13 @@ fn prompt_messages(messages: &[native::Message]) -> Vec<Message> {
             arguments: call.function.arguments.clone(),
         },
     };
-    let one = |message: &native::Message| Message {
+    Message {
         thinking: text(&message.thinking),
         tool_calls: message.tool_calls.iter().map(call).collect(),
         tool_name: text(&message.tool_name),
         tool_call_id: text(&message.tool_call_id),
         ..Message::new(message.role.to_lowercase(), &message.content)
-    };
-    messages.iter().map(one).collect()
+    }
 }
 
 /// A template that refuses a conversation is the client's matter, like one that the client brought.
