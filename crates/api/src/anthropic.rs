@@ -107,6 +107,14 @@ impl Serialize for Choice {
             ToolChoice::Auto => "auto",
             ToolChoice::None => "none",
             ToolChoice::Required => "any",
+            // The dialect has no list of those that may be called.
+            ToolChoice::Allowed { required, .. } => {
+                if *required {
+                    "any"
+                } else {
+                    "auto"
+                }
+            }
             ToolChoice::Named(_) => "tool",
         };
         let mut object = Map::from_iter([("type".to_owned(), Value::from(kind))]);

@@ -116,8 +116,15 @@ macro_rules! shapes {
 shapes! {
     /// What the model may or must call, in the forms of all dialects.
     tool_choice TOOL_CHOICE = Shape {
-        fields: &["type", "name", "function", "custom", "disable_parallel_tool_use"],
-        inside: &[("function", &Shape::of(&["name"])), ("custom", &Shape::of(&["name"]))],
+        fields: &[
+            "type", "name", "function", "custom", "allowed_tools", "mode", "tools", "disable_parallel_tool_use",
+        ],
+        inside: &[
+            ("function", &Shape::of(&["name"])),
+            ("custom", &Shape::of(&["name"])),
+            ("allowed_tools", &ALLOWED_TOOLS),
+            ("tools", &ALLOWED_TOOL),
+        ],
     };
 
     /// Parts of a message for a chat completion.
@@ -221,6 +228,15 @@ pub(crate) static INFO: Shape = Shape::of(&[
 pub(crate) static RESPONSES_TOOL: Shape = Shape {
     fields: &["type", "name", "description", "parameters", "strict", "format", "tools"],
     inside: &[("tools", &Shape::of(&["type", "name", "description", "parameters", "strict", "format"]))],
+};
+
+/// The list of tools that may be called.
+static ALLOWED_TOOLS: Shape = Shape { fields: &["mode", "tools"], inside: &[("tools", &ALLOWED_TOOL)] };
+
+/// One of these tools.
+static ALLOWED_TOOL: Shape = Shape {
+    fields: &["type", "name", "function", "custom"],
+    inside: &[("function", &Shape::of(&["name"])), ("custom", &Shape::of(&["name"]))],
 };
 
 static ANTHROPIC_SOURCE: Shape = Shape {

@@ -24,7 +24,7 @@ use crate::links::Links;
 use crate::manager::{About, Ask, Lease, Models, Patience};
 use crate::memory;
 use crate::names::Name;
-use crate::options;
+use crate::options::{self, RequestOptions};
 use crate::registry;
 use crate::remote::{Remotes, Upstream};
 use crate::runner::launch::Launcher;
@@ -220,7 +220,7 @@ impl App {
     pub(crate) async fn options(
         &self,
         model: &Model,
-        request: Option<&serde_json::Map<String, serde_json::Value>>,
+        request: &RequestOptions,
     ) -> Result<(LoadOptions, RunOptions), Failure> {
         let config = self.config();
         let embeds = model.facts.pooling.is_some();
@@ -254,14 +254,13 @@ impl App {
         }
         if model.weights == Weights::Remote {
             run.given = model.params.clone();
-            run.given.extend(request.cloned().unwrap_or_default());
+            run.given.extend(request.to_map());
             run.given.retain(|_, value| !value.is_null());
             return Ok((load, run));
         }
         if puna_engine::fills_masks(&model.facts.architecture) {
             refuse_draft(model, asked.as_deref())?;
-            let named = |options: &serde_json::Map<_, _>| options.contains_key("draft_num_predict");
-            if request.is_some_and(named) {
+            if request.named.contains_key("draft_num_predict") {
                 note_ignored("options.draft_num_predict".into());
             }
             return Ok((load, run));
@@ -559,9 +558,10 @@ mod tests {
             let facts = puna_store::Facts { vision: true, ..(*seeing.facts).clone() };
             seeing.facts = facts.into();
             for asked in [None, Some(128), Some(2047), Some(2048), Some(3000)] {
-                let given = asked.map(|tokens| json!({"num_ctx": tokens}).as_object().unwrap().clone());
+                let given = asked.map(|tokens| json!({"num_ctx": tokens}));
+                let given = RequestOptions::named(given.as_ref().and_then(|given| given.as_object()));
                 let wanted = asked.or(automatic);
-                let of = async |model: &Model| app.options(model, given.as_ref()).await.unwrap().1.num_ctx;
+                let of = async |model: &Model| app.options(model, &given).await.unwrap().1.num_ctx;
                 assert_eq!(of(&blind).await, wanted);
                 // What nobody asked for stays nobody's.
                 assert_eq!(of(&seeing).await, wanted.map(|tokens| tokens.max(VISION_CONTEXT)));
@@ -578,8 +578,10 @@ mod tests {
         let writing = app.0.store.resolve(&"cria".parse().unwrap()).unwrap();
         let mut filling = Model { draft: Some("small.gguf".into()), ..writing.clone() };
         let draft = async |model: &Model, name: &str| {
-            let given = json!({"draft_model": name, "draft_num_predict": 4}).as_object().unwrap().clone();
-            app.options(model, Some(&given)).await.map(|(load, _)| load.draft.map(|draft| draft.name))
+            let given = json!({"draft_model": name, "draft_num_predict": 4});
+            app.options(model, &RequestOptions::named(given.as_object()))
+                .await
+                .map(|(load, _)| load.draft.map(|draft| draft.name))
         };
         assert!(draft(&filling, "").await.unwrap().is_some_and(|name| name.starts_with("the DRAFT of ")));
         filling.facts = puna_store::Facts { architecture: "dream".into(), ..(*filling.facts).clone() }.into();

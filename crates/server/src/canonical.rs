@@ -80,12 +80,15 @@ pub struct Generate {
     pub variables: Map<String, Value>,
     /// Form of the answer.
     pub format: Option<Constraint>,
+    /// What the client says about its schema besides the schema; only other servers are told.
+    #[serde(default)]
+    pub schema_label: SchemaLabel,
     /// Which functions of a conversation may or must be called.
     pub tool_choice: ToolChoice,
     /// Whether several functions may be called at once.
     pub parallel_tool_calls: bool,
-    /// Whether a prompt that is too long may be cut.
-    pub truncate: bool,
+    /// What happens to a prompt that is too long.
+    pub overflow: Overflow,
     /// Whether older tokens make room when the context is full.
     pub shift: bool,
     /// Report log-probabilities, with this many alternatives each.
@@ -97,6 +100,30 @@ pub struct Generate {
     pub stream_calls: bool,
     /// Answer with the rendered prompt instead of generating.
     pub render_only: bool,
+}
+
+/// What happens to a prompt that does not fit into the context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Overflow {
+    /// The request is refused.
+    Refuse,
+    /// The oldest messages are dropped, all but system messages and the last one, as Ollama does; what is still too long is
+    /// cut in its middle.
+    DropMessages,
+    /// The oldest turns are dropped, all but the first and the newest, and then the longest tool result is cut in its middle.
+    /// What is still too long is refused.
+    DropTurns,
+}
+
+/// What a client says about a JSON Schema besides the schema.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SchemaLabel {
+    /// Its name.
+    pub name: Option<String>,
+    /// What it describes.
+    pub description: Option<String>,
+    /// Whether the answer must match it exactly.
+    pub strict: Option<bool>,
 }
 
 /// Bytes that several answers to one prompt may hold together on their way.

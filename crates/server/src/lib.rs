@@ -35,6 +35,7 @@ mod places;
 mod prometheus;
 mod registry;
 mod remote;
+mod request;
 mod routes;
 pub mod runner;
 pub mod scheduler;

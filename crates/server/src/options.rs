@@ -13,18 +13,103 @@ use crate::speculate::{Mode, Wish};
 /// Tokens of the smallest context.
 const LEAST_CONTEXT: u32 = 4;
 
+/// The generation options of one request: an object by Ollama's names, which every dialect takes, and the fields that a
+/// dialect has for them, which win over the object.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RequestOptions {
+    /// The `options` object.
+    pub named: Map<String, Value>,
+    /// Tokens to generate at most; negative is no limit.
+    pub num_predict: Option<i64>,
+    /// Seed of the random numbers.
+    pub seed: Option<i64>,
+    /// Strings that end the answer.
+    pub stop: Option<Vec<String>>,
+    /// Temperature of the draw.
+    pub temperature: Option<f64>,
+    /// Probability mass to draw from.
+    pub top_p: Option<f64>,
+    /// Tokens to draw from.
+    pub top_k: Option<i64>,
+    /// Penalty for each occurrence of a token.
+    pub frequency_penalty: Option<f64>,
+    /// Penalty for tokens that have occurred.
+    pub presence_penalty: Option<f64>,
+    /// Biases by token number, in OpenAI's form.
+    pub logit_bias: Option<Map<String, Value>>,
+    /// Tokens that a thought may have.
+    pub think_budget: Option<i64>,
+}
+
+impl RequestOptions {
+    /// The options of a request that has only the object.
+    pub fn named(options: Option<&Map<String, Value>>) -> Self {
+        Self { named: options.cloned().unwrap_or_default(), ..Self::default() }
+    }
+
+    /// All options by Ollama's names.
+    pub fn to_map(&self) -> Map<String, Value> {
+        let fields = [
+            ("num_predict", self.num_predict.map(Value::from)),
+            ("seed", self.seed.map(Value::from)),
+            ("stop", self.stop.clone().map(Value::from)),
+            ("temperature", self.temperature.map(Value::from)),
+            ("top_p", self.top_p.map(Value::from)),
+            ("top_k", self.top_k.map(Value::from)),
+            ("frequency_penalty", self.frequency_penalty.map(Value::from)),
+            ("presence_penalty", self.presence_penalty.map(Value::from)),
+            ("logit_bias", self.logit_bias.clone().map(Value::from)),
+            ("think_budget", self.think_budget.map(Value::from)),
+        ];
+        let mut all = self.named.clone();
+        all.extend(fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
+        all
+    }
+
+    /// Writes the fields over the options of the model and of the object.
+    fn apply_fields(&self, run: &mut RunOptions) -> Result<(), Failure> {
+        let sampling = &mut run.sampling;
+        let floats = [
+            ("temperature", self.temperature, &mut sampling.temperature),
+            ("top_p", self.top_p, &mut sampling.top_p),
+            ("frequency_penalty", self.frequency_penalty, &mut sampling.frequency_penalty),
+            ("presence_penalty", self.presence_penalty, &mut sampling.presence_penalty),
+        ];
+        for (name, given, option) in floats {
+            if let Some(number) = given {
+                *option = finite(name, number)?;
+            }
+        }
+        if let Some(top_k) = self.top_k {
+            sampling.top_k = int32("top_k", &top_k.into())?;
+        }
+        if let Some(bias) = &self.logit_bias {
+            sampling.logit_bias = biases("logit_bias", bias)?;
+        }
+        sampling.seed = self.seed.unwrap_or(sampling.seed);
+        run.num_predict = self.num_predict.unwrap_or(run.num_predict);
+        if let Some(budget) = self.think_budget {
+            run.think_budget = count("think_budget", &budget.into())?;
+        }
+        if let Some(stop) = &self.stop {
+            (run.stop, run.has_own_stops) = (stop.clone(), true);
+        }
+        Ok(())
+    }
+}
+
 /// Reads the parameters of a model and then the options of a request; unknown names are left aside, those of the request
 /// after `unknown` was told of them; `null` is as good as absent. `load` and `run` hold the defaults. Returns the name of
 /// the draft model that is asked for.
 pub fn apply(
     params: &Map<String, Value>,
-    options: Option<&Map<String, Value>>,
+    options: &RequestOptions,
     load: &mut LoadOptions,
     run: &mut RunOptions,
     unknown: &mut dyn FnMut(&str),
 ) -> Result<Option<String>, Failure> {
     let mut draft = None;
-    let asked = options.into_iter().flatten().map(|option| (option, true));
+    let asked = options.named.iter().map(|option| (option, true));
     for ((name, value), asked) in params.iter().map(|parameter| (parameter, false)).chain(asked) {
         match name.as_str() {
             _ if value.is_null() => {}
@@ -41,12 +126,13 @@ pub fn apply(
             _ => tracing::debug!(parameter = name, "the model has a parameter that is not known"),
         }
     }
+    options.apply_fields(run)?;
     run.num_ctx = run.num_ctx.map(|tokens| tokens.max(LEAST_CONTEXT));
     Ok(draft)
 }
 
 /// Checks the options of a request that generates nothing; `unknown` as for [`apply`].
-pub fn check(options: Option<&Map<String, Value>>, unknown: &mut dyn FnMut(&str)) -> Result<(), Failure> {
+pub fn check(options: &RequestOptions, unknown: &mut dyn FnMut(&str)) -> Result<(), Failure> {
     let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
     apply(&Map::new(), options, &mut load, &mut run, unknown).map(drop)
 }
@@ -82,7 +168,9 @@ fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) 
         "repeat_penalty" => sampling.repeat_penalty = float(name, value)?,
         "presence_penalty" => sampling.presence_penalty = float(name, value)?,
         "frequency_penalty" => sampling.frequency_penalty = float(name, value)?,
-        "logit_bias" => sampling.logit_bias = biases(name, value)?,
+        "logit_bias" => {
+            sampling.logit_bias = biases(name, value.as_object().ok_or_else(|| wrong(name, "object"))?)?;
+        }
         // Not in the original; llama.cpp's server has it as `lora`.
         "adapters" => run.adapters = Some(adapters(name, value)?),
         // Negative is automatic, as absent is; 0 switches speculation off.
@@ -150,7 +238,10 @@ fn positive(name: &str, value: &Value) -> Result<u32, Failure> {
 }
 
 fn float(name: &str, value: &Value) -> Result<f32, Failure> {
-    let number = value.as_f64().ok_or_else(|| wrong(name, "float32"))?;
+    finite(name, value.as_f64().ok_or_else(|| wrong(name, "float32"))?)
+}
+
+fn finite(name: &str, number: f64) -> Result<f32, Failure> {
     Some(number as f32).filter(|x| x.is_finite()).ok_or_else(|| {
         Failure::bad_request(format!("option \"{name}\" is out of range: {number:e} is beyond ±3.4e38"))
     })
@@ -181,8 +272,7 @@ fn strings(name: &str, value: &Value) -> Result<Vec<String>, Failure> {
 }
 
 /// OpenAI's form: an object of token number to bias.
-fn biases(name: &str, value: &Value) -> Result<Vec<(u32, f32)>, Failure> {
-    let map = value.as_object().ok_or_else(|| wrong(name, "object"))?;
+fn biases(name: &str, map: &Map<String, Value>) -> Result<Vec<(u32, f32)>, Failure> {
     let one = |(token, bias): (&String, &Value)| {
         Some((token.parse().ok()?, (bias.as_f64()? as f32).clamp(f32::MIN, f32::MAX)))
     };
@@ -235,7 +325,8 @@ mod tests {
     fn read(params: Value, options: Value) -> Result<(LoadOptions, RunOptions), String> {
         let (mut load, mut run) =
             (LoadOptions { num_ctx: 4096, ..LoadOptions::default() }, RunOptions::default());
-        apply(params.as_object().unwrap(), options.as_object(), &mut load, &mut run, &mut |_| {})
+        let options = RequestOptions::named(options.as_object());
+        apply(params.as_object().unwrap(), &options, &mut load, &mut run, &mut |_| {})
             .map_err(|e| e.message)?;
         Ok((load, run))
     }
@@ -254,6 +345,26 @@ mod tests {
             (Some(8192), 4096),
             "a limit of the request, and no reason to load"
         );
+    }
+
+    #[test]
+    fn a_field_of_a_dialect_wins_over_the_options_object() {
+        let named = json!({"temperature": 0.5, "top_k": 3, "stop": ["X"]});
+        let fields = RequestOptions {
+            temperature: Some(0.25),
+            top_k: Some(9),
+            stop: Some(vec!["Y".into()]),
+            ..RequestOptions::named(named.as_object())
+        };
+        let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
+        apply(&Map::new(), &fields, &mut load, &mut run, &mut |_| {}).unwrap();
+        assert_eq!((run.sampling.temperature, run.sampling.top_k), (0.25, 9));
+        assert_eq!((run.stop, run.has_own_stops), (vec!["Y".to_owned()], true));
+        assert_eq!(Value::Object(fields.to_map()), json!({"temperature": 0.25, "top_k": 9, "stop": ["Y"]}));
+        let large = RequestOptions { temperature: Some(1e308), ..RequestOptions::default() };
+        let error =
+            apply(&Map::new(), &large, &mut load, &mut RunOptions::default(), &mut |_| {}).unwrap_err();
+        assert_eq!(error.message, "option \"temperature\" is out of range: 1e308 is beyond ±3.4e38");
     }
 
     #[test]
@@ -325,9 +436,9 @@ mod tests {
         let of = |options: Value| {
             let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
             let params = json!({"draft_num_predict": 3});
+            let options = RequestOptions::named(options.as_object());
             let draft =
-                apply(params.as_object().unwrap(), options.as_object(), &mut load, &mut run, &mut |_| {})
-                    .unwrap();
+                apply(params.as_object().unwrap(), &options, &mut load, &mut run, &mut |_| {}).unwrap();
             (draft, run.speculate, run.draft_num_predict)
         };
         assert_eq!(of(json!({})), (None, Mode::Auto, Some(3)));

@@ -167,6 +167,13 @@ pub enum ToolChoice {
     Required,
     /// This one.
     Named(String),
+    /// As the model likes, or at least one (`required`), but only of these.
+    Allowed {
+        /// At least one must be called.
+        required: bool,
+        /// The names of those that may be called.
+        names: Vec<String>,
+    },
 }
 
 impl Serialize for ToolChoice {
@@ -176,6 +183,12 @@ impl Serialize for ToolChoice {
             Self::None => s.serialize_str("none"),
             Self::Required => s.serialize_str("required"),
             Self::Named(name) => json!({"type": "function", "function": {"name": name}}).serialize(s),
+            Self::Allowed { required, names } => {
+                let mode = if *required { "required" } else { "auto" };
+                let tool = |name: &String| json!({"type": "function", "function": {"name": name}});
+                let allowed = json!({"mode": mode, "tools": names.iter().map(tool).collect::<Vec<_>>()});
+                json!({"type": "allowed_tools", "allowed_tools": allowed}).serialize(s)
+            }
         }
     }
 }
@@ -193,11 +206,35 @@ impl<'de> Deserialize<'de> for ToolChoice {
             (Some("required" | "any"), _) => Ok(Self::Required),
             (Some("function" | "tool" | "custom"), Some(name)) => Ok(Self::Named(name.to_owned())),
             (Some(name @ "local_shell"), None) => Ok(Self::Named(name.to_owned())),
+            (Some("allowed_tools"), _) => allowed(&value).map_err(de::Error::custom),
             _ => Err(de::Error::custom(format_args!(
-                "invalid tool_choice: {value} (must be \"auto\", \"none\", \"required\", or name a function)"
+                "invalid tool_choice: {value} (must be \"auto\", \"none\", \"required\", \"allowed_tools\" with a list, or name a function)"
             ))),
         }
     }
+}
+
+/// The tools that `allowed_tools` lists: within an object of that name in chats, beside the type in responses.
+fn allowed(choice: &Value) -> Result<ToolChoice, String> {
+    let list = if choice["allowed_tools"].is_object() { &choice["allowed_tools"] } else { choice };
+    let required = match list["mode"].as_str() {
+        None | Some("auto") => false,
+        Some("required") => true,
+        Some(mode) => {
+            return Err(format!(
+                "tool_choice: there is no mode {mode:?} of allowed_tools: use auto or required"
+            ));
+        }
+    };
+    let tools = list["tools"].as_array().filter(|tools| !tools.is_empty());
+    let tools = tools.ok_or("tool_choice: allowed_tools needs a list of tools")?;
+    let name = |tool: &Value| {
+        let inner = ["function", "custom"].iter().find_map(|kind| tool[*kind]["name"].as_str());
+        let name = tool["name"].as_str().or(inner).filter(|name| !name.is_empty());
+        let kind = || tool["type"].as_str().filter(|kind| *kind == "local_shell");
+        name.or_else(kind).map(str::to_owned).ok_or("tool_choice: a tool of allowed_tools has no name")
+    };
+    Ok(ToolChoice::Allowed { required, names: tools.iter().map(name).collect::<Result<_, _>>()? })
 }
 
 /// Whether, and how hard, the model is to think before it answers.

@@ -191,6 +191,8 @@ pub struct ResponseFormat {
 pub struct JsonSchema {
     /// A label, which changes nothing.
     pub name: String,
+    /// What the schema is for, which changes nothing.
+    pub description: Option<String>,
     /// A schema is always kept, whatever this says; `true` also refuses a `oneOf` whose branches a text may fit at once.
     pub strict: Option<bool>,
     /// The schema itself.

@@ -124,6 +124,53 @@ schemas! {
                 "type": "object", "required": ["type"],
                 "properties": {"type": {"const": "local_shell", "description": "`local_shell`."}},
             },
+            {
+                "type": "object", "required": ["type", "allowed_tools"],
+                "properties": {
+                    "type": {"const": "allowed_tools", "description": "`allowed_tools`."},
+                    "allowed_tools": {
+                        "type": "object", "required": ["tools"], "description": "The tools that may be called.",
+                        "properties": {
+                            "mode": {"enum": ["auto", "required"], "description": "`auto` or `required`."},
+                            "tools": {
+                                "type": "array", "minItems": 1, "description": "The tools.",
+                                "items": {
+                                    "type": "object", "required": ["type"],
+                                    "properties": {
+                                        "type": {"enum": ["function", "custom"], "description": "`function` or `custom`."},
+                                        "function": {
+                                            "type": "object", "required": ["name"], "description": "The function.",
+                                            "properties": {"name": {"type": "string", "minLength": 1, "description": "Its name."}},
+                                        },
+                                        "custom": {
+                                            "type": "object", "required": ["name"], "description": "The tool that takes free text.",
+                                            "properties": {"name": {"type": "string", "minLength": 1, "description": "Its name."}},
+                                        },
+                                        "name": {"type": "string", "minLength": 1, "description": "The name, in responses."},
+                                    },
+                                },
+                            },
+                        },
+                    },
+                },
+            },
+            {
+                "type": "object", "required": ["type", "tools"],
+                "properties": {
+                    "type": {"const": "allowed_tools", "description": "`allowed_tools`."},
+                    "mode": {"enum": ["auto", "required"], "description": "`auto` or `required`."},
+                    "tools": {
+                        "type": "array", "minItems": 1, "description": "The tools that may be called.",
+                        "items": {
+                            "type": "object", "required": ["type"],
+                            "properties": {
+                                "type": {"type": "string", "description": "`function` or `custom`."},
+                                "name": {"type": "string", "minLength": 1, "description": "Its name."},
+                            },
+                        },
+                    },
+                },
+            },
         ],
     }
     Choice, "AnthropicToolChoice": {

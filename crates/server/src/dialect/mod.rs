@@ -19,12 +19,12 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use futures_util::stream::unfold;
-use puna_api::native::{Logprob, Metrics, PromptLogprob, Think};
+use puna_api::native::{Logprob, Message, Metrics, PromptLogprob, Think};
 use puna_prompt::Renderer;
 use puna_sampler::Constraint;
 use puna_store::{Facts, Model};
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
 pub(crate) use answer_events::{AnswerEvent, CollectedCall};
@@ -372,6 +372,30 @@ pub(crate) fn check_images(model: &Model, count: usize) -> Result<(), Failure> {
     }))
 }
 
+/// What a model that cannot see reads in place of an image.
+const HIDDEN_IMAGE: &str = "[image: this model cannot see images]";
+
+/// Puts a text in place of each image that the model cannot see. A conversation that has images from earlier turns, or in
+/// results of tools, goes on so.
+///
+/// # Errors
+/// A user's message of the newest turn has an image: the answer would be about something else.
+pub(crate) fn hide_old_images(model: &Model, messages: &mut [Message]) -> Result<(), Failure> {
+    let newest = messages.iter().rposition(|m| m.role == "assistant").map_or(0, |at| at + 1);
+    let asked = messages[newest..].iter().filter(|m| m.role != "tool").map(|m| m.images.len()).sum::<usize>();
+    check_images(model, asked)?;
+    if check_images(model, 1).is_ok() {
+        return Ok(());
+    }
+    for message in messages.iter_mut().filter(|message| !message.images.is_empty()) {
+        let texts = message.images.drain(..).map(|_| HIDDEN_IMAGE.to_owned());
+        let own = Some(std::mem::take(&mut message.content)).filter(|text| !text.is_empty());
+        message.content = own.into_iter().chain(texts).collect::<Vec<_>>().join("\n\n");
+        note_adapted("placeholder".to_owned());
+    }
+    Ok(())
+}
+
 /// How many alternatives to report with each token, if any. Without `logprobs` there are none, as Ollama has it.
 pub(crate) fn logprobs(wanted: bool, top: i64) -> Result<Option<usize>, Failure> {
     match usize::try_from(top) {
@@ -402,7 +426,10 @@ pub(crate) fn format(value: Option<&Value>) -> Result<Option<Constraint>, Failur
         Some(Value::String(text)) if text.is_empty() => Ok(None),
         Some(Value::String(text)) if text == "json" => Ok(Some(Constraint::Json)),
         Some(Value::Object(map)) => match map.get("type").and_then(Value::as_str) {
-            Some(kind @ ("regex" | "gbnf" | "lark")) => grammar_format(kind, map).map(Some),
+            Some(kind @ ("regex" | "gbnf" | "lark")) => {
+                let text = |field: &str| map.get(field).and_then(Value::as_str).map(str::to_owned);
+                grammar_format(kind, text("pattern"), text("grammar")).map(Some)
+            }
             _ => Ok(Some(Constraint::Schema(Value::Object(map.clone())))),
         },
         Some(other) => {
@@ -413,14 +440,17 @@ pub(crate) fn format(value: Option<&Value>) -> Result<Option<Constraint>, Failur
     }
 }
 
-fn grammar_format(kind: &str, map: &Map<String, Value>) -> Result<Constraint, Failure> {
-    let (field, make): (_, fn(String) -> Constraint) = match kind {
-        "regex" => ("pattern", Constraint::Regex),
-        "gbnf" => ("grammar", Constraint::Gbnf),
-        _ => ("grammar", Constraint::Lark),
+/// The constraint of a form of the type `regex`, `gbnf` or `lark`.
+pub(crate) fn grammar_format(
+    kind: &str,
+    pattern: Option<String>,
+    grammar: Option<String>,
+) -> Result<Constraint, Failure> {
+    let (field, text, make): (_, _, fn(String) -> Constraint) = match kind {
+        "regex" => ("pattern", pattern, Constraint::Regex),
+        "gbnf" => ("grammar", grammar, Constraint::Gbnf),
+        _ => ("grammar", grammar, Constraint::Lark),
     };
-    match map.get(field) {
-        Some(Value::String(text)) => Ok(make(text.clone())),
-        _ => Err(Failure::bad_request(format!("invalid format: type {kind} needs the text in {field}"))),
-    }
+    let missing = || Failure::bad_request(format!("invalid format: type {kind} needs the text in {field}"));
+    text.map(make).ok_or_else(missing)
 }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use puna_api::native::Logprob;
+use puna_api::native::{Logprob, Message};
+use puna_sampler::Constraint;
 use serde_json::{Value, json};
 
 use super::answer_events::AnswerEvents;
@@ -203,10 +204,10 @@ fn log_probabilities_ride_on_their_piece() {
 }
 
 #[test]
-fn openai_requests_become_native_ones() {
+fn chat_completions_become_canonical_requests() {
     let request = |body: Value| {
         let request = puna_api::decode::from_value(&body).map_err(|e| e.to_string())?;
-        openai::to_native(request).map_err(|f| f.message)
+        openai::to_request(request).map_err(|f| f.message)
     };
     let got = request(json!({
         "model": "m", "max_tokens": 3, "stop": "END", "seed": 7, "reasoning_effort": "xhigh",
@@ -218,12 +219,13 @@ fn openai_requests_become_native_ones() {
         ],
     }))
     .unwrap();
-    assert_eq!(got.messages[0].content, "a\n\nb");
-    assert_eq!(got.messages[1].tool_calls[0].function.arguments["x"], 1);
-    assert_eq!(got.messages[2].tool_name, "f");
-    assert_eq!(got.format, Some(json!({"type": "object"})));
+    let messages = got.messages();
+    assert_eq!(messages[0].content, "a\n\nb");
+    assert_eq!(messages[1].tool_calls[0].function.arguments["x"], 1);
+    assert_eq!(messages[2].tool_name, "f");
+    assert_eq!(got.format, Some(Constraint::Schema(json!({"type": "object"}))));
     let options = json!({"stop": ["END"], "num_predict": 3, "seed": 7});
-    assert_eq!(Value::Object(got.options.unwrap()), options);
+    assert_eq!(Value::Object(got.options.to_map()), options);
 
     let user = |content: Value| json!({"model": "m", "messages": [{"role": "user", "content": content}]});
     assert_eq!(request(json!({"model": "m"})).unwrap_err(), "[] is too short - 'messages'");
@@ -234,6 +236,25 @@ fn openai_requests_become_native_ones() {
         |url: &str| request(user(json!([{"type": "image_url", "image_url": {"url": url}}]))).unwrap_err();
     assert!(url("http://x/y.png").starts_with("image URLs are not currently supported"));
     assert_eq!(url("data:image/gif;base64,AAAA"), "invalid image input");
+}
+
+#[test]
+fn images_of_earlier_turns_become_a_text_and_those_of_the_newest_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = puna_store::Store::open(folder.path()).unwrap().resolve(&"cria".parse().unwrap()).unwrap();
+    let image = || vec![puna_api::native::Image(vec![1])];
+    let seen = |role: &str| Message { images: image(), ..Message::text(role, "look") };
+    let mut earlier = vec![seen("user"), Message::text("assistant", "a"), Message::text("user", "b")];
+    super::hide_old_images(&model, &mut earlier).unwrap();
+    assert_eq!(earlier[0].content, "look\n\n[image: this model cannot see images]");
+    assert!(earlier[0].images.is_empty() && earlier[2].content == "b");
+    let mut newest = vec![Message::text("assistant", "a"), seen("user")];
+    let error = super::hide_old_images(&model, &mut newest).unwrap_err();
+    assert_eq!(error.message, "model does not support image input");
+    // What a tool shows must not end the loop of an agent.
+    let mut result = vec![Message::text("assistant", "a"), seen("tool")];
+    super::hide_old_images(&model, &mut result).unwrap();
+    assert!(result[1].content.starts_with("look\n\n[image"));
 }
 
 #[test]

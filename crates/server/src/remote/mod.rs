@@ -77,7 +77,7 @@ impl Remotes {
         &self,
         model: &Model,
         fields: &[(&str, bool)],
-        options: Option<&Map<String, Value>>,
+        options: &Map<String, Value>,
         pass: impl Fn(&str) -> bool,
     ) {
         let hosts = self.hosts(&model.config.remote_host).unwrap_or_default();
@@ -85,7 +85,7 @@ impl Remotes {
             return;
         }
         let fields = fields.iter().filter(|(_, said)| *said).map(|(field, _)| (*field).to_owned());
-        let options = options.into_iter().flatten().filter(|(name, value)| !value.is_null() && !pass(name));
+        let options = options.iter().filter(|(name, value)| !value.is_null() && !pass(name));
         fields.chain(options.map(|(name, _)| format!("options.{name}"))).for_each(note_ignored);
     }
 }

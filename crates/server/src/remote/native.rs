@@ -14,8 +14,8 @@ use super::lines::error_text;
 use super::openai::checked;
 use super::{cannot, conversation};
 use crate::canonical::{
-    CallOutcome, Done, Embed, EmbedText, Embedded, Event, Failure, Generate, Input, Piece, Prompt, Reason,
-    RunOptions,
+    CallOutcome, Done, Embed, EmbedText, Embedded, Event, Failure, Generate, Input, Overflow, Piece, Prompt,
+    Reason, RunOptions,
 };
 use crate::ids;
 use crate::runner::protocol::CALLS_MAX;
@@ -46,7 +46,7 @@ pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static s
         options: options(&generate.options),
         think: generate.think,
         chat_template_kwargs: Some(generate.variables.clone()).filter(|variables| !variables.is_empty()),
-        truncate: off(generate.truncate),
+        truncate: off(generate.overflow != Overflow::Refuse),
         shift: off(generate.shift),
         logprobs: generate.logprobs.is_some(),
         top_logprobs: generate.logprobs.unwrap_or(0) as i64,
@@ -72,7 +72,7 @@ fn continuation(generate: &Generate, prompt: &Prompt, model: &str) -> GenerateRe
         images: prompt.images.clone(),
         options: options(&generate.options),
         think: generate.think,
-        truncate: off(generate.truncate),
+        truncate: off(generate.overflow != Overflow::Refuse),
         shift: off(generate.shift),
         logprobs: generate.logprobs.is_some(),
         top_logprobs: generate.logprobs.unwrap_or(0) as i64,

@@ -77,7 +77,7 @@ pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static s
             None
         }
     };
-    form(&mut body, generate.format.as_ref())?;
+    form(&mut body, generate)?;
     if let Some(prompt) = prompt {
         if !prompt.suffix.is_empty() {
             body["suffix"] = prompt.suffix.as_str().into();
@@ -140,12 +140,22 @@ fn options(body: &mut Value, options: &RunOptions) {
     }
 }
 
-fn form(body: &mut Value, format: Option<&Constraint>) -> Result<(), Failure> {
-    body["response_format"] = match format {
+/// The form of the answer, with name and strictness as the client gave them. Servers demand a name.
+fn form(body: &mut Value, generate: &Generate) -> Result<(), Failure> {
+    body["response_format"] = match &generate.format {
         None => return Ok(()),
         Some(Constraint::Json) => json!({"type": "json_object"}),
         Some(Constraint::Schema(schema)) => {
-            json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": true}})
+            let label = &generate.schema_label;
+            let name = label.name.as_deref().unwrap_or("answer");
+            let mut form = json!({"name": name, "schema": schema});
+            if let Some(strict) = label.strict {
+                form["strict"] = strict.into();
+            }
+            if let Some(description) = &label.description {
+                form["description"] = description.as_str().into();
+            }
+            json!({"type": "json_schema", "json_schema": form})
         }
         Some(Constraint::Regex(_) | Constraint::Lark(_) | Constraint::Gbnf(_)) => {
             return Err(cannot(

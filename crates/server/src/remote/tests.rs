@@ -4,7 +4,7 @@ use puna_sampler::Params;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::canonical::{Embed, EmbedText, Input, Prompt, RunOptions};
+use crate::canonical::{Embed, EmbedText, Input, Overflow, Prompt, RunOptions};
 use crate::config::Config;
 use crate::end::End;
 
@@ -25,7 +25,8 @@ fn generate(given: Value) -> Generate {
         format: None,
         tool_choice: Default::default(),
         parallel_tool_calls: true,
-        truncate: false,
+        overflow: Overflow::Refuse,
+        schema_label: Default::default(),
         shift: false,
         logprobs: None,
         prompt_logprobs: None,
@@ -72,4 +73,21 @@ fn what_openai_s_dialect_has_no_word_for_is_known() {
     for name in all.keys() {
         assert_eq!(body(json!({ name: 1 })) != without, has_option(name), "{name}");
     }
+}
+
+#[test]
+fn a_schema_goes_out_with_the_name_and_strictness_that_the_client_gave() {
+    let schema = json!({"type": "object"});
+    let sent = |label: crate::canonical::SchemaLabel| {
+        let format = Some(puna_sampler::Constraint::Schema(schema.clone()));
+        let generate = Generate { format, schema_label: label, ..generate(json!({})) };
+        openai::generation(&generate, "m").unwrap().1["response_format"]["json_schema"].clone()
+    };
+    assert_eq!(sent(Default::default()), json!({"name": "answer", "schema": schema}));
+    let label = crate::canonical::SchemaLabel {
+        name: Some("n".into()),
+        description: Some("d".into()),
+        strict: Some(false),
+    };
+    assert_eq!(sent(label), json!({"name": "n", "schema": schema, "strict": false, "description": "d"}));
 }

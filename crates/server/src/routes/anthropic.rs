@@ -6,17 +6,17 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use puna_api::anthropic::{CountResponse, MessagesRequest, Model, ModelList};
-use puna_api::native::ChatRequest;
 use puna_store::Entry;
 
 use super::{chat, rfc3339};
 use crate::app::{App, key};
 use crate::canonical::Failure;
-use crate::dialect::anthropic::{MessagesEncoder, SEARCH, left_out, to_native, wishes_to_think};
+use crate::dialect::anthropic::{MessagesEncoder, SEARCH, left_out, to_request, wishes_to_think};
 use crate::dialect::{collect, has, respond_when};
 use crate::http::{Anthropic, Client, Json, Refused, json_plain, note_ignored};
 use crate::links;
 use crate::names::Name;
+use crate::request::GenerationRequest;
 
 /// `POST /v1/messages`
 pub(super) async fn messages(
@@ -33,11 +33,11 @@ pub(super) async fn messages(
     let (model, stream, render_only) = (request.model.clone(), request.stream, request.debug_render_only);
     let encoder = move |()| MessagesEncoder::new(model, stop, searches);
     let (name, model, request) = checked(&app, request).await?;
-    let (key, truncate) = ((!render_only).then(|| key(&model)), request.truncate);
+    let key = (!render_only).then(|| key(&model));
     let own = app.clone();
     let started = async move {
         let prepared = chat::prepare(&own, client, request, &name, &model).await?;
-        Ok(([prepared.cut_only_if(truncate).with_partial_calls().start().await], ()))
+        Ok(([prepared.start().await], ()))
     };
     if stream {
         return Ok(respond_when(&app, key, started, encoder).await?);
@@ -57,18 +57,18 @@ pub(super) async fn count_tokens(
     Ok(json_plain(StatusCode::OK, &CountResponse { input_tokens }))
 }
 
-/// The native request that a request comes to, and its model.
+/// The request of a message, and its model.
 async fn checked(
     app: &App,
     mut request: MessagesRequest,
-) -> Result<(Name, Arc<puna_store::Model>, ChatRequest), Failure> {
+) -> Result<(Name, Arc<puna_store::Model>, GenerationRequest), Failure> {
     if request.model.is_empty() {
         return Err(Failure::bad_request("model is required"));
     }
     let places = links::in_messages(request.messages.iter_mut().map(|message| &mut message.content));
     chat::fetch_images(app, &request.model, places).await?;
     let wishes = wishes_to_think(&request);
-    let mut request = to_native(request)?;
+    let mut request = to_request(request)?;
     let (name, model) = chat::find(app, &request.model).await?;
     // Unlike on other routes, a wish to think is no demand.
     if !has(&model, "thinking") {

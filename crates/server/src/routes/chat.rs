@@ -7,28 +7,29 @@ use axum::response::Response;
 use puna_api::KeepAlive;
 use puna_api::native::{ChatRequest, Think};
 use puna_store::Model;
-use serde_json::{Map, Value};
 
 use crate::app::{App, Loaded, Running, key};
 use crate::canonical::{Event, Failure, Generate, Task};
 use crate::dialect::native::{self, ChatEncoder};
-use crate::dialect::{self, check_images, collect, has, respond};
+use crate::dialect::{check_images, collect, has, respond};
 use crate::http::{Client, Json, Native, Refused, note_ignored};
 use crate::links::Place;
 use crate::names::Name;
-use crate::options;
+use crate::options::{self, RequestOptions};
 use crate::remote::{has_option, note_unheard};
+use crate::request::GenerationRequest;
 
 pub(super) async fn chat(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<Native, ChatRequest>,
 ) -> Result<Response, Refused<Native>> {
-    dialect::logprobs(request.logprobs, request.top_logprobs)?;
+    let stream = request.stream.unwrap_or(true);
+    let request = native::chat(request)?;
     let (name, model) = find(&app, &request.model).await?;
     let encoder = ChatEncoder::new(name.given.clone());
-    let (stream, empty) = (request.stream.unwrap_or(true), request.messages.is_empty());
-    if empty && leaves(&app, &model, request.keep_alive, request.options.as_ref()).await? {
+    let empty = request.messages().is_empty();
+    if empty && leaves(&app, &model, request.keep_alive, &request.options).await? {
         return Ok(encoder.empty("unload"));
     }
     let prepared = prepare(&app, client, request, &name, &model).await?;
@@ -47,7 +48,7 @@ pub(super) async fn leaves(
     app: &App,
     model: &Model,
     keep_alive: Option<KeepAlive>,
-    options: Option<&Map<String, Value>>,
+    options: &RequestOptions,
 ) -> Result<bool, Failure> {
     note_unheard(model, keep_alive);
     if !keep_alive.is_some_and(KeepAlive::is_zero) {
@@ -59,7 +60,7 @@ pub(super) async fn leaves(
 }
 
 /// Leaves a wish to think out where the model cannot, and names the fields that had it.
-pub(super) fn drop_wish_to_think(request: &mut ChatRequest, model: &Model, fields: &[&str]) {
+pub(super) fn drop_wish_to_think(request: &mut GenerationRequest, model: &Model, fields: &[&str]) {
     let is_asked = request.think.is_some_and(|think| think != Think::Off);
     if is_asked && !has(model, "thinking") {
         request.think = None;
@@ -98,12 +99,6 @@ impl Prepared {
         self.loaded.run(Task::Generate(self.generate)).await
     }
 
-    /// Sends calls while their arguments are generated, and calls that are cut off.
-    pub(super) fn with_partial_calls(mut self) -> Self {
-        self.generate.stream_calls = true;
-        self
-    }
-
     /// Starts so many answers side by side.
     ///
     /// # Errors
@@ -115,12 +110,6 @@ impl Prepared {
         self.loaded.run_all(several).await
     }
 
-    /// Refuses a prompt that is too long, unless the request allows to cut it.
-    pub(super) fn cut_only_if(mut self, truncate: Option<bool>) -> Self {
-        self.generate.truncate = truncate.unwrap_or(false);
-        self
-    }
-
     /// Counts the prompt's tokens instead.
     pub(super) async fn count(self) -> Result<u64, Failure> {
         match self.loaded.run(Task::Count(self.generate)).await.end().await? {
@@ -130,24 +119,29 @@ impl Prepared {
     }
 }
 
+/// Names the fields of a request that the server of a remote model is not told.
+pub(super) fn note_lost(app: &App, model: &Model, request: &GenerationRequest) {
+    let fields = [
+        ("keep_alive", request.keep_alive.is_some()),
+        ("truncate", request.names_overflow),
+        ("shift", request.shift.is_some()),
+    ];
+    app.remotes().note_lost(model, &fields, &request.options.to_map(), has_option);
+}
+
 /// Checks a chat and waits for its model.
 pub(super) async fn prepare(
     app: &App,
     client: Client,
-    request: ChatRequest,
+    request: GenerationRequest,
     name: &Name,
     model: &Model,
 ) -> Result<Prepared, Failure> {
-    native::check_chat(&request, model, name)?;
-    let (load, run) = app.options(model, request.options.as_ref()).await?;
+    request.check_chat(model, name)?;
+    let (load, run) = app.options(model, &request.options).await?;
     let (keep_alive, num_ctx) = (request.keep_alive, run.num_ctx);
-    let fields = [
-        ("keep_alive", keep_alive.is_some()),
-        ("truncate", request.truncate.is_some()),
-        ("shift", request.shift.is_some()),
-    ];
-    app.remotes().note_lost(model, &fields, request.options.as_ref(), has_option);
-    let generate = Box::new(native::chat(request, model, run, app.config())?);
+    note_lost(app, model, &request);
+    let generate = Box::new(request.for_model(model, run, app.config())?);
     let loaded = app.load(model, (load, num_ctx), keep_alive, client).await?;
     Ok(Prepared { loaded, generate })
 }

@@ -14,7 +14,7 @@ use super::transfer;
 use crate::app::{App, store_failure};
 use crate::canonical::{Failure, RunOptions};
 use crate::http::{Json, Native, Refused, note_ignored};
-use crate::options;
+use crate::options::{self, RequestOptions};
 use crate::runner::{check_draft, check_model, check_template, detect_template};
 use crate::scheduler::LoadOptions;
 use crate::version::OLLAMA_VERSION;
@@ -107,7 +107,7 @@ fn make(
 pub(super) fn check_parameters(parameters: Option<&Map<String, Value>>) -> Result<(), Failure> {
     let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
     let mut unknown = |name: &str| note_ignored(format!("parameters.{name}"));
-    options::apply(&Map::new(), parameters, &mut load, &mut run, &mut unknown)?;
+    options::apply(&Map::new(), &RequestOptions::named(parameters), &mut load, &mut run, &mut unknown)?;
     run.sampling.normalize(run.num_ctx.unwrap_or(u32::MAX)).map_err(|e| Failure::bad_request(e.to_string()))
 }
 

@@ -13,6 +13,7 @@ use crate::canonical::{Embed, EmbedText, Embedded, Event, Failure, Task};
 use crate::dialect::{Times, has};
 use crate::http::{Client, Json, Native, Refused, json, note_ignored};
 use crate::names::Name;
+use crate::options::RequestOptions;
 use crate::remote::note_unheard;
 
 pub(super) async fn embed(
@@ -119,10 +120,11 @@ pub(super) async fn vectors(
     if !has(&model, "embedding") {
         return Err(Failure::bad_request(format!("{:?} does not support embeddings", name.given)));
     }
-    let (load, run) = app.options(&model, wanted.options.as_ref()).await?;
+    let options = RequestOptions::named(wanted.options.as_ref());
+    let (load, run) = app.options(&model, &options).await?;
     let asked = matches!(wanted.too_long, TooLong::Asked(_));
     let fields = [("keep_alive", wanted.keep_alive.is_some()), ("truncate", asked)];
-    app.remotes().note_lost(&model, &fields, wanted.options.as_ref(), |_| false);
+    app.remotes().note_lost(&model, &fields, &options.named, |_| false);
     if wanted.inputs.is_empty() {
         note_unheard(&model, wanted.keep_alive);
     }

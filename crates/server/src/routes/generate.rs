@@ -8,14 +8,14 @@ use puna_api::KeepAlive;
 use puna_api::native::GenerateRequest;
 use puna_store::Model;
 
-use super::chat::leaves;
+use super::chat::{leaves, note_lost};
 use crate::app::{App, Loaded, key};
-use crate::canonical::{Failure, Generate, Task};
+use crate::canonical::{Failure, Generate, Input, Task};
 use crate::dialect::native::{self, GenerateEncoder};
-use crate::dialect::{self, collect, respond};
+use crate::dialect::{collect, respond};
 use crate::http::{Client, Json, Native, Refused};
 use crate::names::Name;
-use crate::remote::has_option;
+use crate::request::GenerationRequest;
 use crate::scheduler::{Key, LoadOptions};
 
 pub(super) async fn generate(
@@ -26,7 +26,7 @@ pub(super) async fn generate(
     let stream = request.stream.unwrap_or(true);
     let with_context = !request.raw;
     let encoder = GenerateEncoder::new(request.model.clone(), with_context);
-    Ok(match check(&app, request).await? {
+    Ok(match check(&app, native::generate(request)?).await? {
         Checked::Unloaded => encoder.empty("unload"),
         Checked::Load(needed) => {
             needed.load(&app, client).await?;
@@ -72,28 +72,23 @@ impl Needed {
 }
 
 /// Checks a request in the original's order.
-pub(super) async fn check(app: &App, request: GenerateRequest) -> Result<Checked, Failure> {
-    dialect::logprobs(request.logprobs, request.top_logprobs)?;
+pub(super) async fn check(app: &App, request: GenerationRequest) -> Result<Checked, Failure> {
     let missing = |name: &str| format!("model '{name}' not found");
     if request.model.is_empty() {
         return Err(Failure::not_found(missing("")));
     }
     let name = Name::to_run(&request.model)?;
     let model = app.find(&name, || missing(&name.given)).await?;
-    let (empty, keep_alive) = (request.prompt.is_empty(), request.keep_alive);
-    if empty && leaves(app, &model, keep_alive, request.options.as_ref()).await? {
+    let keep_alive = request.keep_alive;
+    let empty = matches!(&request.input, Input::Prompt(prompt) if prompt.text.is_empty());
+    if empty && leaves(app, &model, keep_alive, &request.options).await? {
         return Ok(Checked::Unloaded);
     }
-    native::check_generate(&request, &model, &name)?;
-    let (load, run) = app.options(&model, request.options.as_ref()).await?;
+    request.check_prompt(&model, &name)?;
+    let (load, run) = app.options(&model, &request.options).await?;
     let num_ctx = run.num_ctx;
-    let fields = [
-        ("keep_alive", keep_alive.is_some()),
-        ("truncate", request.truncate.is_some()),
-        ("shift", request.shift.is_some()),
-    ];
-    app.remotes().note_lost(&model, &fields, request.options.as_ref(), has_option);
-    let generate = native::generate(request, &model, run, app.config())?;
+    note_lost(app, &model, &request);
+    let generate = request.for_model(&model, run, app.config())?;
     let needed = Needed { model, load, num_ctx, keep_alive };
     Ok(match empty {
         true => Checked::Load(needed),

@@ -18,10 +18,10 @@ use super::embed::{TooLong, Wanted, shorten_all, vectors};
 use super::generate::{self, Checked};
 use super::{anthropic, chat};
 use crate::app::{App, key, store_failure};
-use crate::canonical::{EmbedText, Failure, Generate};
+use crate::canonical::{EmbedText, Failure};
 use crate::dialect::openai::completions::{self, CompletionEncoder};
-use crate::dialect::openai::{self, ChatEncoder, to_native};
-use crate::dialect::{self, Encoder, collect_all, respond_when};
+use crate::dialect::openai::{self, ChatEncoder, to_request};
+use crate::dialect::{Encoder, collect_all, respond_when};
 use crate::http::{Client, Dialect, Json, OpenAi, Refused, json_plain};
 use crate::links;
 use crate::names::Name;
@@ -39,24 +39,21 @@ pub(super) async fn chat_completions(
     let answers = openai::count("n", request.n)?;
     let sounds = openai::has_sound(&request.messages);
     let wishes = openai::wishes_to_think(&request);
-    let mut request = to_native(request)?;
-    if dialect::logprobs(request.logprobs, request.top_logprobs)?.is_none() && request.top_logprobs > 0 {
-        return Err(Failure::bad_request("top_logprobs needs logprobs: true").into());
-    }
+    let mut request = to_request(request)?;
     let (name, model) = chat::find(&app, &request.model).await?;
     if sounds {
         return Err(Failure::bad_request("model does not support audio input").into());
     }
-    openai::set_defaults(&mut request.options, &[("temperature", 1.0), ("top_p", 1.0)], &model);
+    openai::set_default_temperature(&mut request.options, &model);
+    openai::set_default_top_p(&mut request.options, &model);
     chat::drop_wish_to_think(&mut request, &model, &wishes);
-    let truncate = request.truncate;
-    let key = (!request.debug_render_only).then(|| key(&model));
+    let key = (!request.render_only).then(|| key(&model));
     let given = name.given.clone();
     let encoder = move |()| ChatEncoder::new(given, include_usage, answers);
     let own = app.clone();
     let started = async move {
         let prepared = chat::prepare(&own, client, request, &name, &model).await?;
-        Ok((prepared.cut_only_if(truncate).with_partial_calls().start_several(answers).await?, ()))
+        Ok((prepared.start_several(answers).await?, ()))
     };
     if stream {
         return Ok(respond_when(&app, key, started, encoder).await?);
@@ -73,12 +70,12 @@ pub(super) async fn completions(
 ) -> Result<Response, Refused<OpenAi>> {
     let stream = request.stream;
     let include_usage = request.stream_options.is_some_and(|o| o.include_usage);
-    let (mut request, wanted) = completions::to_native(request)?;
+    let (mut request, wanted) = completions::to_request(request)?;
     if let Ok((_, model)) = chat::find(&app, &request.model).await {
-        openai::set_defaults(&mut request.options, &completions::DEFAULTS, &model);
+        openai::set_default_temperature(&mut request.options, &model);
+        openai::set_default_top_p(&mut request.options, &model);
     }
-    let truncate = request.truncate;
-    let (model, wanted, render_only) = (request.model.clone(), Arc::new(wanted), request.debug_render_only);
+    let (model, wanted, render_only) = (request.model.clone(), Arc::new(wanted), request.render_only);
     let all = wanted.clone();
     let encoder = move |read| CompletionEncoder::new(model, include_usage, all, read);
     let (needed, first) = match generate::check(&app, request).await? {
@@ -93,7 +90,6 @@ pub(super) async fn completions(
     let own = app.clone();
     let started = async move {
         let loaded = needed.load(&own, client).await?;
-        let first = Generate { truncate: truncate.unwrap_or(false), ..*first };
         let mut read = Vec::new();
         for (i, tokens) in wanted.unread() {
             read.push((i, loaded.text(tokens).await?));

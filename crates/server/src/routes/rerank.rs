@@ -14,6 +14,7 @@ use crate::canonical::{Event, Failure, Rank, Ranked, Task};
 use crate::dialect::{Times, has};
 use crate::http::{Client, ErrorForm, Json, Refused, json};
 use crate::ids;
+use crate::options::RequestOptions;
 
 pub(super) async fn rerank<D: ErrorForm>(
     State(app): State<App>,
@@ -22,7 +23,7 @@ pub(super) async fn rerank<D: ErrorForm>(
 ) -> Result<Response, Refused<D>> {
     let (name, model) = chat::find(&app, &request.model).await?;
     check(&model, &name.given)?;
-    let (load, run) = app.options(&model, request.options.as_ref()).await?;
+    let (load, run) = app.options(&model, &RequestOptions::named(request.options.as_ref())).await?;
     let wish = Wish::of(&request)?;
     let keep_alive = request.keep_alive;
     let task = Rank { num_ctx: run.num_ctx, ..task(request)? };

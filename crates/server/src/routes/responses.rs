@@ -5,7 +5,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use bytes::Bytes;
-use puna_api::native::{ChatRequest, Message};
+use puna_api::native::Message;
 use puna_api::responses::ResponsesRequest;
 use serde_json::{Value, json};
 
@@ -14,11 +14,12 @@ use crate::app::{App, key};
 use crate::canonical::Failure;
 use crate::dialect::openai;
 use crate::dialect::openai::responses::{
-    Keep, ResponseEncoder, left_out, replay, take_additional_tools, to_native,
+    Keep, ResponseEncoder, left_out, replay, take_additional_tools, to_request,
 };
 use crate::dialect::{collect, respond_when};
 use crate::http::{self, Client, Json, OpenAi, Owner, Refused, Wire, json_plain, note_ignored};
 use crate::links;
+use crate::request::GenerationRequest;
 
 /// `POST /v1/responses`
 pub(super) async fn create(
@@ -27,28 +28,26 @@ pub(super) async fn create(
     owner: Owner,
     Json(mut request, _): Json<OpenAi, ResponsesRequest>,
 ) -> Result<Response, Refused<OpenAi>> {
-    let mut native = native(&app, &mut request, owner).await?;
+    let mut chat = to_chat(&app, &mut request, owner).await?;
     left_out(&request.tools).into_iter().for_each(note_ignored);
     let (name, model) = chat::find(&app, &request.model).await?;
-    openai::set_defaults(&mut native.options, &[("temperature", 1.0)], &model);
-    chat::drop_wish_to_think(&mut native, &model, &["reasoning.effort"]);
+    openai::set_default_temperature(&mut chat.options, &model);
+    chat::drop_wish_to_think(&mut chat, &model, &["reasoning.effort"]);
     // The instructions are this response's alone.
     let instructed = request.instructions.as_ref().is_some_and(|text| !text.is_empty());
-    let messages = native.messages.iter().skip(usize::from(instructed)).cloned().collect();
+    let messages = chat.messages().iter().skip(usize::from(instructed)).cloned().collect();
     let kept = || Keep { owner, responses: app.responses().clone(), messages };
     let keep = (request.store != Some(false)).then(kept);
-    let (stream, empty) = (request.stream, native.messages.is_empty());
-    let truncate = native.truncate;
+    let (stream, empty) = (request.stream, chat.messages().is_empty());
     let key = (!request.debug_render_only).then(|| key(&model));
     let encoder = move |()| ResponseEncoder::new(request, keep);
     let own = app.clone();
-    let prepared = async move { chat::prepare(&own, client, native, &name, &model).await };
+    let prepared = async move { chat::prepare(&own, client, chat, &name, &model).await };
     if empty {
         prepared.await?;
         return Ok(encoder(()).empty());
     }
-    let started =
-        async move { Ok(([prepared.await?.cut_only_if(truncate).with_partial_calls().start().await], ())) };
+    let started = async move { Ok(([prepared.await?.start().await], ())) };
     if stream {
         return Ok(respond_when(&app, key, started, encoder).await?);
     }
@@ -63,15 +62,19 @@ pub(super) async fn input_tokens(
     owner: Owner,
     Json(mut request, _): Json<OpenAi, ResponsesRequest>,
 ) -> Result<Response, Refused<OpenAi>> {
-    let native = native(&app, &mut request, owner).await?;
+    let chat = to_chat(&app, &mut request, owner).await?;
     let (name, model) = chat::find(&app, &request.model).await?;
-    let input_tokens = chat::prepare(&app, client, native, &name, &model).await?.count().await?;
+    let input_tokens = chat::prepare(&app, client, chat, &name, &model).await?.count().await?;
     let answer = json!({"object": "response.input_tokens", "input_tokens": input_tokens});
     Ok(json_plain(StatusCode::OK, &answer))
 }
 
-/// The native request that a request comes to, with what it only refers to.
-async fn native(app: &App, request: &mut ResponsesRequest, owner: Owner) -> Result<ChatRequest, Failure> {
+/// The request of a response, with the stored items and responses that it refers to.
+async fn to_chat(
+    app: &App,
+    request: &mut ResponsesRequest,
+    owner: Owner,
+) -> Result<GenerationRequest, Failure> {
     if request.model.is_empty() {
         return Err(Failure::bad_request("model is required"));
     }
@@ -92,10 +95,10 @@ async fn native(app: &App, request: &mut ResponsesRequest, owner: Owner) -> Resu
             .map(|(_, value)| value)
     });
     chat::fetch_images(app, &request.model, links::in_openai(contents)).await?;
-    let native = to_native(request, &earlier)?;
+    let chat = to_request(request, &earlier)?;
     // What was said is in there; the answer repeats the rest.
     request.input = Value::Null;
-    Ok(native)
+    Ok(chat)
 }
 
 /// The conversation that a request goes on from.

@@ -12,6 +12,7 @@ use crate::app::App;
 use crate::canonical::{Event, Failure, Task, Tokenize};
 use crate::dialect::Times;
 use crate::http::{Client, Json, Native, Refused, json};
+use crate::options::RequestOptions;
 
 pub(super) async fn tokenize(
     State(app): State<App>,
@@ -64,7 +65,7 @@ async fn run(
     task: Task,
 ) -> Result<(Event, Times), Failure> {
     let (_, model) = chat::find(app, model).await?;
-    let (load, run) = app.options(&model, options.as_ref()).await?;
+    let (load, run) = app.options(&model, &RequestOptions::named(options.as_ref())).await?;
     let mut running = app.load(&model, (load, run.num_ctx), keep_alive, client).await?.run(task).await;
     let event = running.end().await?;
     Ok((event, Times::of(&running)))

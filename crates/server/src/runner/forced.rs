@@ -147,7 +147,8 @@ pub(super) fn check_names(
 /// The tools that a choice demands one of.
 pub(super) fn demanded<'t>(choice: &ToolChoice, tools: &'t [Tool]) -> Vec<&'t Tool> {
     match choice {
-        ToolChoice::Auto | ToolChoice::None => Vec::new(),
+        // Allowed tools are the only ones that a task has.
+        ToolChoice::Auto | ToolChoice::None | ToolChoice::Allowed { .. } => Vec::new(),
         ToolChoice::Required => tools.iter().collect(),
         ToolChoice::Named(name) => tools.iter().filter(|tool| tool.name() == name).collect(),
     }

@@ -17,7 +17,7 @@ use super::forced;
 use super::generator::Generator;
 use super::templates::{PLAIN_TEMPLATE, Templates};
 use super::worker::Handle;
-use crate::canonical::{Event, Failure, Generate, Input, ModelText, Prompt, RunOptions, Task};
+use crate::canonical::{Event, Failure, Generate, Input, ModelText, Overflow, Prompt, RunOptions, Task};
 use crate::speculate::Mode;
 
 /// Tokens of a thought at the level `low`, for models that know no levels.
@@ -228,7 +228,7 @@ impl Preparer {
 
     /// Counts a prompt's tokens, as many as they are.
     fn count(&self, handle: &Handle, task: Generate) -> Result<(), Failure> {
-        let task = Generate { truncate: false, ..task };
+        let task = Generate { overflow: Overflow::Refuse, ..task };
         let text = self.text(handle, &task)?;
         listening(handle)?;
         self.end(handle, Event::Counted(self.prompt_tokens(&text, &task).len() as u64))
@@ -379,7 +379,7 @@ impl Preparer {
         before: &str,
     ) -> Result<Text, PromptError> {
         let chat = self.template_input(task, chat);
-        let (prompt, dropped_messages, adaptations) = if task.truncate {
+        let (prompt, dropped_messages, adaptations) = if task.overflow != Overflow::Refuse {
             let limit = self.context(task.options.num_ctx) as usize;
             let mut count = |text: &str| {
                 // Every attempt costs as much as the first.
@@ -467,7 +467,7 @@ impl Preparer {
             return Ok(Tokens { tokens, cut: 0, keep });
         }
         let lengths = Some((length as u64, num_ctx as u64));
-        if !task.truncate {
+        if task.overflow == Overflow::Refuse {
             let message = format!("prompt is too long: {length} tokens, context is {num_ctx}");
             return Err(Failure { lengths, ..Failure::bad_request(message) });
         }

@@ -17,7 +17,9 @@ use puna_sampler::Constraint;
 use super::launch::{Launched, Launcher};
 use super::link::{Events, Link};
 use super::protocol::{LoadSpec, WINDOW};
-use crate::canonical::{EmbedText, Event, Generate, Input, ModelText, Prompt, RunOptions, Task, Tokenize};
+use crate::canonical::{
+    EmbedText, Event, Generate, Input, ModelText, Overflow, Prompt, RunOptions, Task, Tokenize,
+};
 
 fn task(text: &str, num_predict: i64, num_keep: i64, truncate: bool, shift: bool) -> Task {
     let prompt = Prompt { text: text.into(), raw: true, ..Prompt::default() };
@@ -28,7 +30,8 @@ fn task(text: &str, num_predict: i64, num_keep: i64, truncate: bool, shift: bool
         think: None,
         variables: Default::default(),
         format: None,
-        truncate,
+        overflow: if truncate { Overflow::DropMessages } else { Overflow::Refuse },
+        schema_label: Default::default(),
         shift,
         logprobs: None,
         prompt_logprobs: None,

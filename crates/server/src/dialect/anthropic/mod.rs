@@ -9,4 +9,4 @@ mod tests;
 
 pub(crate) use answer::MessagesEncoder;
 pub(crate) use defined::left_out;
-pub(crate) use request::{SEARCH, to_native, wishes_to_think};
+pub(crate) use request::{SEARCH, to_request, wishes_to_think};

@@ -1,21 +1,24 @@
-//! Requests for messages to native ones.
+//! Requests for messages.
 
 use std::collections::HashMap;
 
 use puna_api::anthropic::{Message, MessagesRequest, OutputFormat, Tool};
-use puna_api::native::{self, ChatRequest, Image, Think, ToolCall, ToolCallFunction};
+use puna_api::native::{self, Image, Think, ToolCall, ToolCallFunction};
+use puna_sampler::Constraint;
 use serde_json::{Map, Value, json as value};
 
 use super::{defined, documents};
 use crate::canonical::Failure;
-use crate::dialect::{go_type, read_arguments, unparsed_arguments};
+use crate::dialect::{go_type, grammar_format, read_arguments, unparsed_arguments};
 use crate::links::OFF;
+use crate::options::RequestOptions;
+use crate::request::GenerationRequest;
 
 /// The function that stands for the search on the web that the API itself would do.
 pub(crate) const SEARCH: &str = "web_search";
 
-/// The native request that a request for a message comes to, but for the limit of its tokens.
-pub(crate) fn to_native(request: MessagesRequest) -> Result<ChatRequest, Failure> {
+/// The request of a message.
+pub(crate) fn to_request(request: MessagesRequest) -> Result<GenerationRequest, Failure> {
     for (field, given) in
         [("mcp_servers", !request.mcp_servers.is_empty()), ("container", request.container.is_some())]
     {
@@ -36,44 +39,37 @@ pub(crate) fn to_native(request: MessagesRequest) -> Result<ChatRequest, Failure
     }
     let config = request.output_config.unwrap_or_default();
     let choice = request.tool_choice.unwrap_or_default();
-    Ok(ChatRequest {
-        model: request.model,
-        messages,
-        tools: tools(&request.tools)?,
-        tool_choice: Some(choice.tool),
-        parallel_tool_calls: Some(!choice.disable_parallel_tool_use),
-        stream: Some(request.stream),
-        format: config.format.or(request.output_format).map(format).transpose()?.flatten(),
+    let format = config.format.or(request.output_format).map(format).transpose()?.flatten();
+    let mut chat = GenerationRequest {
+        parallel_tool_calls: !choice.disable_parallel_tool_use,
+        format,
         keep_alive: request.keep_alive,
-        options: Some(options),
+        options,
         think,
-        truncate: request.truncate,
         shift: request.shift,
-        debug_render_only: request.debug_render_only,
-        ..ChatRequest::default()
-    })
+        render_only: request.debug_render_only,
+        ..GenerationRequest::chat(request.model, messages, request.truncate)
+    };
+    chat.set_tools(tools(&request.tools)?, choice.tool)?;
+    Ok(chat)
 }
 
-/// Options by their native names: only what the client said, so that the model's own values hold otherwise.
-fn options(request: &MessagesRequest) -> Result<Map<String, Value>, Failure> {
+/// Only what the client said, so that the model's own values hold otherwise.
+fn options(request: &MessagesRequest) -> Result<RequestOptions, Failure> {
     let budget = request.thinking.as_ref().filter(|thinking| thinking.kind == "enabled");
     let budget = budget.and_then(|thinking| thinking.budget_tokens);
     if budget.is_some_and(|tokens| tokens < 1) {
         return Err(Failure::bad_request("thinking.budget_tokens must be at least 1"));
     }
-    let mut options = request.options.clone().unwrap_or_default();
-    let given = [
-        ("num_predict", (request.max_tokens > 0).then(|| request.max_tokens.into())),
-        ("temperature", request.temperature.map(Value::from)),
-        ("top_p", request.top_p.map(Value::from)),
-        ("top_k", request.top_k.map(Value::from)),
-        ("stop", request.stop_sequences.clone().map(Value::from)),
-        ("think_budget", budget.map(Value::from)),
-    ];
-    for (name, value) in given.into_iter().filter_map(|(name, value)| Some((name, value?))) {
-        options.insert(name.into(), value);
-    }
-    Ok(options)
+    Ok(RequestOptions {
+        num_predict: (request.max_tokens > 0).then_some(request.max_tokens),
+        temperature: request.temperature,
+        top_p: request.top_p,
+        top_k: request.top_k,
+        stop: request.stop_sequences.clone(),
+        think_budget: budget,
+        ..RequestOptions::named(request.options.as_ref())
+    })
 }
 
 fn think(request: &MessagesRequest) -> Result<Option<Think>, Failure> {
@@ -109,19 +105,18 @@ pub(crate) fn wishes_to_think(request: &MessagesRequest) -> Vec<&'static str> {
     fields.into_iter().filter(|(_, asked)| *asked).map(|(field, _)| field).collect()
 }
 
-fn format(format: OutputFormat) -> Result<Option<Value>, Failure> {
+fn format(format: OutputFormat) -> Result<Option<Constraint>, Failure> {
     match format.schema {
         _ if matches!(format.kind.as_str(), "" | "text") => Ok(None),
-        _ if format.kind == "json_object" => Ok(Some(value!("json"))),
+        _ if format.kind == "json_object" => Ok(Some(Constraint::Json)),
         _ if matches!(format.kind.as_str(), "regex" | "gbnf" | "lark") => {
-            let (kind, pattern, grammar) = (format.kind, format.pattern, format.grammar);
-            Ok(Some(value!({ "type": kind, "pattern": pattern, "grammar": grammar })))
+            grammar_format(&format.kind, format.pattern, format.grammar).map(Some)
         }
         _ if format.kind != "json_schema" => Err(Failure::bad_request(format!(
             "the form of the answer: there is no type {:?}: use text, json_object, json_schema, regex, gbnf or lark",
             format.kind
         ))),
-        schema @ Value::Object(_) => Ok(Some(schema)),
+        schema @ Value::Object(_) => Ok(Some(Constraint::Schema(schema))),
         other => Err(Failure::bad_request(format!(
             "the form of the answer: schema must be an object, but is of type {}",
             go_type(&other)

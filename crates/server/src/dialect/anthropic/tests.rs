@@ -2,22 +2,24 @@
 
 use std::time::Duration;
 
-use puna_api::native::{ChatRequest, Think, ToolChoice};
+use puna_api::native::{Think, ToolChoice};
+use puna_sampler::Constraint;
 use serde_json::{Value, json};
 
-use super::{MessagesEncoder, left_out, to_native};
+use super::{MessagesEncoder, left_out, to_request};
 use crate::canonical::{CallOutcome, Done, Event, Failure, Piece, Reason};
 use crate::dialect::answer_events::AnswerEvents;
 use crate::dialect::{Encoder, Times};
+use crate::request::GenerationRequest;
 
-fn request(extra: Value) -> Result<ChatRequest, String> {
+fn request(extra: Value) -> Result<GenerationRequest, String> {
     let mut body = json!({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-    to_native(puna_api::decode::from_value(&body).map_err(|e| e.to_string())?).map_err(|f| f.message)
+    to_request(puna_api::decode::from_value(&body).map_err(|e| e.to_string())?).map_err(|f| f.message)
 }
 
 fn messages(messages: Value) -> Result<Value, String> {
-    request(json!({"messages": messages})).map(|native| serde_json::to_value(native.messages).unwrap())
+    request(json!({"messages": messages})).map(|chat| serde_json::to_value(chat.messages()).unwrap())
 }
 
 fn blocks(role: &str, blocks: Value) -> Result<Value, String> {
@@ -26,10 +28,10 @@ fn blocks(role: &str, blocks: Value) -> Result<Value, String> {
 
 #[test]
 fn only_what_the_client_said_becomes_an_option() {
-    assert_eq!(Value::Object(request(json!({})).unwrap().options.unwrap()), json!({"num_predict": 9}));
+    assert_eq!(Value::Object(request(json!({})).unwrap().options.to_map()), json!({"num_predict": 9}));
     let all = json!({"temperature": 0.5, "top_p": 0.9, "top_k": 7, "stop_sequences": ["END"]});
     let want = json!({"num_predict": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "stop": ["END"]});
-    assert_eq!(Value::Object(request(all).unwrap().options.unwrap()), want);
+    assert_eq!(Value::Object(request(all).unwrap().options.to_map()), want);
 }
 
 #[test]
@@ -48,7 +50,7 @@ fn thinking_decides_before_effort() {
 
 #[test]
 fn the_system_text_comes_first_and_its_blocks_are_joined_with_a_blank_line() {
-    let first = |system| request(json!({"system": system})).map(|native| native.messages[0].clone());
+    let first = |system| request(json!({"system": system})).map(|chat| chat.messages()[0].clone());
     let want = puna_api::native::Message::text("system", "Be brief.");
     assert_eq!(first(json!("Be brief.")).unwrap(), want);
     let cached = json!([{"type": "text", "text": "Be", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "brief."}]);
@@ -181,7 +183,7 @@ fn what_cannot_be_understood_is_refused_and_not_dropped() {
 #[test]
 fn tools_keep_their_schemas_and_bad_ones_are_named() {
     let tools =
-        |tools: Value| request(json!({"tools": tools})).map(|r| serde_json::to_value(r.tools).unwrap());
+        |tools: Value| request(json!({"tools": tools})).map(|r| serde_json::to_value(r.tools()).unwrap());
     let schema =
         json!({"type": "object", "properties": {"b": {"type": "string"}, "a": {}}, "required": ["b"]});
     let got = tools(json!([{"name": "f", "description": "d", "input_schema": schema}])).unwrap();
@@ -221,13 +223,12 @@ fn tools_keep_their_schemas_and_bad_ones_are_named() {
 
 #[test]
 fn tool_choice_has_four_forms() {
-    let choice = |choice| {
-        request(json!({"tool_choice": choice})).map(|r| (r.tool_choice.unwrap(), r.parallel_tool_calls))
-    };
-    assert_eq!(choice(json!({"type": "auto"})).unwrap(), (ToolChoice::Auto, Some(true)));
+    let choice =
+        |choice| request(json!({"tool_choice": choice})).map(|r| (r.tool_choice, r.parallel_tool_calls));
+    assert_eq!(choice(json!({"type": "auto"})).unwrap(), (ToolChoice::Auto, true));
     assert_eq!(
         choice(json!({"type": "any", "disable_parallel_tool_use": true})).unwrap(),
-        (ToolChoice::Required, Some(false))
+        (ToolChoice::Required, false)
     );
     assert_eq!(choice(json!({"type": "none"})).unwrap().0, ToolChoice::None);
     assert_eq!(choice(json!({"type": "tool", "name": "f"})).unwrap().0, ToolChoice::Named("f".into()));
@@ -263,22 +264,16 @@ fn a_schema_is_found_in_both_of_its_places() {
     let schema = json!({"type": "object"});
     let format = json!({"type": "json_schema", "schema": schema});
     for extra in [json!({"output_format": format}), json!({"output_config": {"format": format}})] {
-        assert_eq!(request(extra).unwrap().format, Some(schema.clone()));
+        assert_eq!(request(extra).unwrap().format, Some(Constraint::Schema(schema.clone())));
     }
     assert!(request(json!({"output_format": {"type": "json_schema", "schema": 5}})).is_err());
-    for (given, native) in [
+    for (given, constraint) in [
         (json!({"type": "text"}), None),
-        (json!({"type": "json_object"}), Some(json!("json"))),
-        (
-            json!({"type": "regex", "pattern": "a+"}),
-            Some(json!({"type": "regex", "pattern": "a+", "grammar": null})),
-        ),
-        (
-            json!({"type": "lark", "grammar": "g"}),
-            Some(json!({"type": "lark", "pattern": null, "grammar": "g"})),
-        ),
+        (json!({"type": "json_object"}), Some(Constraint::Json)),
+        (json!({"type": "regex", "pattern": "a+"}), Some(Constraint::Regex("a+".into()))),
+        (json!({"type": "lark", "grammar": "g"}), Some(Constraint::Lark("g".into()))),
     ] {
-        assert_eq!(request(json!({"output_format": given})).unwrap().format, native);
+        assert_eq!(request(json!({"output_format": given})).unwrap().format, constraint);
     }
 }
 

@@ -5,27 +5,25 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
-use puna_api::native::{GenerateRequest, Logprob, PromptLogprob};
+use puna_api::native::{Logprob, PromptLogprob};
 use puna_api::openai::{
     Completion, CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionRequest, Usage,
 };
-use serde_json::{Map, Value, json as value};
+use serde_json::{Value, json as value};
 
 use super::request::think;
 use super::{
     DONE, MAX_ANSWERS, add_usage, count, push_event, push_failure, stop_texts, whole_only, wire_prompt,
 };
-use crate::canonical::{Failure, Generate, Input, Prompt};
+use crate::canonical::{Failure, Generate, Input, Overflow, Prompt};
 use crate::dialect::waiting::Reading;
-use crate::dialect::{AnswerEvent, Collected, Encoder, Times};
+use crate::dialect::{AnswerEvent, Collected, Encoder, Times, logprobs, prompt_logprobs};
 use crate::http::{Wire, json_plain};
 use crate::ids;
+use crate::options::RequestOptions;
+use crate::request::GenerationRequest;
 
-/// The values of options that neither the request nor the model has.
-pub(crate) const DEFAULTS: [(&str, f64); 4] =
-    [("temperature", 1.0), ("top_p", 1.0), ("frequency_penalty", 0.0), ("presence_penalty", 0.0)];
-
-/// What is asked for besides a native request.
+/// What is asked for besides a generation.
 pub(crate) struct Wanted {
     prompts: Vec<Wish>,
     /// Answers to each prompt.
@@ -45,8 +43,8 @@ enum Wish {
     Tokens(Vec<u32>),
 }
 
-/// The native request that a completion comes to, with the first of its prompts.
-pub(crate) fn to_native(request: CompletionRequest) -> Result<(GenerateRequest, Wanted), Failure> {
+/// The request of a completion, with the first of its prompts.
+pub(crate) fn to_request(request: CompletionRequest) -> Result<(GenerationRequest, Wanted), Failure> {
     let prompts = prompts(&request.prompt)?;
     let (answers, of) = (count("n", request.n)?, count("best_of", request.best_of.or(request.n))?);
     let wrong = |text: String| Err(Failure::bad_request(text));
@@ -68,40 +66,44 @@ pub(crate) fn to_native(request: CompletionRequest) -> Result<(GenerateRequest, 
     if tokens && !request.suffix.is_empty() {
         return wrong("suffix needs a prompt of text, not of tokens".into());
     }
-    let (echo, logprobs) = (request.echo == Some(true), request.logprobs.is_some());
+    let (echo, has_logprobs) = (request.echo == Some(true), request.logprobs.is_some());
     let asked = whole_only(request.prompt_logprobs, request.stream)?;
     // Who has the prompt repeated gets its log-probabilities, too.
-    let prompt_logprobs = asked.max(request.logprobs.filter(|_| echo));
+    let wanted_of_prompt = asked.max(request.logprobs.filter(|_| echo));
     if request.logprobs.is_some_and(|top| !(0..=20).contains(&top)) {
         return wrong("logprobs must be between 0 and 20".into());
     }
     let options = options(&request)?;
     let effort = think(request.reasoning.map(|r| r.effort), request.reasoning_effort)?;
-    let native = GenerateRequest {
-        model: request.model,
+    let prompt = Prompt {
         // An empty one only loads the model, where it is the only one.
-        prompt: match prompts.as_slice() {
+        text: match prompts.as_slice() {
             [Wish::Text(text)] => text.clone(),
             _ => " ".into(),
         },
         // Who scores a text wants that of the text and not of a template around it.
-        raw: echo && logprobs && request.suffix.is_empty(),
+        raw: echo && has_logprobs && request.suffix.is_empty(),
         suffix: request.suffix,
+        ..Prompt::default()
+    };
+    let is_cut = request.truncate == Some(true);
+    let first = GenerationRequest {
         keep_alive: request.keep_alive,
-        options: Some(options),
+        options,
         think: request.think.or(effort),
         // What is the best is told by them.
-        logprobs: logprobs || of > answers,
-        top_logprobs: request.logprobs.unwrap_or(0),
-        prompt_logprobs,
-        truncate: request.truncate,
+        logprobs: logprobs(has_logprobs || of > answers, request.logprobs.unwrap_or(0))?,
+        prompt_logprobs: prompt_logprobs(wanted_of_prompt)?,
+        overflow: if is_cut { Overflow::DropMessages } else { Overflow::Refuse },
+        names_overflow: request.truncate.is_some(),
         shift: request.shift,
-        debug_render_only: request.debug_render_only,
-        ..GenerateRequest::default()
+        render_only: request.debug_render_only,
+        ..GenerationRequest::new(request.model, Input::Prompt(prompt))
     };
     let prompt_logprobs = asked.is_some();
     let stream = request.stream;
-    Ok((native, Wanted { prompts, answers, of, echo, logprobs, prompt_logprobs, stream }))
+    let wanted = Wanted { prompts, answers, of, echo, logprobs: has_logprobs, prompt_logprobs, stream };
+    Ok((first, wanted))
 }
 
 /// A text, a list of them, the tokens of one, or a list of those.
@@ -137,33 +139,18 @@ fn tokens(list: &[Value]) -> Result<Vec<u32>, Failure> {
     tokens.ok_or_else(|| Failure::bad_request("prompt: a list of tokens may hold nothing but their numbers"))
 }
 
-fn options(request: &CompletionRequest) -> Result<Map<String, Value>, Failure> {
-    let mut options = request.options.clone().unwrap_or_default();
-    let mut set = |name: &str, value: Value| drop(options.insert(name.to_owned(), value));
-    if let Some(texts) = stop_texts(request.stop.as_ref())? {
-        set("stop", texts);
-    }
-    if let Some(n) = request.max_tokens {
-        set("num_predict", n.into());
-    }
-    if let Some(seed) = request.seed {
-        set("seed", seed.into());
-    }
-    if let Some(bias) = request.logit_bias.as_ref().filter(|bias| !bias.is_empty()) {
-        set("logit_bias", bias.clone().into());
-    }
-    let top_p = request.top_p.map(|p| if p == 0.0 { 1.0 } else { p });
-    for (name, given) in [
-        ("temperature", request.temperature),
-        ("top_p", top_p),
-        ("frequency_penalty", request.frequency_penalty),
-        ("presence_penalty", request.presence_penalty),
-    ] {
-        if let Some(x) = given {
-            options.insert(name.into(), x.into());
-        }
-    }
-    Ok(options)
+fn options(request: &CompletionRequest) -> Result<RequestOptions, Failure> {
+    Ok(RequestOptions {
+        num_predict: request.max_tokens,
+        seed: request.seed,
+        stop: stop_texts(request.stop.as_ref())?,
+        temperature: request.temperature,
+        top_p: request.top_p.map(|p| if p == 0.0 { 1.0 } else { p }),
+        frequency_penalty: request.frequency_penalty,
+        presence_penalty: request.presence_penalty,
+        logit_bias: request.logit_bias.clone().filter(|bias| !bias.is_empty()),
+        ..RequestOptions::named(request.options.as_ref())
+    })
 }
 
 impl Wanted {

@@ -11,16 +11,17 @@ use puna_api::openai::{
 };
 use puna_store::Model;
 use serde::Serialize;
-use serde_json::{Map, Value, json as value};
+use serde_json::{Value, json as value};
 
 pub(crate) use chat::ChatEncoder;
 #[cfg(test)]
 pub(crate) use request::image as request_image;
-pub(crate) use request::{has_sound, to_native, wishes_to_think};
+pub(crate) use request::{has_sound, to_request, wishes_to_think};
 
 use crate::canonical::{Done, Failure};
 use crate::dialect::{CollectedCall, go_type};
 use crate::http::openai_error;
+use crate::options::RequestOptions;
 
 /// Generations of one request at most.
 const MAX_ANSWERS: i64 = 128;
@@ -35,16 +36,14 @@ pub(crate) fn count(field: &str, count: Option<i64>) -> Result<usize, Failure> {
 }
 
 /// The texts that end an answer: one, or a list of them.
-fn stop_texts(stop: Option<&Value>) -> Result<Option<Value>, Failure> {
+fn stop_texts(stop: Option<&Value>) -> Result<Option<Vec<String>>, Failure> {
+    let wrong =
+        |other: &Value| Failure::bad_request(format!("invalid type for 'stop' field: {}", go_type(other)));
+    let text = |text: &Value| text.as_str().map(str::to_owned).ok_or_else(|| wrong(text));
     match stop {
         None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) => Ok(Some(value!([text]))),
-        Some(Value::Array(list)) => match list.iter().find(|text| !text.is_string()) {
-            None => Ok(Some(list.clone().into())),
-            Some(other) => {
-                Err(Failure::bad_request(format!("invalid type for 'stop' field: {}", go_type(other))))
-            }
-        },
+        Some(Value::String(text)) => Ok(Some(vec![text.clone()])),
+        Some(Value::Array(list)) => list.iter().map(text).collect::<Result<_, _>>().map(Some),
         Some(_) => Err(Failure::bad_request("stop must be a string or a list of strings")),
     }
 }
@@ -74,18 +73,23 @@ fn add_usage(usage: &mut Option<Usage>, done: &Done, cached: &mut Option<u64>) {
     usage.truncated_tokens = usage.truncated_tokens.max(done.dropped_tokens);
 }
 
-/// Gives options the dialect's default values, unless the model has its own or is on another server.
-pub(crate) fn set_defaults(
-    options: &mut Option<Map<String, Value>>,
-    defaults: &[(&str, f64)],
-    model: &Model,
-) {
-    let options = options.get_or_insert_default();
-    let is_unset =
-        |(name, _): &&(&str, f64)| model.config.remote_host.is_empty() && !model.params.contains_key(*name);
-    for (name, value) in defaults.iter().filter(is_unset) {
-        options.entry(*name).or_insert(value!(value));
+/// Draws at temperature 1, as the dialect does, unless request or model say otherwise or the model is on another server.
+pub(crate) fn set_default_temperature(options: &mut RequestOptions, model: &Model) {
+    if is_unset(options, "temperature", model) {
+        options.temperature.get_or_insert(1.0);
     }
+}
+
+/// The same for `top_p`, which is 1.
+pub(crate) fn set_default_top_p(options: &mut RequestOptions, model: &Model) {
+    if is_unset(options, "top_p", model) {
+        options.top_p.get_or_insert(1.0);
+    }
+}
+
+fn is_unset(options: &RequestOptions, name: &str, model: &Model) -> bool {
+    let is_named = options.named.contains_key(name) || model.params.contains_key(name);
+    model.config.remote_host.is_empty() && !is_named
 }
 
 /// Refuses log-probabilities of the prompt in a stream, which has no place for them.

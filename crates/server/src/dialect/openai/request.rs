@@ -1,77 +1,95 @@
-//! Requests for chat completions to native ones.
+//! Requests for chat completions.
 
 use std::collections::HashMap;
 
-use puna_api::native::{self, ChatRequest, Image, Think, ToolCallFunction};
-use puna_api::openai::{ChatCompletionRequest, Message, ResponseFormat, ThinkingSwitch, ToolCall};
-use puna_sampler::check_one_of;
-use serde_json::{Map, Value, json as value};
+use puna_api::native::{self, Image, Think, ToolCallFunction};
+use puna_api::openai::{
+    ChatCompletionRequest, JsonSchema, Message, ResponseFormat, ThinkingSwitch, ToolCall,
+};
+use puna_sampler::{Constraint, check_one_of};
+use serde_json::Value;
 
 use super::{stop_texts, whole_only};
-use crate::canonical::Failure;
-use crate::dialect::{go_type, read_arguments};
+use crate::canonical::{Failure, SchemaLabel};
+use crate::dialect::{go_type, grammar_format, logprobs, prompt_logprobs, read_arguments};
 use crate::links::{OFF, is_link};
-use crate::options::effort;
+use crate::options::{RequestOptions, effort};
+use crate::request::GenerationRequest;
 
-/// The native request that a chat completion comes to.
-pub(crate) fn to_native(request: ChatCompletionRequest) -> Result<ChatRequest, Failure> {
+/// The request of a chat completion.
+pub(crate) fn to_request(request: ChatCompletionRequest) -> Result<GenerationRequest, Failure> {
     if request.messages.is_empty() {
         return Err(Failure::bad_request("[] is too short - 'messages'"));
     }
     let messages = messages(&request.messages)?;
     let options = options(&request)?;
-    Ok(ChatRequest {
-        model: request.model,
-        messages,
-        tools: request.tools,
-        tool_choice: request.tool_choice,
-        parallel_tool_calls: request.parallel_tool_calls,
-        stream: Some(request.stream),
-        format: request.response_format.map(format).transpose()?.flatten(),
+    let top_logprobs = request.top_logprobs;
+    let logprobs = logprobs(request.logprobs.unwrap_or(false), top_logprobs)?;
+    if logprobs.is_none() && top_logprobs > 0 {
+        return Err(Failure::bad_request("top_logprobs needs logprobs: true"));
+    }
+    let (format, schema_label) = match request.response_format {
+        Some(wanted) => format(wanted)?,
+        None => Default::default(),
+    };
+    let mut chat = GenerationRequest {
+        format,
+        schema_label,
+        options,
+        parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
         keep_alive: request.keep_alive,
-        options: Some(options),
         think: match think(request.reasoning.map(|r| r.effort), request.reasoning_effort)? {
             Some(level) => Some(level),
             None => switch(request.thinking.as_ref(), request.enable_thinking),
         },
-        chat_template_kwargs: request.chat_template_kwargs,
-        truncate: request.truncate,
+        variables: request.chat_template_kwargs.unwrap_or_default(),
         shift: request.shift,
-        logprobs: request.logprobs.unwrap_or(false),
-        top_logprobs: request.top_logprobs,
-        prompt_logprobs: whole_only(request.prompt_logprobs, request.stream)?,
-        debug_render_only: request.debug_render_only,
-    })
+        logprobs,
+        prompt_logprobs: prompt_logprobs(whole_only(request.prompt_logprobs, request.stream)?)?,
+        render_only: request.debug_render_only,
+        ..GenerationRequest::chat(request.model, messages, request.truncate)
+    };
+    chat.set_tools(request.tools, request.tool_choice.unwrap_or_default())?;
+    Ok(chat)
 }
 
-fn format(format: ResponseFormat) -> Result<Option<Value>, Failure> {
-    match format.kind.trim().to_lowercase().as_str() {
-        "json_object" => Ok(Some(value!("json"))),
-        kind @ ("regex" | "gbnf" | "lark") => {
-            let (pattern, grammar) = (format.pattern, format.grammar);
-            Ok(Some(value!({ "type": kind, "pattern": pattern, "grammar": grammar })))
+/// The constraint of a form of the answer, and what else the client says of its schema.
+fn format(format: ResponseFormat) -> Result<(Option<Constraint>, SchemaLabel), Failure> {
+    let constraint = match format.kind.trim().to_lowercase().as_str() {
+        "" | "text" => None,
+        "json_object" => Some(Constraint::Json),
+        kind @ ("regex" | "gbnf" | "lark") => Some(grammar_format(kind, format.pattern, format.grammar)?),
+        "json_schema" => return json_schema(format.json_schema),
+        other => {
+            return Err(Failure::bad_request(format!(
+                "response_format: there is no type {other:?}: use text, json_object, json_schema, regex, gbnf or lark"
+            )));
         }
-        "json_schema" => match format.json_schema.map(|s| (s.schema, s.strict == Some(true))) {
-            Some((schema @ Value::Object(_), strict)) => {
-                if strict {
-                    let wrong = |error| format!("response_format: json_schema.schema: {error}");
-                    check_one_of(&schema).map_err(|error| Failure::bad_request(wrong(error)))?;
-                }
-                Ok(Some(schema))
-            }
-            None | Some((Value::Null, _)) => Err(Failure::bad_request(
-                "response_format: type json_schema needs the schema in json_schema.schema",
-            )),
-            Some((other, _)) => Err(Failure::bad_request(format!(
+    };
+    Ok((constraint, SchemaLabel::default()))
+}
+
+fn json_schema(given: Option<JsonSchema>) -> Result<(Option<Constraint>, SchemaLabel), Failure> {
+    let missing = "response_format: type json_schema needs the schema in json_schema.schema";
+    let Some(JsonSchema { name, description, strict, schema }) = given else {
+        return Err(Failure::bad_request(missing));
+    };
+    match &schema {
+        Value::Object(_) => {}
+        Value::Null => return Err(Failure::bad_request(missing)),
+        other => {
+            return Err(Failure::bad_request(format!(
                 "response_format: json_schema.schema must be an object, but is of type {}",
-                go_type(&other)
-            ))),
-        },
-        "" | "text" => Ok(None),
-        other => Err(Failure::bad_request(format!(
-            "response_format: there is no type {other:?}: use text, json_object, json_schema, regex, gbnf or lark"
-        ))),
+                go_type(other)
+            )));
+        }
     }
+    if strict == Some(true) {
+        let wrong = |error| format!("response_format: json_schema.schema: {error}");
+        check_one_of(&schema).map_err(|error| Failure::bad_request(wrong(error)))?;
+    }
+    let name = Some(name).filter(|name| !name.is_empty());
+    Ok((Some(Constraint::Schema(schema)), SchemaLabel { name, description, strict }))
 }
 
 /// Whether and how hard to think, by the two places where that is said.
@@ -101,13 +119,7 @@ fn switch(thinking: Option<&ThinkingSwitch>, enabled: Option<bool>) -> Option<Th
     on.map(|on| if on { Think::On } else { Think::Off })
 }
 
-/// Options by their native names; fields of the dialect win over the `options` object.
-fn options(request: &ChatCompletionRequest) -> Result<Map<String, Value>, Failure> {
-    let mut options = request.options.clone().unwrap_or_default();
-    let mut set = |name: &str, value: Value| drop(options.insert(name.to_owned(), value));
-    if let Some(texts) = stop_texts(request.stop.as_ref())? {
-        set("stop", texts);
-    }
+fn options(request: &ChatCompletionRequest) -> Result<RequestOptions, Failure> {
     // The newer name wins.
     let limits =
         [("max_completion_tokens", request.max_completion_tokens), ("max_tokens", request.max_tokens)];
@@ -116,24 +128,17 @@ fn options(request: &ChatCompletionRequest) -> Result<Map<String, Value>, Failur
     if let Some((name, 0)) = limit {
         return Err(Failure::bad_request(format!("{name} must be at least 1")));
     }
-    let limit = limit.map(|(_, n)| n);
-    let integers = [("num_predict", limit), ("seed", request.seed)];
-    for (name, n) in integers.into_iter().filter_map(|(name, n)| Some((name, n?))) {
-        set(name, n.into());
-    }
-    let floats = [
-        ("frequency_penalty", request.frequency_penalty),
-        ("presence_penalty", request.presence_penalty),
-        ("temperature", request.temperature),
-        ("top_p", request.top_p),
-    ];
-    for (name, x) in floats.into_iter().filter_map(|(name, x)| Some((name, x?))) {
-        set(name, x.into());
-    }
-    if let Some(bias) = request.logit_bias.as_ref().filter(|bias| !bias.is_empty()) {
-        set("logit_bias", bias.clone().into());
-    }
-    Ok(options)
+    Ok(RequestOptions {
+        num_predict: limit.map(|(_, n)| n),
+        seed: request.seed,
+        stop: stop_texts(request.stop.as_ref())?,
+        temperature: request.temperature,
+        top_p: request.top_p,
+        frequency_penalty: request.frequency_penalty,
+        presence_penalty: request.presence_penalty,
+        logit_bias: request.logit_bias.clone().filter(|bias| !bias.is_empty()),
+        ..RequestOptions::named(request.options.as_ref())
+    })
 }
 
 fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {

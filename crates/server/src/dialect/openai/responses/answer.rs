@@ -133,7 +133,16 @@ impl ResponseEncoder {
 
     /// A choice of tools in this dialect's form.
     fn choice(&self, choice: &ToolChoice) -> Value {
-        let ToolChoice::Named(name) = choice else { return value!(choice) };
+        let name = match choice {
+            ToolChoice::Named(name) => name,
+            ToolChoice::Allowed { required, names } => {
+                let tools: Vec<_> =
+                    names.iter().map(|name| self.choice(&ToolChoice::Named(name.clone()))).collect();
+                let mode = if *required { "required" } else { "auto" };
+                return value!({"type": "allowed_tools", "mode": mode, "tools": tools});
+            }
+            other => return value!(other),
+        };
         let tool = ToolName::of(&self.request.tools, name);
         let mut choice = match Form::of(&self.request.tools, name) {
             Form::Function => value!({"type": "function", "name": tool.name}),

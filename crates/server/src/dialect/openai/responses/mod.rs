@@ -10,5 +10,5 @@ mod tools;
 
 pub(crate) use answer::{Keep, ResponseEncoder};
 pub(crate) use replay::replay;
-pub(crate) use request::to_native;
+pub(crate) use request::to_request;
 pub(crate) use tools::{left_out, take_additional_tools};

@@ -1,20 +1,24 @@
-//! Requests for responses to native ones.
+//! Requests for responses.
 
 use std::collections::HashMap;
 
-use puna_api::native::{ChatRequest, Message, ToolCall, ToolCallFunction};
+use puna_api::native::{Message, ToolCall, ToolCallFunction};
 use puna_api::responses::ResponsesRequest;
-use puna_sampler::check_one_of;
-use serde_json::{Map, Value, json as value};
+use puna_sampler::{Constraint, check_one_of};
+use serde_json::Value;
 
 use super::tools::{self, Form};
-use crate::canonical::Failure;
+use crate::canonical::{Failure, SchemaLabel};
+use crate::dialect::grammar_format;
 use crate::dialect::openai::request::image;
-use crate::options::effort;
+use crate::options::{RequestOptions, effort};
+use crate::request::GenerationRequest;
 
-/// The native request that a request for a response comes to, with the conversation that it goes on from. Without any
-/// message it only loads the model.
-pub(crate) fn to_native(request: &ResponsesRequest, earlier: &[Message]) -> Result<ChatRequest, Failure> {
+/// The request of a response, with the conversation that it goes on from. Without any message it only loads the model.
+pub(crate) fn to_request(
+    request: &ResponsesRequest,
+    earlier: &[Message],
+) -> Result<GenerationRequest, Failure> {
     for (field, given) in
         [("conversation", request.conversation.is_some()), ("background", request.background == Some(true))]
     {
@@ -39,59 +43,63 @@ pub(crate) fn to_native(request: &ResponsesRequest, earlier: &[Message]) -> Resu
         messages.insert(0, Message::text("system", text));
     }
     let wanted = request.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());
-    Ok(ChatRequest {
-        model: request.model.clone(),
-        messages,
-        tools: tools::native(&request.tools)?,
-        tool_choice: tools::full_choice(request.tool_choice.clone(), &request.tools),
-        parallel_tool_calls: request.parallel_tool_calls,
-        stream: Some(request.stream),
-        format: format(&request.text.clone().unwrap_or_default().format)?,
+    let (format, schema_label) = format(&request.text.clone().unwrap_or_default().format)?;
+    let mut chat = GenerationRequest {
+        parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
+        format,
+        schema_label,
         keep_alive: request.keep_alive,
-        options: Some(options(request)?),
+        options: options(request)?,
         think: effort(wanted.unwrap_or_default())?,
-        truncate: is_cut.then_some(true),
         shift,
-        debug_render_only: request.debug_render_only,
-        ..ChatRequest::default()
-    })
+        render_only: request.debug_render_only,
+        ..GenerationRequest::chat(request.model.clone(), messages, is_cut.then_some(true))
+    };
+    let choice = tools::full_choice(request.tool_choice.clone().unwrap_or_default(), &request.tools);
+    chat.set_tools(tools::native(&request.tools)?, choice)?;
+    Ok(chat)
 }
 
-fn options(request: &ResponsesRequest) -> Result<Map<String, Value>, Failure> {
-    let mut options = request.options.clone().unwrap_or_default();
+fn options(request: &ResponsesRequest) -> Result<RequestOptions, Failure> {
     if request.max_output_tokens.is_some_and(|n| n < 1) {
         return Err(Failure::bad_request("max_output_tokens must be at least 1"));
     }
-    let given = [
-        ("num_predict", request.max_output_tokens.map(Value::from)),
-        ("temperature", request.temperature.map(Value::from)),
-        ("top_p", request.top_p.map(Value::from)),
-    ];
-    for (name, value) in given.into_iter().filter_map(|(name, value)| Some((name, value?))) {
-        options.insert(name.into(), value);
-    }
-    Ok(options)
+    Ok(RequestOptions {
+        num_predict: request.max_output_tokens,
+        temperature: request.temperature,
+        top_p: request.top_p,
+        ..RequestOptions::named(request.options.as_ref())
+    })
 }
 
-fn format(format: &Value) -> Result<Option<Value>, Failure> {
-    match (format["type"].as_str(), &format["schema"]) {
-        (Some("json_object"), _) => Ok(Some(value!("json"))),
-        (Some("regex" | "gbnf" | "lark"), _) => Ok(Some(format.clone())),
+/// The constraint of a form of the answer, and what else the client says of its schema.
+fn format(format: &Value) -> Result<(Option<Constraint>, SchemaLabel), Failure> {
+    let text = |field: &str| format[field].as_str().map(str::to_owned);
+    let constraint = match (format["type"].as_str(), &format["schema"]) {
+        (None | Some("text"), _) => None,
+        (Some("json_object"), _) => Some(Constraint::Json),
+        (Some(kind @ ("regex" | "gbnf" | "lark")), _) => {
+            Some(grammar_format(kind, text("pattern"), text("grammar"))?)
+        }
         (Some("json_schema"), schema @ Value::Object(_)) => {
-            if format["strict"] == true {
+            let strict = format["strict"].as_bool();
+            if strict == Some(true) {
                 let wrong = |error| Failure::bad_request(format!("text.format: schema: {error}"));
                 check_one_of(schema).map_err(wrong)?;
             }
-            Ok(Some(schema.clone()))
+            let label = SchemaLabel { name: text("name"), description: text("description"), strict };
+            return Ok((Some(Constraint::Schema(schema.clone())), label));
         }
         (Some("json_schema"), _) => {
-            Err(Failure::bad_request("text.format: type json_schema needs an object in schema"))
+            return Err(Failure::bad_request("text.format: type json_schema needs an object in schema"));
         }
-        (None | Some("text"), _) => Ok(None),
-        (Some(other), _) => Err(Failure::bad_request(format!(
-            "text.format: there is no type {other:?}: use text, json_object, json_schema, regex, gbnf or lark"
-        ))),
-    }
+        (Some(other), _) => {
+            return Err(Failure::bad_request(format!(
+                "text.format: there is no type {other:?}: use text, json_object, json_schema, regex, gbnf or lark"
+            )));
+        }
+    };
+    Ok((constraint, SchemaLabel::default()))
 }
 
 /// A conversation as its items come.

@@ -3,25 +3,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use puna_api::native::{ChatRequest, Message, ToolChoice};
+use puna_api::native::{Message, ToolChoice};
+use puna_sampler::Constraint;
 use serde_json::{Map, Value, json};
 
-use super::{Keep, ResponseEncoder, left_out, replay, to_native};
+use super::{Keep, ResponseEncoder, left_out, replay, to_request};
 use crate::canonical::{CallOutcome, Done, Event, Failure, Piece, Reason};
 use crate::dialect::answer_events::AnswerEvents;
 use crate::dialect::{AnswerEvent, Encoder, Times};
 use crate::http::Owner;
 use crate::kept::Responses;
+use crate::request::GenerationRequest;
 
-fn request(extra: Value) -> Result<ChatRequest, String> {
+fn request(extra: Value) -> Result<GenerationRequest, String> {
     let mut body = json!({"model": "m", "input": "hi"});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
     let request = puna_api::decode::from_value(&body).map_err(|e| e.to_string())?;
-    to_native(&request, &[]).map_err(|f| f.message)
+    to_request(&request, &[]).map_err(|f| f.message)
 }
 
 fn input(input: Value) -> Result<Value, String> {
-    request(json!({"input": input})).map(|native| serde_json::to_value(native.messages).unwrap())
+    request(json!({"input": input})).map(|chat| serde_json::to_value(chat.messages()).unwrap())
 }
 
 #[test]
@@ -114,14 +116,38 @@ fn instructions_options_and_tools_have_their_places() {
         ],
     }))
     .unwrap();
-    assert_eq!(got.messages[0], Message::text("system", "Be brief."));
-    assert_eq!(got.format, Some(schema));
-    assert_eq!(Value::Object(got.options.unwrap()), json!({"num_predict": 5}));
-    let names: Vec<_> = got.tools.iter().map(|tool| tool.name().to_owned()).collect();
+    assert_eq!(got.messages()[0], Message::text("system", "Be brief."));
+    assert_eq!(got.format, Some(Constraint::Schema(schema)));
+    assert_eq!(Value::Object(got.options.to_map()), json!({"num_predict": 5}));
+    let names: Vec<_> = got.tools().iter().map(|tool| tool.name().to_owned()).collect();
     assert_eq!(names, ["f", "ns.g"]);
     let refused = |tool: Value| request(json!({"tools": [tool]})).unwrap_err();
     assert_eq!(refused(json!({"type": "mcp"})), "tools[0]: tools of type \"mcp\" are not supported");
     assert_eq!(request(json!({"max_output_tokens": 0})).unwrap_err(), "max_output_tokens must be at least 1");
+}
+
+#[test]
+fn a_schema_keeps_its_name_and_strictness() {
+    let form = json!({"type": "json_schema", "name": "n", "strict": false, "schema": {"type": "object"}});
+    let got = request(json!({"text": {"format": form}})).unwrap().schema_label;
+    assert_eq!((got.name.as_deref(), got.description, got.strict), (Some("n"), None, Some(false)));
+}
+
+#[test]
+fn of_allowed_tools_only_those_are_offered() {
+    let tools = json!([{"type": "function", "name": "weather"}, {"type": "function", "name": "add"}]);
+    let allow = |name: &str, mode: &str| {
+        let choice =
+            json!({"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name}]});
+        request(json!({"tools": tools, "tool_choice": choice}))
+    };
+    let got = allow("add", "required").unwrap();
+    assert_eq!(got.tools().iter().map(|tool| tool.name()).collect::<Vec<_>>(), ["add"]);
+    assert_eq!(got.tool_choice, ToolChoice::Required);
+    assert_eq!(allow("add", "auto").unwrap().tool_choice, ToolChoice::Auto);
+    let error = allow("sub", "auto").unwrap_err();
+    assert_eq!(error, "tool_choice allows the function \"sub\", which is not among the tools");
+    assert!(allow("add", "many").unwrap_err().contains("there is no mode \"many\""));
 }
 
 #[test]
@@ -144,17 +170,17 @@ fn tools_that_are_no_functions_are_offered_as_functions() {
     ]);
     let got =
         request(json!({"tools": tools, "input": input, "tool_choice": {"type": "local_shell"}})).unwrap();
-    let names: Vec<_> = got.tools.iter().map(|tool| tool.name().to_owned()).collect();
+    let names: Vec<_> = got.tools().iter().map(|tool| tool.name().to_owned()).collect();
     assert_eq!(names, ["patch", "local_shell"]);
-    let function = &got.tools[0].0["function"];
+    let function = &got.tools()[0].0["function"];
     assert!(function["description"].as_str().unwrap().ends_with("start: \"x\""), "{function}");
     assert_eq!(function["parameters"]["required"], json!(["input"]));
-    assert_eq!(got.tool_choice, Some(ToolChoice::Named("local_shell".into())));
-    let calls: Vec<_> = got.messages.iter().flat_map(|m| &m.tool_calls).map(|c| &c.function).collect();
+    assert_eq!(got.tool_choice, ToolChoice::Named("local_shell".into()));
+    let calls: Vec<_> = got.messages().iter().flat_map(|m| &m.tool_calls).map(|c| &c.function).collect();
     assert_eq!((calls[0].name.as_str(), &calls[0].arguments["input"]), ("patch", &json!("x")));
     assert_eq!((calls[1].name.as_str(), &calls[1].arguments["command"]), ("local_shell", &json!(["ls"])));
     assert_eq!(calls[1].arguments.len(), 1);
-    let results: Vec<_> = got.messages.iter().filter(|m| m.role == "tool").collect();
+    let results: Vec<_> = got.messages().iter().filter(|m| m.role == "tool").collect();
     assert_eq!([&results[0].tool_name, &results[1].tool_name], ["patch", "local_shell"]);
     assert_eq!(
         left_out(tools.as_array().unwrap()),
@@ -207,12 +233,12 @@ fn a_tool_of_a_namespace_is_called_by_both_names() {
     ], "tool_choice": {"type": "function", "name": "get"}});
     let mut request: puna_api::responses::ResponsesRequest = puna_api::decode::from_value(&body).unwrap();
     super::take_additional_tools(&mut request);
-    let native = to_native(&request, &[]).unwrap();
-    let names: Vec<_> = native.tools.iter().map(|tool| tool.name().to_owned()).collect();
+    let chat = to_request(&request, &[]).unwrap();
+    let names: Vec<_> = chat.tools().iter().map(|tool| tool.name().to_owned()).collect();
     assert_eq!(names, ["mcp__x.get", "mcp__x.patch"]);
-    assert_eq!(native.messages[1].tool_calls[0].function.name, "mcp__x.get");
-    assert_eq!(native.messages[2].tool_name, "mcp__x.get");
-    assert_eq!(native.tool_choice, Some(ToolChoice::Named("mcp__x.get".into())));
+    assert_eq!(chat.messages()[1].tool_calls[0].function.name, "mcp__x.get");
+    assert_eq!(chat.messages()[2].tool_name, "mcp__x.get");
+    assert_eq!(chat.tool_choice, ToolChoice::Named("mcp__x.get".into()));
     let mut encoder = ResponseEncoder::new(request, None);
     let calls = whole("c2", "mcp__x.get", Map::new()).into_iter();
     let text = json!({"input": "a"}).as_object().unwrap().clone();

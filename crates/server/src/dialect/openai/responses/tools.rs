@@ -72,15 +72,25 @@ pub(crate) fn take_additional_tools(request: &mut ResponsesRequest) {
 }
 
 /// The choice of a tool by its name in a namespace becomes that by its full name, where it is the only one of this name.
-pub(super) fn full_choice(choice: Option<ToolChoice>, tools: &[Value]) -> Option<ToolChoice> {
-    let Some(ToolChoice::Named(name)) = &choice else { return choice };
-    if tools.iter().any(|tool| tool["name"] == **name) {
-        return choice;
+pub(super) fn full_choice(choice: ToolChoice, tools: &[Value]) -> ToolChoice {
+    match choice {
+        ToolChoice::Named(name) => ToolChoice::Named(full_name_of(name, tools)),
+        ToolChoice::Allowed { required, names } => {
+            let names = names.into_iter().map(|name| full_name_of(name, tools)).collect();
+            ToolChoice::Allowed { required, names }
+        }
+        other => other,
     }
-    let mut full = members(tools).filter(|(_, tool)| tool["name"] == **name);
+}
+
+fn full_name_of(name: String, tools: &[Value]) -> String {
+    if tools.iter().any(|tool| tool["name"] == *name) {
+        return name;
+    }
+    let mut full = members(tools).filter(|(_, tool)| tool["name"] == *name);
     match (full.next(), full.next()) {
-        (Some((namespace, tool)), None) => Some(ToolChoice::Named(full_name(namespace, tool))),
-        _ => choice,
+        (Some((namespace, tool)), None) => full_name(namespace, tool),
+        _ => name,
     }
 }
 

@@ -25,7 +25,6 @@ pub(super) const IGNORED: &[(&str, &[&str])] = &[
             "messages.function_call",
             "messages.content.image_url.detail",
             "messages.content.input_audio.format",
-            "response_format.json_schema.description",
             "stream_options.include_obfuscation",
             "options.mirostat",
         ],

@@ -186,7 +186,7 @@ pub(super) const REFUSED: &[Refusal] = &[
         "`tool_choice` of another kind",
         r#"{"model": "cria", "messages": [{"role": "user", "content": "x"}], "tool_choice": "some"}"#,
         400,
-        "invalid tool_choice: \"some\" (must be \"auto\", \"none\", \"required\", or name a function)",
+        "invalid tool_choice: \"some\" (must be \"auto\", \"none\", \"required\", \"allowed_tools\" with a list, or name a function)",
     ),
     refusal(
         CHAT,
