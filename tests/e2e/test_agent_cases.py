@@ -192,6 +192,63 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_words_of_each_dialect(agent
     assert status == 400 and error["code"] == "context_length_exceeded" and error["n_prompt_tokens"] > error["n_ctx"] == 2048
 
 
+def test_a_prompt_that_may_be_cut_keeps_the_task_the_newest_turn_and_every_call(agents):
+    case = CASES["overflow-system-last"]
+    messages = [case["body"]["messages"][0], {"role": "system", "content": "x y z " * 700}]
+    tool = CASES["overflow-tool-last"]["body"]
+    results = [*tool["messages"][:2], {**tool["messages"][2], "content": "v " * 2500}]
+    for path, body in {
+        "/v1/messages": {**case["body"], "messages": messages, "truncate": True},
+        "/v1/chat/completions": {**tool, "messages": results, "max_tokens": 5},
+        "/v1/responses": {"model": "cria", "truncation": "auto", "max_output_tokens": 5, "input": [
+            {"role": "user", "content": "Do the task T."},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "v " * 2500},
+        ]},
+    }.items():
+        request = urllib.request.Request(agents.url + path, json.dumps({**body, "_debug_render_only": True}).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request) as answer:
+            assert "dropped" in answer.headers["X-Puna-Adapted"], path
+            prompt = answer.read().decode()
+        assert "bytes were left out, since the context is too small" in prompt, prompt[:500]
+        kept = "capital of France" if path == "/v1/messages" else "Do the task T."
+        assert kept in prompt
+        if path != "/v1/messages":
+            assert prompt.index(kept) < prompt.index('\\"name\\": \\"f\\"') < prompt.index("v v v")
+    answer = json.loads(ask(agents, "/v1/chat/completions", {**tool, "messages": results, "max_tokens": 5}))
+    assert answer["usage"]["truncated_tokens"] > 500 and answer["usage"]["prompt_tokens"] < 2048, answer["usage"]
+    # What cannot be cut is refused: the task itself.
+    status, data = agents.send("POST", "/v1/chat/completions", {"model": "cria", "truncate": True, "messages": [{"role": "user", "content": "x y z " * 900}]})
+    assert status == 400 and json.loads(data)["error"]["code"] == "context_length_exceeded", data
+
+
+def test_only_allowed_tools_are_offered_and_a_named_tool_is_called_once(agents):
+    tool = lambda name: {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}}}
+    body = {"model": "cria", "temperature": 0, "max_tokens": 400, "messages": [{"role": "user", "content": "Call them."}], "tools": [tool("weather"), tool("other")]}
+    allowed = lambda mode: {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [{"type": "function", "function": {"name": "weather"}}]}}
+    prompt = ask(agents, "/v1/chat/completions", {**body, "tool_choice": allowed("auto"), "_debug_render_only": True}).decode()
+    assert "weather" in prompt and "other" not in prompt
+    for choice in [allowed("required"), "required", {"type": "function", "function": {"name": "weather"}}]:
+        choice_of = json.loads(ask(agents, "/v1/chat/completions", {**body, "tool_choice": choice}))["choices"][0]
+        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in choice_of["message"]["tool_calls"]]
+        assert choice_of["finish_reason"] == "tool_calls" and calls and len(set(calls)) == len(calls), calls
+        if choice != "required":
+            assert all(name == "weather" for name, _ in calls)
+        if isinstance(choice, dict) and choice["type"] == "function":
+            assert len(calls) == 1
+
+
+def test_the_debug_log_says_where_a_cached_prefix_ended():
+    server = Puna(OLLAMA_DEBUG="1")
+    try:
+        for word in ["first", "second"]:
+            ask(server, "/v1/chat/completions", {"model": "cria", "max_tokens": 1, "messages": [{"role": "system", "content": "a b c d e f g h " * 20 + word}, {"role": "user", "content": "Hello."}]})
+    finally:
+        server.stop()
+    lines = [line for line in server.log.read_text().splitlines() if "cache_miss_at" in line]
+    assert len(lines) == 2 and "second" in lines[1] and "second" not in lines[0], lines
+
+
 def test_stop_strings_of_a_request_count_behind_the_thought(agents):
     case = CASES["stop-in-thought"]
     messages = case["body"]["messages"]

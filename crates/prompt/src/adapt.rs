@@ -30,6 +30,10 @@ pub enum Adaptation {
     Placeholder,
     /// A message has another role.
     Renamed,
+    /// The arguments of a call that were no JSON object became one.
+    Repaired,
+    /// Messages, or the middle of a tool's result, were left out.
+    Dropped,
 }
 
 impl Adaptation {
@@ -41,6 +45,8 @@ impl Adaptation {
             Self::Reordered => "reordered",
             Self::Placeholder => "placeholder",
             Self::Renamed => "renamed",
+            Self::Repaired => "repaired",
+            Self::Dropped => "dropped",
         }
     }
 
@@ -51,6 +57,10 @@ impl Adaptation {
             Self::Moved => "the text of a system message stands in another place of the prompt",
             Self::Reordered => "results of parallel calls stand in the order of the calls",
             Self::Placeholder => "a text stands for calls or for a turn that the template demands",
+            Self::Repaired => "arguments of a call that were no JSON object became the text of an argument",
+            Self::Dropped => {
+                "messages or the middle of a tool's result were left out, since the context is too small"
+            }
             Self::Renamed => {
                 "a message has another role: developer as system, a late system message or a result as user"
             }

@@ -1,6 +1,6 @@
 //! Prompts that fit the context: the oldest messages go first, system messages and the newest stay.
 
-use crate::adapt::Adaptations;
+use crate::adapt::{Adaptation, Adaptations};
 use crate::chat::{Chat, Rendered, render_messages};
 use crate::message::Message;
 use crate::{PromptError, Template};
@@ -14,6 +14,8 @@ pub struct Fitted {
     pub tokens: usize,
     /// Messages left out, oldest first, without any system message.
     pub dropped_messages: usize,
+    /// Tokens that were cut out of the messages that stayed.
+    pub dropped_tokens: usize,
     /// Even the newest message with the system messages is longer than the limit; the prompt must be cut or refused.
     pub too_long: bool,
     /// What was changed so that the template accepts it.
@@ -41,10 +43,14 @@ pub fn fit(
     let mut attempt = |first: usize| -> Result<Fitted, PromptError> {
         let kept = kept_from(chat.messages, first);
         let images: usize = kept.iter().map(|m| m.images.len()).sum();
-        let Rendered { prompt, adaptations } = render_messages(template, chat, &kept)?;
+        let Rendered { prompt, mut adaptations } = render_messages(template, chat, &kept)?;
         let tokens = count(&prompt)?.saturating_add(images.saturating_mul(chat.image_tokens));
         let dropped_messages = chat.messages.len() - kept.len();
-        Ok(Fitted { too_long: tokens > limit, prompt, tokens, dropped_messages, adaptations })
+        if dropped_messages > 0 {
+            adaptations.insert(Adaptation::Dropped);
+        }
+        let too_long = tokens > limit;
+        Ok(Fitted { prompt, tokens, dropped_messages, dropped_tokens: 0, too_long, adaptations })
     };
     let whole = attempt(0)?;
     if !whole.too_long {
@@ -75,7 +81,7 @@ pub fn fit(
 }
 
 /// How many cuts in a row a template may refuse before it is taken to refuse all.
-const REFUSALS_MAX: usize = 8;
+pub(crate) const REFUSALS_MAX: usize = 8;
 
 /// The first of the cuts at which the template takes the rest, and how many it refused before.
 fn accepted(

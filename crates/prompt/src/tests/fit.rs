@@ -1,6 +1,8 @@
 //! Truncation: what goes, what stays, and how often a prompt is rendered.
 
-use crate::{Chat, Fitted, Kind, Message, PromptError, Template, fit};
+use crate::{
+    Adaptation, Chat, Fitted, FunctionCall, Kind, Message, PromptError, Template, ToolCall, fit, fit_turns,
+};
 
 const CHATML: &str = "{{ range .Messages }}<{{ .Role }}>{{ .Content }}\n{{ end }}";
 /// Refuses a conversation that does not begin with a user message.
@@ -105,4 +107,107 @@ fn an_error_of_the_counter_ends_the_search() {
     let result =
         fit(&go(CHATML), &Chat::new(&talk(3)), 5, &mut |_| Err(PromptError::Count("no vocabulary".into())));
     assert_eq!(result, Err(PromptError::Count("no vocabulary".into())));
+}
+
+/// Every message of an agent: a system message, a task, two steps of the first turn, an older turn, and the newest one with two
+/// steps.
+fn agent() -> Vec<Message> {
+    let mut messages = vec![Message::new("system", "S"), Message::new("user", "task")];
+    let mut step = |messages: &mut Vec<Message>, id: &str| {
+        let function = FunctionCall { name: "f".into(), ..FunctionCall::default() };
+        let tool_calls = vec![ToolCall { id: id.into(), function }];
+        messages.push(Message { tool_calls, ..Message::new("assistant", format!("call {id}")) });
+        messages
+            .push(Message { tool_call_id: Some(id.into()), ..Message::new("tool", format!("result {id}")) });
+    };
+    step(&mut messages, "1");
+    step(&mut messages, "2");
+    messages.push(Message::new("user", "older"));
+    messages.push(Message::new("assistant", "answer"));
+    messages.push(Message::new("user", "newest"));
+    step(&mut messages, "3");
+    step(&mut messages, "4");
+    messages
+}
+
+/// Fits by turns, with 10 tokens a line and as many tokens as bytes in results.
+fn run_turns(messages: &[Message], limit: usize) -> Fitted {
+    let mut count = |prompt: &str| Ok(prompt.lines().map(|line| 10.max(line.len())).sum());
+    fit_turns(&go(CHATML), &Chat::new(messages), limit, limit, &mut count).expect("it renders")
+}
+
+#[test]
+fn turns_go_from_the_oldest_on_and_results_stay_with_their_calls() {
+    let messages = agent();
+    let kept = |limit: usize| {
+        let fitted = run_turns(&messages, limit);
+        // Neighbours of one role become one message of several lines.
+        let lines = fitted.prompt.lines().map(|line| line.rsplit('>').next().unwrap_or_default());
+        let lines: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
+        (lines.join(","), fitted.dropped_messages, fitted.too_long)
+    };
+    let whole: usize = run_turns(&messages, 10_000).tokens;
+    let steps = [
+        ("S,task,call 1,result 1,call 2,result 2,older,answer,newest,call 3,result 3,call 4,result 4", 0),
+        ("S,task,call 2,result 2,older,answer,newest,call 3,result 3,call 4,result 4", 2),
+        ("S,task,older,answer,newest,call 3,result 3,call 4,result 4", 4),
+        ("S,task,newest,call 3,result 3,call 4,result 4", 6),
+        ("S,task,newest,call 4,result 4", 8),
+    ];
+    let mut seen = Vec::new();
+    for limit in (0..=whole).rev() {
+        let (text, dropped, too_long) = kept(limit);
+        assert!(too_long || run_turns(&messages, limit).tokens <= limit);
+        if seen.last() != Some(&(text.clone(), dropped)) {
+            seen.push((text, dropped));
+        }
+    }
+    assert_eq!(seen, steps.map(|(text, dropped)| (text.to_owned(), dropped)));
+    assert!(run_turns(&messages, whole - 1).adaptations.contains(&Adaptation::Dropped));
+}
+
+#[test]
+fn the_longest_result_is_cut_in_its_middle_where_nothing_else_can_go() {
+    let mut messages = agent();
+    messages.truncate(4);
+    messages[3].content = format!("start{}end", "é".repeat(3000));
+    let fitted = run_turns(&messages, 1000);
+    assert!(!fitted.too_long && (900..=1000).contains(&fitted.tokens), "{}", fitted.tokens);
+    assert_eq!(fitted.dropped_messages, 0);
+    assert!(fitted.dropped_tokens > 5000 && fitted.adaptations.contains(&Adaptation::Dropped));
+    let prompt = fitted.prompt;
+    assert!(
+        prompt.contains("task")
+            && prompt.contains("call 1")
+            && prompt.contains("start")
+            && prompt.contains("end")
+    );
+    assert!(prompt.contains(" bytes were left out"), "{prompt}");
+    // A task that is too long by itself is refused by whoever counts.
+    messages[1].content = "x".repeat(5000);
+    assert!(run_turns(&messages, 1000).too_long);
+}
+
+#[test]
+fn a_system_message_at_the_end_does_not_cost_the_question() {
+    let messages = [
+        Message::new("user", "old"),
+        Message::new("assistant", "a"),
+        Message::new("user", "q"),
+        Message::new("system", "late"),
+    ];
+    let fitted = run_turns(&messages, 30);
+    assert_eq!(fitted.dropped_messages, 1);
+    assert!(fitted.prompt.contains("old") && fitted.prompt.contains("q") && fitted.prompt.contains("late"));
+}
+
+#[test]
+fn a_late_system_message_that_is_too_long_is_cut_in_its_middle() {
+    let messages = [Message::new("user", "q"), Message::new("system", "x y z ".repeat(700))];
+    let fitted = run_turns(&messages, 1000);
+    assert!(
+        !fitted.too_long && fitted.prompt.contains(">q\n") && fitted.prompt.contains("bytes were left out")
+    );
+    let first = [Message::new("system", "x y z ".repeat(700)), Message::new("user", "q")];
+    assert!(run_turns(&first, 1000).too_long, "the instructions of a conversation are never cut");
 }

@@ -1,12 +1,16 @@
 //! The arguments of tool calls as clients send them back.
 
+use puna_prompt::Adaptation;
 use serde_json::{Map, Value, json};
+
+use crate::http::note_adapted;
 
 /// The argument that holds the text of arguments that are not a JSON object.
 const UNPARSED: &str = "unparsed_arguments";
 
 /// The arguments of a call whose text is not a JSON object: the text itself, as the argument `unparsed_arguments`.
 pub(crate) fn unparsed_arguments(text: &str) -> Map<String, Value> {
+    note_adapted(Adaptation::Repaired.as_str().to_owned());
     Map::from_iter([(UNPARSED.to_owned(), json!(text))])
 }
 

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use futures_util::stream::unfold;
 use puna_api::native::{Logprob, Message, Metrics, PromptLogprob, Think};
-use puna_prompt::Renderer;
+use puna_prompt::{Adaptation, Renderer};
 use puna_sampler::Constraint;
 use puna_store::{Facts, Model};
 use serde::Serialize;
@@ -391,7 +391,7 @@ pub(crate) fn hide_old_images(model: &Model, messages: &mut [Message]) -> Result
         let texts = message.images.drain(..).map(|_| HIDDEN_IMAGE.to_owned());
         let own = Some(std::mem::take(&mut message.content)).filter(|text| !text.is_empty());
         message.content = own.into_iter().chain(texts).collect::<Vec<_>>().join("\n\n");
-        note_adapted("placeholder".to_owned());
+        note_adapted(Adaptation::Placeholder.as_str().to_owned());
     }
     Ok(())
 }

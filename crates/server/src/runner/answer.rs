@@ -20,6 +20,9 @@ use crate::speculate::Guesses;
 /// A model that says the same more often than this, token for token, is not going to say anything else.
 const REPEATS: u32 = 30;
 
+/// Tokens on either side of the end of a cached prefix that the debug log shows.
+const CACHE_MISS_TOKENS: usize = 16;
+
 /// How often the progress of a prompt is reported at most.
 const PROGRESS: Duration = Duration::from_millis(100);
 
@@ -38,8 +41,12 @@ pub(super) struct Answer {
     open_call: Option<usize>,
     /// A limit or a stop string has ended the answer.
     is_cut_off: bool,
-    /// One call at most: the answer ends behind it.
-    one_call: bool,
+    /// Calls at most: the answer ends behind them.
+    calls_max: usize,
+    /// Calls of an answer that must be one or several calls: it ends where one comes again.
+    forced_calls: Vec<FunctionCall>,
+    /// Such a call has come again.
+    is_repeated: bool,
     stop: Vec<String>,
     /// Stop strings count in the answer only.
     stops_in_answer: bool,
@@ -78,7 +85,9 @@ impl Answer {
             formed: false,
             calls: 0,
             numbers: 0,
-            one_call: false,
+            calls_max: usize::MAX,
+            forced_calls: Vec::new(),
+            is_repeated: false,
             open_call: None,
             is_cut_off: false,
             stop: Vec::new(),
@@ -106,15 +115,34 @@ impl Answer {
         self
     }
 
-    /// Remembers whether the answer ends behind its first call.
-    pub(super) fn with_one_call(mut self, one: bool) -> Self {
-        self.one_call = one;
+    /// Remembers behind how many calls the answer ends.
+    pub(super) fn with_calls_max(mut self, most: usize) -> Self {
+        self.calls_max = most;
         self
     }
 
-    /// Whether the only call has come: nothing behind it is told.
+    /// Whether all calls have come: nothing behind them is told.
     fn has_called(&self) -> bool {
-        self.one_call && self.calls > 0
+        self.is_repeated || self.calls >= self.calls_max
+    }
+
+    /// Whether the start of a call is held back until the call is complete, since it may be one that the answer already has.
+    fn holds_calls(&self) -> bool {
+        self.forced.is_some() && self.calls > 0
+    }
+
+    /// Whether a forced answer already has this call. A model that is made to call goes on to do so, as long as it may.
+    fn repeats_call(&mut self, call: &FunctionCall) -> bool {
+        if self.forced.is_none() {
+            return false;
+        }
+        let is_same =
+            |earlier: &FunctionCall| earlier.name == call.name && earlier.arguments == call.arguments;
+        self.is_repeated = self.forced_calls.iter().any(is_same);
+        if !self.is_repeated {
+            self.forced_calls.push(call.clone());
+        }
+        self.is_repeated
     }
 
     /// Remembers how many tokens thoughts may have.
@@ -195,6 +223,7 @@ impl Answer {
             let (is_thought, text) = match part {
                 Part::Thinking(text) => (true, text),
                 Part::Content(text) => (false, text),
+                Part::CallBegins(_) if self.holds_calls() => continue,
                 Part::CallBegins(name) => {
                     listened = self.send_texts(&mut texts, &mut logprobs);
                     listened &= self.begin_call(name);
@@ -206,6 +235,7 @@ impl Answer {
                     }
                     continue;
                 }
+                Part::Call(call) if self.repeats_call(&call) => continue,
                 Part::Call(call) if (open.is_some() || self.numbers < CALLS_MAX) && is_shallow(&call) => {
                     self.calls += 1;
                     listened = self.send_texts(&mut texts, &mut logprobs);
@@ -225,8 +255,8 @@ impl Answer {
                 Part::Call(call) => {
                     (false, json!({"name": call.name, "arguments": call.arguments}).to_string())
                 }
-                // The client has the start of the call: it gets nothing of it twice.
-                Part::Malformed { error, .. } if open.is_some() => {
+                // The client has the start of the call and gets nothing of it twice, or a call was held back.
+                Part::Malformed { error, .. } if open.is_some() || self.holds_calls() => {
                     tracing::warn!(task = self.handle.id, %error, "a tool call has ended before it was complete");
                     continue;
                 }
@@ -320,6 +350,20 @@ impl Answer {
             bytes: self.generator.token_bytes(of.token),
             top_logprobs: top.collect(),
         }
+    }
+
+    /// Logs where the part of the prompt that was found in the cache ended, for those who look for what changes at the head of
+    /// their prompts. Prompts are private: only the debug log has their text.
+    fn log_cache_miss(&self, summary: &Summary) {
+        let (at, prompt) = (summary.cached_tokens, summary.prompt_tokens);
+        let is_known = summary.shifted_tokens == 0 && at < prompt && prompt <= summary.tokens.len();
+        if !is_known || !tracing::enabled!(tracing::Level::DEBUG) {
+            return;
+        }
+        let before = self.generator.decode(&summary.tokens[at.saturating_sub(CACHE_MISS_TOKENS)..at]);
+        let behind = self.generator.decode(&summary.tokens[at..prompt.min(at + CACHE_MISS_TOKENS)]);
+        let task = self.handle.id;
+        tracing::debug!(task, cache_miss_at = at, prompt, %before, %behind, "the cached prefix of a prompt ended");
     }
 
     fn done(&self, summary: Summary) -> Done {
@@ -497,6 +541,7 @@ impl Sink for Answer {
             }
             EngineEvent::Done(summary) => {
                 self.flush(&summary.finish);
+                self.log_cache_miss(&summary);
                 let done = self.done(summary);
                 self.handle.send(Event::Done(Box::new(done)))
             }

@@ -6,8 +6,8 @@ use puna_api::native::{self, Tool, ToolChoice};
 use puna_engine::{Doses, EngineError, Job, Speculation};
 use puna_prompt::{
     Adaptations, CallForm, Chat, FunctionCall, Kind, Message, OutputParser, ParserInput, PromptError, Stage,
-    Template, Think, ToolCall, conversation, fit, generation, is_marked, mark_written, marked_parts,
-    prefer_jinja, render, render_adapted, render_insert, strip_past_thoughts, unmarked,
+    Template, Think, ToolCall, conversation, fit, fit_turns, generation, is_marked, mark_written,
+    marked_parts, prefer_jinja, render, render_adapted, render_insert, strip_past_thoughts, unmarked,
 };
 use puna_sampler::{CONSTRAINT_BYTES_MAX, Grammar};
 use serde_json::Value;
@@ -25,6 +25,9 @@ const LOW_BUDGET: u64 = 1024;
 
 /// The same at the level `medium`.
 const MEDIUM_BUDGET: u64 = 4096;
+
+/// Calls of an answer that must be calls: more than one step of an agent needs, and an end for models that only go on.
+const FORCED_CALLS: usize = 8;
 
 /// Why a diffusion model has no budget of thoughts.
 const ENDLESS: &str = "this model fills masked places in any order, so that its thoughts cannot be ended after so many tokens: ask \
@@ -52,6 +55,8 @@ struct Text {
     /// The last message, which the model may have to go on with.
     last: Option<Message>,
     dropped_messages: usize,
+    /// Tokens that were cut out of messages that stayed.
+    dropped_tokens: usize,
     /// What was changed in the conversation for the template.
     adaptations: Adaptations,
 }
@@ -60,7 +65,8 @@ impl Text {
     fn new(prompt: String, template: Option<Arc<Template>>) -> Self {
         let (marked, own, tools, last) = (None, false, Vec::new(), None);
         let adaptations = Adaptations::new();
-        Self { prompt, marked, template, own, tools, last, dropped_messages: 0, adaptations }
+        let (dropped_messages, dropped_tokens) = (0, 0);
+        Self { prompt, marked, template, own, tools, last, dropped_messages, dropped_tokens, adaptations }
     }
 }
 
@@ -119,6 +125,7 @@ impl Preparer {
         let think_budget = self.think_budget(&task, &text)?;
         listening(&handle)?;
         let (call, beginning) = self.demanded_call(&handle, &task, &text, &tags)?.unzip();
+        let calls_max = calls_max(&task);
         let format = task.format.filter(|_| call.is_none());
         let format = format.map(|form| self.generator.grammar(&form)).transpose();
         let grammar = call.or(format.map_err(Failure::bad_request)?);
@@ -128,9 +135,9 @@ impl Preparer {
             .with_form(grammar.is_some())
             .with_stop(&task.options.stop, task.options.has_own_stops)
             .with_forced(beginning)
-            .with_one_call(!task.parallel_tool_calls)
+            .with_calls_max(calls_max)
             .with_think_budget(think_budget)
-            .with_dropped(text.dropped_messages, tokens.cut);
+            .with_dropped(text.dropped_messages, text.dropped_tokens + tokens.cut);
         if task.options.num_predict == 0 && task.prompt_logprobs.is_none() {
             handle.send(Event::Done(Box::new(no_tokens(&answer, tokens.tokens))));
             return Ok(());
@@ -215,7 +222,7 @@ impl Preparer {
         forced::check_names(&form, &tools, || {
             parser_after(task, text, if answers { &text.prompt } else { "" })
         })?;
-        let constraint = forced::constraint(&form, &tools, task.parallel_tool_calls, tags)?;
+        let constraint = forced::constraint(&form, &tools, calls_max(task) > 1, tags)?;
         let grammar = self.generator.grammar(&constraint).map_err(|error| {
             let small = constraint.bytes() <= CONSTRAINT_BYTES_MAX;
             let suspects = if small { tools.as_slice() } else { &[] };
@@ -379,18 +386,27 @@ impl Preparer {
         before: &str,
     ) -> Result<Text, PromptError> {
         let chat = self.template_input(task, chat);
-        let (prompt, dropped_messages, adaptations) = if task.overflow != Overflow::Refuse {
+        let (prompt, dropped_messages, dropped_tokens, adaptations) = if task.overflow != Overflow::Refuse {
             let limit = self.context(task.options.num_ctx) as usize;
             let mut count = |text: &str| {
                 // Every attempt costs as much as the first.
                 listening(handle).map_err(|gone| PromptError::Count(gone.message))?;
                 Ok(self.encode(task, &format!("{before}{text}"), Some(&template)).len())
             };
-            let fitted = fit(&template, &chat, limit, &mut count)?;
-            (fitted.prompt, fitted.dropped_messages, fitted.adaptations)
+            let fitted = match task.overflow {
+                Overflow::DropTurns => {
+                    // What has to be cut anyway leaves room for an answer.
+                    let room = u64::try_from(task.options.num_predict).unwrap_or(u64::MAX);
+                    let room = room.min(limit as u64 / 8) as usize;
+                    let most = limit.saturating_sub(1);
+                    fit_turns(&template, &chat, most, most - room, &mut count)?
+                }
+                _ => fit(&template, &chat, limit, &mut count)?,
+            };
+            (fitted.prompt, fitted.dropped_messages, fitted.dropped_tokens, fitted.adaptations)
         } else {
             let rendered = render_adapted(&template, &chat)?;
-            (rendered.prompt, 0, rendered.adaptations)
+            (rendered.prompt, 0, 0, rendered.adaptations)
         };
         let (tools, last) = (chat.tools.to_vec(), chat.messages.last().cloned());
         let mut text = Text::new(format!("{before}{prompt}"), Some(template));
@@ -398,7 +414,7 @@ impl Preparer {
             let prompt = unmarked(&text.prompt);
             text.marked = Some(std::mem::replace(&mut text.prompt, prompt));
         }
-        Ok(Text { tools, last, dropped_messages, adaptations, ..text })
+        Ok(Text { tools, last, dropped_messages, dropped_tokens, adaptations, ..text })
     }
 
     fn template_input<'a>(&'a self, task: &Generate, chat: &Chat<'a>) -> Chat<'a> {
@@ -467,7 +483,7 @@ impl Preparer {
             return Ok(Tokens { tokens, cut: 0, keep });
         }
         let lengths = Some((length as u64, num_ctx as u64));
-        if task.overflow == Overflow::Refuse {
+        if matches!(task.overflow, Overflow::Refuse | Overflow::DropTurns) {
             let message = format!("prompt is too long: {length} tokens, context is {num_ctx}");
             return Err(Failure { lengths, ..Failure::bad_request(message) });
         }
@@ -553,6 +569,16 @@ fn check_prompt_logprobs(task: &Generate, tokens: usize) -> Result<(), Failure> 
     Err(Failure::bad_request(format!(
         "prompt_logprobs: {top} alternatives for each of {tokens} tokens are too many: together they may be {PROMPT_LOGPROBS}"
     )))
+}
+
+/// Calls of an answer at most. A tool that the request names is called once.
+fn calls_max(task: &Generate) -> usize {
+    match task.tool_choice {
+        _ if !task.parallel_tool_calls => 1,
+        ToolChoice::Named(_) => 1,
+        ToolChoice::Required => FORCED_CALLS,
+        _ => usize::MAX,
+    }
 }
 
 /// Tokens that the thought may have: as asked for, or as a level means where the template knows no levels.

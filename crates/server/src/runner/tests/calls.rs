@@ -252,6 +252,36 @@ async fn a_demanded_call_of_the_embedded_model_is_streamed() {
     assert!(pieces > 2, "{all:?}");
 }
 
+#[tokio::test]
+async fn a_forced_answer_ends_where_a_call_comes_again() {
+    use puna_api::native::ToolChoice::{Named, Required};
+    let link = loaded_file(None, 2048).await;
+    let schema =
+        json!({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]});
+    let tool = json!({"type": "function", "function": {"name": "get_weather", "parameters": schema}});
+    for (choice, stream_calls) in [(Named("get_weather".into()), true), (Required, true), (Required, false)] {
+        let Task::Generate(mut generate) = task("", 600, 4, true, true) else { panic!() };
+        let question = puna_api::native::Message::text("user", "What is the weather in Paris?");
+        generate.input = Input::Chat { messages: vec![question], tools: vec![Tool(tool.clone())] };
+        let most = if choice == Required { 2 } else { 1 };
+        generate.tool_choice = choice;
+        generate.options.sampling.temperature = 0.0;
+        generate.stream_calls = stream_calls;
+        let mut events = link.submit(1, Task::Generate(generate));
+        let mut all = Vec::new();
+        let done = loop {
+            match events.next().await.unwrap() {
+                Event::Done(done) => break done,
+                event => all.push(event),
+            }
+        };
+        let arguments: Vec<_> = calls(&all).into_iter().map(|call| call.arguments).collect();
+        assert!((1..=most).contains(&arguments.len()), "{arguments:?}");
+        assert!(arguments.len() == 1 || arguments[0] != arguments[1], "{arguments:?}");
+        assert_eq!((done.reason.as_str(), content(&all).as_str()), ("stop", ""), "{all:?}");
+    }
+}
+
 /// Demands a call of the embedded model: what comes of it.
 async fn demand(link: &Link, functions: Vec<serde_json::Value>) -> Result<Vec<Event>, Failure> {
     let Task::Generate(mut generate) = task("", 60, 4, true, true) else { panic!() };
