@@ -238,6 +238,23 @@ def test_only_allowed_tools_are_offered_and_a_named_tool_is_called_once(agents):
             assert len(calls) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_custom_tools_of_chats_are_called_with_their_text(agents, stream):
+    Scripted.finish = "tool_calls"
+    Scripted.deltas = [{"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "code", "arguments": '{"input": "x = 1\\ny"}'}}]}]
+    history = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": [{"id": "c0", "type": "custom", "custom": {"name": "code", "input": "z"}}]}, {"role": "tool", "tool_call_id": "c0", "content": "done"}]
+    tools = [{"type": "custom", "custom": {"name": "code", "description": "Runs code.", "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /.+/"}}}}]
+    data = ask(agents, "/v1/chat/completions", {"model": "scripted", "stream": stream, "messages": history, "tools": tools})
+    if stream:
+        calls = [call for event in events(data) for choice in event["choices"] for call in choice["delta"].get("tool_calls", [])]
+    else:
+        calls = json.loads(data)["choices"][0]["message"]["tool_calls"]
+    assert calls == [{"id": "c1", "index": 0, "type": "custom", "custom": {"name": "code", "input": "x = 1\ny"}}], calls
+    sent = Scripted.seen[-1]
+    assert sent["tools"][0]["function"]["name"] == "code" and "start: /.+/" in sent["tools"][0]["function"]["description"]
+    assert json.loads(sent["messages"][1]["tool_calls"][0]["function"]["arguments"]) == {"input": "z"}
+
+
 def test_the_debug_log_says_where_a_cached_prefix_ended():
     server = Puna(OLLAMA_DEBUG="1")
     try:

@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
 
 use super::{PromptLogprobs, Usage};
-use crate::native::{Logprob, Tool, ToolChoice};
+use crate::native::{Logprob, Tool, ToolChoice, is_default};
 use crate::{KeepAlive, shape};
 
 /// `POST /v1/chat/completions`.
@@ -119,11 +119,26 @@ pub struct ToolCall {
     pub id: String,
     /// Number of the call within its answer.
     pub index: i64,
-    /// `function`; absent where the id is.
+    /// `function` or `custom`; absent where the id is.
     #[serde(rename = "type", skip_serializing_if = "String::is_empty")]
     pub kind: String,
     /// What is called.
+    #[serde(skip_serializing_if = "is_default")]
     pub function: ToolCallFunction,
+    /// The custom tool that is called instead of a function.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub custom: Option<CustomCall>,
+}
+
+/// Name and input of a call of a custom tool.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct CustomCall {
+    /// The tool's name.
+    pub name: String,
+    /// The text that it takes.
+    pub input: String,
 }
 
 /// Name and arguments of a call.

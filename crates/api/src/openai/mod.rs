@@ -10,8 +10,8 @@ use crate::native::is_default;
 
 pub use chat::{
     AnswerMessage, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest, Choice, ChoiceLogprobs,
-    ChunkChoice, Delta, JsonSchema, Message, Reasoning, ResponseFormat, StreamOptions, ThinkingSwitch,
-    ToolCall, ToolCallFunction,
+    ChunkChoice, CustomCall, Delta, JsonSchema, Message, Reasoning, ResponseFormat, StreamOptions,
+    ThinkingSwitch, ToolCall, ToolCallFunction,
 };
 pub use completions::{
     Completion, CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionRequest, PromptLogprobs,

@@ -70,7 +70,15 @@ schemas! {
         "description": "A function that the model may call. It reaches the template as it is, with all its keys.",
         "type": "object",
         "properties": {
-            "type": {"type": "string", "description": "`function`."},
+            "type": {"type": "string", "description": "`function`; in chats of OpenAI's dialect also `custom`."},
+            "custom": {
+                "type": "object", "description": "In place of the function: a tool that takes free text.",
+                "properties": {
+                    "name": {"type": "string", "description": "Its name."},
+                    "description": {"type": "string", "description": "What it does."},
+                    "format": {"type": "object", "description": "The form of its text."},
+                },
+            },
             "function": {
                 "type": "object",
                 "description": "The function.",

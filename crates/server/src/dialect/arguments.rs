@@ -10,8 +10,13 @@ const UNPARSED: &str = "unparsed_arguments";
 
 /// The arguments of a call whose text is not a JSON object: the text itself, as the argument `unparsed_arguments`.
 pub(crate) fn unparsed_arguments(text: &str) -> Map<String, Value> {
-    note_adapted(Adaptation::Repaired.as_str().to_owned());
     Map::from_iter([(UNPARSED.to_owned(), json!(text))])
+}
+
+/// The same for a call of a conversation: the answer's header says that it was changed.
+pub(crate) fn repaired_arguments(text: &str) -> Map<String, Value> {
+    note_adapted(Adaptation::Repaired.as_str().to_owned());
+    unparsed_arguments(text)
 }
 
 /// Reads the JSON text of a call's arguments. An empty text is a call without arguments. A text that is no JSON object, such
@@ -23,7 +28,7 @@ pub(crate) fn read_arguments(text: &str) -> Map<String, Value> {
     match puna_api::json::parse(text.as_bytes()) {
         Ok(Value::Object(arguments)) => arguments,
         Ok(Value::Null) => Map::new(),
-        Ok(_) | Err(_) => unparsed_arguments(text),
+        Ok(_) | Err(_) => repaired_arguments(text),
     }
 }
 

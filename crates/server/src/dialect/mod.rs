@@ -28,7 +28,7 @@ use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
 pub(crate) use answer_events::{AnswerEvent, CollectedCall};
-pub(crate) use arguments::{read_arguments, unparsed_arguments};
+pub(crate) use arguments::{read_arguments, repaired_arguments, unparsed_arguments};
 pub(crate) use waiting::respond_when;
 
 use answer_events::AnswerEvents;

@@ -46,7 +46,13 @@ pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static s
     options(&mut body, &generate.options);
     let prompt = match &generate.input {
         Input::Chat { messages, tools } => {
-            body["messages"] = chat(&adapted(&conversation(generate, None, messages)).0);
+            let messages = adapted(&conversation(generate, None, messages)).0;
+            body["messages"] = chat(&messages);
+            if messages.last().is_some_and(|last| last.role == "assistant" && last.tool_calls.is_empty()) {
+                // As vLLM and SGLang are asked to go on with a message instead of answering it.
+                body["add_generation_prompt"] = false.into();
+                body["continue_final_message"] = true.into();
+            }
             if !tools.is_empty() {
                 body["tools"] = json!(tools);
                 if generate.tool_choice != ToolChoice::Auto {

@@ -91,3 +91,16 @@ fn a_schema_goes_out_with_the_name_and_strictness_that_the_client_gave() {
     };
     assert_eq!(sent(label), json!({"name": "n", "schema": schema, "strict": false, "description": "d"}));
 }
+
+#[test]
+fn an_assistant_s_last_message_is_to_be_continued() {
+    let sent = |messages: &[(&str, &str)]| {
+        let messages =
+            messages.iter().map(|(role, text)| puna_api::native::Message::text(*role, *text)).collect();
+        let input = Input::Chat { messages, tools: Vec::new() };
+        let body = openai::generation(&Generate { input, ..generate(json!({})) }, "m").unwrap().1;
+        [body["add_generation_prompt"].clone(), body["continue_final_message"].clone()]
+    };
+    assert_eq!(sent(&[("user", "q")]), [json!(null), json!(null)]);
+    assert_eq!(sent(&[("user", "q"), ("assistant", "a")]), [json!(false), json!(true)]);
+}

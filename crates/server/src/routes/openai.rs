@@ -39,6 +39,7 @@ pub(super) async fn chat_completions(
     let answers = openai::count("n", request.n)?;
     let sounds = openai::has_sound(&request.messages);
     let wishes = openai::wishes_to_think(&request);
+    let custom_names = openai::custom_names(&request);
     let mut request = to_request(request)?;
     let (name, model) = chat::find(&app, &request.model).await?;
     if sounds {
@@ -49,7 +50,7 @@ pub(super) async fn chat_completions(
     chat::drop_wish_to_think(&mut request, &model, &wishes);
     let key = (!request.render_only).then(|| key(&model));
     let given = name.given.clone();
-    let encoder = move |()| ChatEncoder::new(given, include_usage, answers);
+    let encoder = move |()| ChatEncoder::new(given, include_usage, answers).with_custom_tools(custom_names);
     let own = app.clone();
     let started = async move {
         let prepared = chat::prepare(&own, client, request, &name, &model).await?;

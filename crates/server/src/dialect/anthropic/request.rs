@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json as value};
 
 use super::{defined, documents};
 use crate::canonical::Failure;
-use crate::dialect::{go_type, grammar_format, read_arguments, unparsed_arguments};
+use crate::dialect::{go_type, grammar_format, read_arguments, repaired_arguments};
 use crate::links::OFF;
 use crate::options::RequestOptions;
 use crate::request::GenerationRequest;
@@ -279,7 +279,7 @@ impl Parts {
             Value::Object(input) => input.clone(),
             Value::Null => Map::new(),
             Value::String(text) => read_arguments(text),
-            other => unparsed_arguments(&other.to_string()),
+            other => repaired_arguments(&other.to_string()),
         };
         let index = self.message.tool_calls.len() as i64;
         let function = ToolCallFunction { index, name, arguments };

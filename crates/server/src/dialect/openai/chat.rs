@@ -11,9 +11,9 @@ use puna_api::openai::{
 
 use super::{DONE, add_usage, finish_reason, push_event, push_failure, wire_call, wire_prompt};
 use crate::canonical::{Done, Piece};
-use crate::dialect::answer_events::CallId;
+use crate::dialect::answer_events::{CallId, EndedCall};
 use crate::dialect::waiting::Reading;
-use crate::dialect::{AnswerEvent, Collected, Encoder, Times};
+use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
 use crate::http::{Wire, json_plain, stream};
 use crate::ids;
 
@@ -23,6 +23,8 @@ pub(crate) struct ChatEncoder {
     created: i64,
     model: String,
     include_usage: bool,
+    /// The names of the request's custom tools.
+    custom_names: Vec<String>,
     choices: Vec<State>,
     usage: Option<Usage>,
     /// Tokens of the prompt that were found in the cache.
@@ -48,7 +50,25 @@ impl ChatEncoder {
         let (id, created) = (ids::new("chatcmpl-"), Timestamp::now().as_second());
         let choices = (0..answers).map(|_| State::default()).collect();
         let (usage, reading) = (None, Reading::default());
-        Self { id, created, model, include_usage, choices, usage, cached: None, ended: 0, reading }
+        let custom_names = Vec::new();
+        Self {
+            id,
+            created,
+            model,
+            include_usage,
+            custom_names,
+            choices,
+            usage,
+            cached: None,
+            ended: 0,
+            reading,
+        }
+    }
+
+    /// Sends calls of these tools in the form of custom tools.
+    pub(crate) fn with_custom_tools(mut self, names: Vec<String>) -> Self {
+        self.custom_names = names;
+        self
     }
 
     fn chunk(&self, choices: Vec<ChunkChoice>) -> ChatCompletionChunk {
@@ -76,7 +96,21 @@ impl ChatEncoder {
         let Some((id, name)) = self.choices[from].unsent.take() else { return };
         let (id, index) = (id.into_string(), self.choices[from].open as i64);
         let function = ToolCallFunction { name, arguments };
-        let call = ToolCall { id, index, kind: "function".into(), function };
+        let call = ToolCall { id, index, kind: "function".into(), function, custom: None };
+        let (content, tool_calls) = (Some(String::new()), vec![call]);
+        self.delta(from, Delta { content, tool_calls, ..Delta::default() }, Vec::new(), out);
+    }
+
+    /// Whether the open call is one of a custom tool, of which nothing was sent yet.
+    fn is_custom(&self, from: usize) -> bool {
+        let open = self.choices[from].unsent.as_ref();
+        open.is_some_and(|(_, name)| self.custom_names.contains(name))
+    }
+
+    /// Sends a call of a custom tool in one piece.
+    fn custom_call(&mut self, from: usize, call: EndedCall, out: &mut Vec<u8>) {
+        let Some((id, _)) = self.choices[from].unsent.take() else { return };
+        let call = wire_call(CollectedCall { id: id.into_string(), call }, &self.custom_names);
         let (content, tool_calls) = (Some(String::new()), vec![call]);
         self.delta(from, Delta { content, tool_calls, ..Delta::default() }, Vec::new(), out);
     }
@@ -128,26 +162,31 @@ impl ChatEncoder {
             usage: usage.or_else(|| rendered.is_some().then(Usage::default)),
             prompt_logprobs,
             debug_info: rendered.map(|prompt| DebugInfo { rendered_template: prompt, image_count: 0 }),
-            choices: answers.into_iter().zip(0..).map(choice).collect(),
+            choices: answers.into_iter().zip(0..).map(|answer| self.choice(answer)).collect(),
         };
         json_plain(StatusCode::OK, &answer)
     }
-}
 
-fn choice((answer, index): (Collected, u32)) -> Choice {
-    // Where only the prompt was asked for, nobody has answered.
-    let role = if answer.rendered.is_none() { "assistant" } else { "" };
-    let called = answer.tool_calls.iter().any(|one| one.call.is_to_be_handled());
-    Choice {
-        index,
-        finish_reason: answer.done.as_deref().map(|done| finish_reason(done, called)),
-        message: AnswerMessage {
-            role: role.into(),
-            content: answer.content,
-            reasoning: answer.thinking,
-            tool_calls: answer.tool_calls.into_iter().map(wire_call).collect(),
-        },
-        logprobs: wire_logprobs(answer.logprobs),
+    /// One of the answers.
+    fn choice(&self, (answer, index): (Collected, u32)) -> Choice {
+        // Where only the prompt was asked for, nobody has answered.
+        let role = if answer.rendered.is_none() { "assistant" } else { "" };
+        let called = answer.tool_calls.iter().any(|one| one.call.is_to_be_handled());
+        Choice {
+            index,
+            finish_reason: answer.done.as_deref().map(|done| finish_reason(done, called)),
+            message: AnswerMessage {
+                role: role.into(),
+                content: answer.content,
+                reasoning: answer.thinking,
+                tool_calls: answer
+                    .tool_calls
+                    .into_iter()
+                    .map(|call| wire_call(call, &self.custom_names))
+                    .collect(),
+            },
+            logprobs: wire_logprobs(answer.logprobs),
+        }
     }
 }
 
@@ -172,12 +211,17 @@ impl Encoder for ChatEncoder {
             AnswerEvent::CallStart { id, index, name } => {
                 (self.choices[from].open, self.choices[from].unsent) = (index, Some((id, name)));
             }
+            // The input of a custom tool is known at the end.
+            AnswerEvent::CallArguments(_) if self.is_custom(from) => {}
             AnswerEvent::CallArguments(text) => {
                 self.start_call(from, String::new(), out);
                 self.arguments(from, text, out);
             }
             AnswerEvent::CallEnd(call) => {
                 self.choices[from].called |= call.is_to_be_handled();
+                if self.is_custom(from) {
+                    return self.custom_call(from, call, out);
+                }
                 match self.choices[from].unsent.is_some() {
                     true => self.start_call(from, call.rest, out),
                     false => self.arguments(from, call.rest, out),

@@ -2,12 +2,14 @@
 
 pub(crate) mod chat;
 pub(crate) mod completions;
+mod custom;
 mod request;
 pub(crate) mod responses;
 
 use puna_api::native::PromptLogprob;
 use puna_api::openai::{
-    CompletionTokensDetails, PromptLogprobs, PromptTokensDetails, ToolCall, ToolCallFunction, Usage,
+    ChatCompletionRequest, CompletionTokensDetails, CustomCall, PromptLogprobs, PromptTokensDetails,
+    ToolCall, ToolCallFunction, Usage,
 };
 use puna_store::Model;
 use serde::Serialize;
@@ -115,9 +117,21 @@ fn wire_prompt(tokens: &[PromptLogprob]) -> Option<PromptLogprobs> {
     (!tokens.is_empty()).then(|| tokens.iter().map(one).collect())
 }
 
-fn wire_call(CollectedCall { id, call }: CollectedCall) -> ToolCall {
+/// The names of a chat's custom tools.
+pub(crate) fn custom_names(request: &ChatCompletionRequest) -> Vec<String> {
+    request.tools.iter().filter_map(custom::name_of).map(str::to_owned).collect()
+}
+
+/// A call; one of the custom tools of these names has their form.
+fn wire_call(CollectedCall { id, call }: CollectedCall, custom_names: &[String]) -> ToolCall {
+    let index = call.index as i64;
+    if custom_names.contains(&call.name) {
+        let input = custom::input_of(&call.arguments());
+        let custom = Some(CustomCall { name: call.name, input });
+        return ToolCall { id, index, kind: "custom".into(), custom, ..ToolCall::default() };
+    }
     let function = ToolCallFunction { name: call.name, arguments: call.text };
-    ToolCall { id, index: call.index as i64, kind: "function".into(), function }
+    ToolCall { id, index, kind: "function".into(), function, custom: None }
 }
 
 fn finish_reason(done: &Done, called: bool) -> String {

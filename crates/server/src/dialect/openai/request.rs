@@ -9,6 +9,7 @@ use puna_api::openai::{
 use puna_sampler::{Constraint, check_one_of};
 use serde_json::Value;
 
+use super::custom::{arguments_of, as_functions};
 use super::{stop_texts, whole_only};
 use crate::canonical::{Failure, SchemaLabel};
 use crate::dialect::{go_type, grammar_format, logprobs, prompt_logprobs, read_arguments};
@@ -49,7 +50,7 @@ pub(crate) fn to_request(request: ChatCompletionRequest) -> Result<GenerationReq
         render_only: request.debug_render_only,
         ..GenerationRequest::chat(request.model, messages, request.truncate)
     };
-    chat.set_tools(request.tools, request.tool_choice.unwrap_or_default())?;
+    chat.set_tools(as_functions(request.tools)?, request.tool_choice.unwrap_or_default())?;
     Ok(chat)
 }
 
@@ -145,7 +146,11 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
     let mut all = Vec::with_capacity(messages.len());
     // The last call with an id counts.
     let calls = messages.iter().flat_map(|m| &m.tool_calls);
-    let called: HashMap<_, _> = calls.map(|call| (call.id.as_str(), &call.function.name)).collect();
+    let name = |call: &ToolCall| match &call.custom {
+        Some(custom) => custom.name.clone(),
+        None => call.function.name.clone(),
+    };
+    let called: HashMap<_, _> = calls.map(|call| (call.id.as_str(), name(call))).collect();
     for message in messages {
         let mut native = native::Message {
             role: message.role.clone(),
@@ -160,8 +165,7 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
             ..native::Message::default()
         };
         if native.tool_name.is_empty() && message.role == "tool" {
-            native.tool_name =
-                called.get(message.tool_call_id.as_str()).copied().cloned().unwrap_or_default();
+            native.tool_name = called.get(message.tool_call_id.as_str()).cloned().unwrap_or_default();
         }
         match &message.content {
             Value::String(text) => native.content.clone_from(text),
@@ -180,8 +184,11 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
 }
 
 fn tool_call(call: &ToolCall) -> native::ToolCall {
-    let arguments = read_arguments(&call.function.arguments);
-    let function = ToolCallFunction { index: call.index, name: call.function.name.clone(), arguments };
+    let (name, arguments) = match &call.custom {
+        Some(custom) => (custom.name.clone(), arguments_of(&custom.input)),
+        None => (call.function.name.clone(), read_arguments(&call.function.arguments)),
+    };
+    let function = ToolCallFunction { index: call.index, name, arguments };
     native::ToolCall { id: call.id.clone(), function }
 }
 

@@ -6,13 +6,11 @@ use puna_api::responses::ResponsesRequest;
 use serde_json::{Map, Value, json as value};
 
 use crate::canonical::Failure;
+use crate::dialect::openai::custom::{INPUT, arguments_of, function_of, input_of};
 use crate::dialect::read_arguments;
 
 /// The function that stands for the client's shell.
 const SHELL: &str = "local_shell";
-
-/// Argument of the function that stands for a tool that takes free text.
-const INPUT: &str = "input";
 
 /// Tools of the service itself that agents name by habit and do without: they are left out, and the answer says so.
 const LEFT_OUT: [&str; 3] = ["web_search", "image_generation", "tool_search"];
@@ -159,7 +157,7 @@ impl Form {
             }),
             Self::Function | Self::Custom => value!({
                 "id": id, "type": "custom_tool_call", "status": "completed", "call_id": call_id,
-                "name": tool.name, INPUT: input(&function.arguments),
+                "name": tool.name, INPUT: input_of(&function.arguments),
             }),
         };
         tool.add_namespace(&mut item);
@@ -177,23 +175,13 @@ impl Form {
                 };
                 (ToolName::of_item(item).full(), arguments)
             }
-            Self::Custom => {
-                (ToolName::of_item(item).full(), Map::from_iter([(INPUT.into(), text(INPUT).into())]))
-            }
+            Self::Custom => (ToolName::of_item(item).full(), arguments_of(&text(INPUT))),
             Self::Shell => {
                 let mut arguments = item["action"].as_object().cloned().unwrap_or_default();
                 arguments.retain(|field, value| field != "type" && !value.is_null());
                 (SHELL.to_owned(), arguments)
             }
         }
-    }
-}
-
-/// The text of a call, however the model wrote it.
-fn input(arguments: &Map<String, Value>) -> String {
-    match arguments.get(INPUT) {
-        Some(Value::String(text)) => text.clone(),
-        _ => Value::Object(arguments.clone()).to_string(),
     }
 }
 
@@ -222,12 +210,12 @@ pub(super) fn native(tools: &[Value]) -> Result<Vec<Tool>, Failure> {
                 let prefix = tool["name"].as_str().unwrap_or_default();
                 for member in tool["tools"].as_array().into_iter().flatten() {
                     match member["type"] == "custom" {
-                        true => all.push(function(i, &custom(member), prefix)?),
+                        true => all.push(function(i, &function_of(member), prefix)?),
                         false => all.push(function(i, member, prefix)?),
                     }
                 }
             }
-            "custom" => all.push(function(i, &custom(tool), "")?),
+            "custom" => all.push(function(i, &function_of(tool), "")?),
             SHELL => all.push(function(i, &shell(), "")?),
             kind if is_left_out(kind) => {}
             kind => {
@@ -261,19 +249,6 @@ fn function(i: usize, tool: &Value, namespace: &str) -> Result<Tool, Failure> {
     }
     serde_json::from_value(value!({"type": "function", "function": function}))
         .map_err(|e| Failure::bad_request(format!("tools[{i}]: {e}")))
-}
-
-/// A tool that takes free text, as a function of one text. A grammar is a part of its description.
-fn custom(tool: &Value) -> Value {
-    let mut description = tool["description"].as_str().unwrap_or_default().to_owned();
-    let (format, definition) = (&tool["format"], tool["format"]["definition"].as_str());
-    if let Some(definition) = definition.filter(|_| format["type"] == "grammar") {
-        let syntax = format["syntax"].as_str().unwrap_or("a");
-        description += &format!("\n\nThe text of {INPUT} follows this grammar ({syntax}):\n{definition}");
-    }
-    let text = value!({"type": "string", "description": "The whole input, as it is"});
-    let parameters = value!({"type": "object", "properties": {INPUT: text}, "required": [INPUT]});
-    value!({"name": tool["name"], "description": description, "parameters": parameters})
 }
 
 fn shell() -> Value {
