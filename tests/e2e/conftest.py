@@ -87,7 +87,7 @@ class Puna:
     def cli(self, *args, **kw):
         return puna(*args, env=self.env, **kw)
 
-    def send(self, method, path, body=None, headers=None, timeout=120):
+    def send(self, method, path, body=None, headers=None, timeout=300):
         """(status, body) of a request; `body` may be bytes or anything JSON can hold."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         with contextlib.closing(connection):

@@ -11,7 +11,8 @@ import pytest
 from conftest import REPOSITORY, wait_for
 
 SETTINGS = REPOSITORY / "tests/schema"
-SECONDS = 60
+# Ends a run that hangs. On a busy machine one takes minutes.
+HANGS_SECONDS = 1200
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ def run(folder, document, url, *arguments):
     path = pathlib.Path(folder) / "openapi.json"
     path.write_text(json.dumps(document))
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", SETTINGS / "schemathesis.toml", "run", path, "--url", url, *arguments]
-    done = subprocess.run(list(map(str, command)), cwd=folder, env={**os.environ, "PYTHONPATH": str(SETTINGS)}, capture_output=True, text=True, timeout=4 * SECONDS)
+    done = subprocess.run(list(map(str, command)), cwd=folder, env={**os.environ, "PYTHONPATH": str(SETTINGS)}, capture_output=True, text=True, timeout=HANGS_SECONDS)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
     return done.stdout
 
@@ -34,7 +35,7 @@ def test_requests_of_every_kind_get_answers_of_the_document(fresh, tmp_path):
     server = fresh()
     document = json.loads(server.get("/openapi.json")[1])
     # One worker: Python 3.11 counts the depth of its parser for all threads together, and fails where two of them read code.
-    run(tmp_path, document, server.url, "--phases", "examples,coverage,fuzzing", "--max-examples", "30", "--workers", "1")
+    run(tmp_path, document, server.url, "--phases", "examples,coverage,fuzzing", "--max-examples", "10", "--workers", "1")
     assert server.process.poll() is None and server.get("/health")[0] == 200
     # Nothing was left behind that hinders others.
     status, answer = server.post("/api/chat", {"model": "cria", "messages": [{"role": "user", "content": "Hello!"}], "stream": False})

@@ -1,8 +1,7 @@
 //! Attention to positions that were chosen, and how they are chosen.
 
-mod kit;
 
-use kit::{backend, numbers, table_of};
+use crate::kit::{backend, numbers, table_of};
 use puna_cpu::{CpuBackend, kernels};
 use puna_graph::*;
 

@@ -1,10 +1,9 @@
 //! What latent attention is made of: values that lie in their keys, and products of heads with matrices of their own.
 
-mod kit;
 
 use std::sync::Arc;
 
-use kit::{backend, numbers, step, table};
+use crate::kit::{backend, numbers, step, table};
 use puna_cpu::kernels;
 use puna_graph::*;
 use puna_quant::TensorType;

@@ -1,7 +1,7 @@
 //! The fuzz target's body over mutated seeds, on any toolchain and for a second or so. `PUNA_FUZZ_SECONDS` makes it
 //! longer; `fuzz/` has the same for cargo-fuzz, which knows where to look.
 
-mod common;
+use crate::common;
 
 #[path = "../../../fuzz/bodies/gguf_parse.rs"]
 mod body;

@@ -1,9 +1,8 @@
 //! Every malformed input of the format's description is refused by name. The numbers are those of the list of
 //! inputs that a loader must refuse; 41 to 55 concern what architectures and tokenizers demand of keys and tensors.
 
-mod common;
 
-use common::{Raw, minimal};
+use crate::common::{Raw, minimal};
 use puna_gguf::{Gguf, GgufError};
 
 /// Where the fields of the minimal file are.

@@ -1,6 +1,6 @@
 //! Good files open and give what they hold.
 
-mod common;
+use crate::common;
 
 use puna_gguf::{Gguf, GgufError, Value, View};
 use puna_quant::TensorType;

@@ -1,7 +1,7 @@
 //! The view of files in a form other than llama.cpp's. The small files and what a loader must see of them come from
 //! `tests/data/compat`: observed by running Ollama's own translation on each.
 
-mod common;
+use crate::common;
 
 use std::fs::File;
 use std::io::Read;

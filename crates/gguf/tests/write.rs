@@ -1,6 +1,6 @@
 //! What the writer writes, the parser reads back; what a reader would refuse is not written.
 
-mod common;
+use crate::common;
 
 use proptest::collection::vec;
 use proptest::prelude::*;

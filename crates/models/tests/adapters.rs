@@ -1,11 +1,11 @@
 //! Adapters beside a model's weights give what the model gives with the changes folded into its weights.
 
-mod kit;
+use crate::kit;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use kit::{Entry, Runner, feed, older_latent, rewritten};
+use crate::kit::{Entry, Runner, feed, older_latent, rewritten};
 use puna_gguf::{Gguf, TensorView, Value, View, Writer};
 use puna_graph::Doses;
 use puna_models::{Adapter, AdapterError, LoadOptions, Model, ModelError};

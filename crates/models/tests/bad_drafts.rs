@@ -1,10 +1,10 @@
 //! Damaged files of draft models of one model, and such of other models: refused by the name of what is wrong, and
 //! nothing panics.
 
-mod kit;
+use crate::kit;
 
-use kit::pair::{changed, draft, reference, refused, view};
-use kit::zoo;
+use crate::kit::pair::{changed, draft, reference, refused, view};
+use crate::kit::zoo;
 use puna_gguf::{Metadata, View};
 use puna_models::{LoadOptions, Model, ModelError, Want};
 

@@ -1,10 +1,9 @@
 //! Draft models that guess with parts of their model: their guesses are the reference's, and what does not fit is refused.
 
-mod kit;
 
 use std::sync::Arc;
 
-use kit::pair::{Pair, changed, draft, reference, refused, tokens_of, worst_of};
+use crate::kit::pair::{Pair, changed, draft, reference, refused, tokens_of, worst_of};
 use puna_gguf::{Gguf, View, Writer};
 use puna_graph::{Backend, Segment, StepInput};
 use puna_models::{Guesses, LoadOptions, Model, ModelError, Seen, Want};

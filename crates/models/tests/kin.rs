@@ -1,11 +1,11 @@
 //! What has no reference of its own and follows from one that there is: architectures whose graph is that of another with other
 //! constants (a file of the other under their name gives its logits), and parts whose effect is known.
 
-mod kit;
+use crate::kit;
 
 use std::sync::Arc;
 
-use kit::{Entry, Matrix, complaint, feed, older_latent, rewritten, values};
+use crate::kit::{Entry, Matrix, complaint, feed, older_latent, rewritten, values};
 use puna_gguf::{Gguf, Metadata, View};
 use puna_graph::{CacheLayer, Mask};
 use puna_models::{LoadOptions, Model};

@@ -1,6 +1,5 @@
 //! The commands that speak with a server, beside one that they start and without any.
 
-mod kit;
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -10,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use kit::{Puna, data};
+use crate::kit::{Puna, data};
 
 #[test]
 fn a_fresh_machine_lists_and_shows_the_embedded_model_without_a_server() {

@@ -1,11 +1,10 @@
 //! What holds for every text and every vocabulary.
 
-mod common;
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use common::{PLAIN, SPECIAL, cria, metadata};
+use crate::common::{PLAIN, SPECIAL, cria, metadata};
 use proptest::prelude::*;
 use puna_gguf::{Metadata, Value};
 use puna_tokenizer::{Encode, Tokenizer};

@@ -1,8 +1,7 @@
 //! What files may say, and what is made of it.
 
-mod common;
 
-use common::{PLAIN, SPECIAL, cria, metadata};
+use crate::common::{PLAIN, SPECIAL, cria, metadata};
 use puna_gguf::{Metadata, Value};
 use puna_tokenizer::{Encode, StreamDecoder, Tokenizer, TokenizerError};
 

@@ -2,8 +2,6 @@
 
 mod bench;
 mod debug;
-#[path = "../kit/mod.rs"]
-mod kit;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use kit::{Puna, data};
+use crate::kit::{Puna, data};
 
 #[test]
 fn wrong_usage_exits_with_2_and_failed_work_with_1() {

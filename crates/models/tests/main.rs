@@ -1,0 +1,10 @@
+//! Models of every architecture: adapters, draft models, files that are wrong.
+
+mod adapters;
+mod bad_drafts;
+#[path = "bad_files/main.rs"]
+mod bad_files;
+mod blocks;
+mod drafts;
+mod kin;
+mod kit;
