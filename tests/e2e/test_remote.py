@@ -25,6 +25,7 @@ class Vllm(http.server.BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     seen, behaviour, cancelled = [], "answer", threading.Event()
+    listed = 0
 
     def log_message(self, *_):
         pass
@@ -39,6 +40,12 @@ class Vllm(http.server.BaseHTTPRequestHandler):
             data = [{"object": "embedding", "index": i, "embedding": [float(len(text)), 0.0]} for i, text in enumerate(body["input"])]
             return self.whole(200, {"object": "list", "data": data[::-1], "model": body["model"], "usage": {"prompt_tokens": 7, "total_tokens": 7}})
         answer(body)
+
+    def do_GET(self):
+        if self.headers.get("Authorization") != f"Bearer {KEY}":
+            return self.whole(401, {"error": "Unauthorized"})
+        type(self).listed += 1
+        self.whole(200, {"object": "list", "data": [{"id": "org/Big-8B", "object": "model", "max_model_len": 40960}]})
 
     def whole(self, status, body, **headers):
         data = json.dumps(body).encode()
@@ -186,6 +193,40 @@ def test_clients_of_three_dialects_see_one_model(near):
     # What nobody said is the other server's to choose.
     assert body["temperature"] == 0.5 and not {"top_p", "top_k", "seed", "max_tokens", "stop"} & set(body)
     assert Vllm.seen[2][2]["max_tokens"] == 50
+
+
+def test_windows_of_models_elsewhere_are_told_as_their_servers_tell_them(near, far):
+    far.cli("create", "narrow", "-f", "-", input="FROM cria\nPARAMETER num_ctx 700\n", check=True)
+    near.cli("create", "narrow", "-f", "-", input=f"FROM {far.url}/api/narrow\n", check=True)
+    near.cli("create", "narrower", "-f", "-", input=f"FROM {far.url}/api/cria\nPARAMETER num_ctx 600\n", check=True)
+    models = {model["id"].removesuffix(":latest"): model for model in json.loads(near.get("/v1/models")[1])["data"]}
+    expected = {"big": 40960, "native": 2048, "openai": 2048, "pair": 2048, "nowhere": None, "narrow": 700, "narrower": 600, "cria": 2048}
+    assert {name: models[name].get("context_length") for name in expected} == expected
+    assert models["native"]["meta"]["n_ctx_train"] == 2048
+    times = Vllm.listed
+    near.get("/v1/models/big")
+    assert Vllm.listed == times, "an answer is kept for some minutes"
+
+
+def test_a_model_elsewhere_is_shown_with_what_its_server_says(near):
+    info = near.post("/api/show", {"model": "native"})[1]["model_info"]
+    assert info["general.architecture"] == "llama"
+    assert info["llama.context_length"] == 2048 and info["llama.embedding_length"] > 0
+    assert near.post("/api/show", {"model": "nowhere"})[1]["model_info"] == {}
+
+
+def test_servers_that_lead_to_each_other_do_not_ask_for_ever(vllm):
+    port = free_port()
+    server = Puna(PUNA_REMOTES=f"127.0.0.1:{port}")
+    server.stop()
+    server.port = port
+    server.env |= {"OLLAMA_HOST": f"127.0.0.1:{port}"}
+    server.start()
+    server.cli("create", "self", "-f", "-", input=f"FROM {server.url}/api/self\n", check=True)
+    begun = time.monotonic()
+    models = json.loads(server.get("/v1/models")[1])["data"]
+    assert {model["id"] for model in models} == {"self:latest", "cria:latest"} and time.monotonic() - begun < 10
+    server.stop()
 
 
 def test_tools_pass_both_ways(near):

@@ -316,6 +316,12 @@ pub struct Model {
     pub display_name: String,
     /// When it was stored.
     pub created_at: String,
+    /// Tokens of the context window of a request without options, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_input_tokens: Option<u64>,
+    /// The same, by the name that other servers use (Puna's addition).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_length: Option<u64>,
 }
 
 /// `GET /v1/models` of a client that names an `anthropic-version`.

@@ -23,7 +23,7 @@ mod stepper;
 mod teller;
 mod vocab;
 
-pub use diffusion::Diffusion;
+pub use diffusion::{CONTEXT as DIFFUSION_CONTEXT, Diffusion};
 pub use embed::{Done as EmbedDone, Scored};
 pub use engine::{Engine, THREAD};
 pub use error::EngineError;

@@ -25,6 +25,7 @@ use crate::manager::{About, Ask, Lease, Models, Patience};
 use crate::memory;
 use crate::names::Name;
 use crate::options::{self, RequestOptions};
+use crate::plans::Plans;
 use crate::registry;
 use crate::remote::{Remotes, Upstream};
 use crate::runner::launch::Launcher;
@@ -61,6 +62,9 @@ struct Inner {
     mirror: OnceLock<crate::mirror::Registry>,
     /// What was last answered of all models.
     told: Told,
+    launcher: Arc<dyn Launcher>,
+    /// Memory plans of models that need not be loaded.
+    plans: Plans,
 }
 
 /// An answer of all models, which holds as long as the list of them is the same.
@@ -90,11 +94,11 @@ impl App {
         };
         let patience = Patience { load: config.load_timeout, step: config.step_timeout };
         let figures = Arc::<Figures>::default();
-        let models = Models::start(limits, launcher, memory::read, patience, figures.clone());
+        let models = Models::start(limits, launcher.clone(), memory::read, patience, figures.clone());
         let end = End::default();
         let (responses, links, remotes) =
             (Arc::default(), Links::new(&config), Remotes::new(&config, end.clone()));
-        let (mirror, told) = (OnceLock::new(), Told::default());
+        let (mirror, told, plans) = (OnceLock::new(), Told::default(), Plans::default());
         Ok(Self(Arc::new(Inner {
             config,
             store,
@@ -107,6 +111,8 @@ impl App {
             end,
             mirror,
             told,
+            launcher,
+            plans,
         })))
     }
 
@@ -131,6 +137,16 @@ impl App {
         if !(*no_prune || is_served) {
             tokio::spawn(tidy::clean_up_hourly(self.0.store.clone()));
         }
+    }
+
+    /// Starts runners, and plans the memory of models without one.
+    pub(crate) fn launcher(&self) -> &Arc<dyn Launcher> {
+        &self.0.launcher
+    }
+
+    /// Memory plans of stored models.
+    pub(crate) fn plans(&self) -> &Plans {
+        &self.0.plans
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -305,6 +321,19 @@ impl App {
         Ok(Draft { name: found.name.to_string(), weights: weights(&found), optional: false })
     }
 
+    /// What a runner is told to load a model with these options.
+    pub(crate) fn load_spec(&self, model: &Model, options: LoadOptions) -> LoadSpec {
+        let config = self.config();
+        LoadSpec {
+            weights: weights(model),
+            adapters: model.adapters.clone(),
+            options,
+            kv_cache_type: config.kv_cache_type.clone(),
+            kernels: config.kernels.clone(),
+            threads: config.threads,
+        }
+    }
+
     /// Waits until a model is in memory for a client, whose context is limited to some tokens, if it says so.
     pub(crate) async fn load(
         &self,
@@ -322,15 +351,7 @@ impl App {
         if let Some(mirror) = self.mirror() {
             mirror.used(&model.name);
         }
-        let config = self.config();
-        let spec = LoadSpec {
-            weights: weights(model),
-            adapters: model.adapters.clone(),
-            options,
-            kv_cache_type: config.kv_cache_type.clone(),
-            kernels: config.kernels.clone(),
-            threads: config.threads,
-        };
+        let spec = self.load_spec(model, options);
         let about =
             About { name: model.name.to_string(), digest: model.digest.hex(), details: details(model) };
         let figures = self.figures().of(&about.name);
@@ -354,7 +375,7 @@ fn shared_cache(num_ctx: u32, parallel: Option<u32>) -> u32 {
 }
 
 /// The file of a model's weights; `None` is the model inside this program, or one of another server.
-fn weights(model: &Model) -> Option<PathBuf> {
+pub(crate) fn weights(model: &Model) -> Option<PathBuf> {
     match &model.weights {
         Weights::File(path) => Some(path.clone()),
         Weights::Embedded | Weights::Remote => None,

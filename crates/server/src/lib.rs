@@ -32,6 +32,7 @@ mod openapi;
 mod options;
 mod panics;
 mod places;
+mod plans;
 mod prometheus;
 mod registry;
 mod remote;
@@ -44,6 +45,7 @@ mod table;
 mod tidy;
 mod turns;
 mod version;
+mod window;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -75,6 +75,8 @@ pub(crate) struct Resident {
     pub(crate) size: u64,
     /// Tokens of one conversation, as the last request had it.
     pub(crate) context: u32,
+    /// Tokens of one conversation at most where a request sets no limit.
+    pub(crate) window: u32,
     /// When it goes unless it is used; `None` is never.
     pub(crate) expires: Option<SystemTime>,
     /// How far it is on its way into memory.
@@ -561,8 +563,16 @@ impl Manager {
             let memory = runner.link.memory();
             let size =
                 if view.phase == Phase::Ready && memory.total() > 0 { memory.total() } else { view.size };
-            let (about, also, context) = (runner.about.clone(), runner.also.clone(), view.context);
-            Some(Resident { key: view.key, about, also, size, context, expires, phase: view.phase })
+            Some(Resident {
+                key: view.key,
+                about: runner.about.clone(),
+                also: runner.also.clone(),
+                size,
+                context: view.context,
+                window: view.window,
+                expires,
+                phase: view.phase,
+            })
         };
         self.scheduler.view(now).into_iter().filter_map(one).collect()
     }

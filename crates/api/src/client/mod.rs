@@ -133,6 +133,11 @@ impl Client {
         self.json(Method::POST, "/api/show", Some(request)).await
     }
 
+    /// What `GET /v1/models/NAME` says of a model: the context window of a request without options, among others.
+    pub async fn model(&self, name: &str) -> Result<crate::openai::Model, ClientError> {
+        self.json::<(), _>(Method::GET, &format!("/v1/models/{name}"), None).await
+    }
+
     /// Generates text, piece by piece unless `stream` is false.
     pub async fn generate(&self, request: &GenerateRequest) -> Result<Stream<GenerateResponse>, ClientError> {
         self.stream("/api/generate", request).await

@@ -75,6 +75,41 @@ pub struct Model {
     pub created: i64,
     /// Its namespace.
     pub owned_by: String,
+    /// Tokens of the context window of a request without options, where that is known (Puna's addition).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_length: Option<u64>,
+    /// The same, by vLLM's name (Puna's addition).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_model_len: Option<u64>,
+    /// Sizes, by llama.cpp's names (Puna's addition).
+    #[serde(default)]
+    pub meta: ModelMeta,
+}
+
+/// Sizes of a model of `GET /v1/models`, each where it is known.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "OpenAiModelMeta"))]
+#[serde(default)]
+pub struct ModelMeta {
+    /// Tokens of the context window of a request without options.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n_ctx: Option<u64>,
+    /// Tokens of the context that the model was trained for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n_ctx_train: Option<u64>,
+    /// Tokens of its vocabulary.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n_vocab: Option<u64>,
+    /// Width of its hidden states.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n_embd: Option<u64>,
+    /// Number of its parameters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n_params: Option<u64>,
+    /// Bytes that it takes in the store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
 }
 
 /// `GET /v1/models`.

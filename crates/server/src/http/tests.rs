@@ -10,7 +10,9 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 
 use crate::config::Config;
+use crate::runner::generator::LoadError;
 use crate::runner::launch::{Launched, Launcher};
+use crate::runner::protocol::{LoadSpec, MemoryParts};
 use crate::runner::tests::{Fake, FakeLauncher};
 
 const LIMIT: Duration = Duration::from_millis(500);
@@ -220,6 +222,10 @@ async fn a_server_ends_cleanly_with_and_without_connections() {
 async fn a_server_that_has_lost_its_models_ends_with_the_reason() {
     struct Panics;
     impl Launcher for Panics {
+        fn plan(&self, _: &LoadSpec) -> Result<MemoryParts, LoadError> {
+            Err(LoadError::default())
+        }
+
         fn launch(&self) -> std::io::Result<Launched> {
             panic!("no runner at all");
         }

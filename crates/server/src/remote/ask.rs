@@ -12,6 +12,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::Upstream;
+use super::describe::Descriptions;
 use super::hosts::{Allowed, Host, Protocol, instance};
 use super::lines::{Lines, error_text};
 use crate::canonical::Failure;
@@ -36,6 +37,8 @@ pub(crate) struct Remotes {
     /// How long a server may be silent; `None` is for ever.
     silence: Option<Duration>,
     load: Mutex<HashMap<String, Load>>,
+    /// What servers say of their models.
+    pub(super) descriptions: Descriptions,
     /// The end of this server.
     pub(super) end: End,
 }
@@ -51,7 +54,12 @@ impl Remotes {
     pub(crate) fn new(config: &Config, end: End) -> Arc<Self> {
         let allowed = Allowed::all(&config.remotes, &config.remote_keys.0);
         let http = if allowed.is_empty() { None } else { client() };
-        Arc::new(Self { http, allowed, silence: config.remote_timeout, load: Mutex::default(), end })
+        Arc::new(Self { http, allowed, silence: config.remote_timeout, load: Mutex::default(), descriptions: Descriptions::default(), end })
+    }
+
+    /// What sends requests; `None` where no connection can be made.
+    pub(super) fn http(&self) -> Option<&Client> {
+        self.http.as_ref()
     }
 
     pub(super) fn allowed(&self) -> &[Allowed] {
@@ -59,7 +67,7 @@ impl Remotes {
     }
 
     /// Hosts in the order in which they are asked: those that can be reached first, then the least busy.
-    fn order<'a>(&self, hosts: &'a [Host]) -> Vec<&'a Host> {
+    pub(super) fn order<'a>(&self, hosts: &'a [Host]) -> Vec<&'a Host> {
         let (now, load) = (Instant::now(), lock(&self.load));
         let mut order: Vec<&Host> = hosts.iter().collect();
         order.sort_by_key(|host| {

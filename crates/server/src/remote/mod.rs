@@ -4,6 +4,7 @@
 //!
 //! - `hosts` finds where a model may be asked, and with which key;
 //! - `ask` sends requests, chooses between hosts, and says what went wrong;
+//! - `describe` asks servers for the sizes of their models;
 //! - `lines` reads streams with bounds;
 //! - `openai` and `native` translate.
 //!
@@ -12,6 +13,7 @@
 
 mod adapt;
 mod ask;
+mod describe;
 mod hosts;
 mod lines;
 mod native;
@@ -28,6 +30,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
 pub(crate) use ask::Remotes;
+pub(crate) use describe::Description;
 pub(crate) use openai::has_option;
 
 use crate::canonical::{Event, Failure, Generate, Task};

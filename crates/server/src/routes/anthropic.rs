@@ -16,6 +16,7 @@ use crate::dialect::{collect, has, respond_when};
 use crate::http::{Anthropic, Client, Json, Refused, json_plain, note_ignored};
 use crate::links;
 use crate::names::Name;
+use crate::plans::Size;
 use crate::request::GenerationRequest;
 
 /// `POST /v1/messages`
@@ -91,30 +92,40 @@ pub(super) struct Page {
 const PAGE: usize = 20;
 
 /// `GET /v1/models` in the form of this dialect.
-pub(super) fn models(entries: &[Entry], page: &Page) -> Result<Response, Failure> {
+pub(super) async fn models(app: &App, entries: &[Entry], page: &Page) -> Result<Response, Failure> {
     let limit = page.limit.as_deref().map_or(Ok(PAGE), str::parse);
     let limit = limit.ok().filter(|limit| (1..=1000).contains(limit));
     let limit = limit.ok_or_else(|| Failure::bad_request("limit must be a number from 1 to 1000"))?;
-    let models: Vec<_> = entries.iter().map(|entry| model(entry, entry.name.to_string())).collect();
-    let at = |id: &Option<String>| id.as_ref().and_then(|id| models.iter().position(|m| m.id == *id));
-    let (data, has_more) = match (at(&page.after_id), at(&page.before_id)) {
+    let at = |id: &Option<String>| {
+        let id = id.as_ref()?;
+        entries.iter().position(|entry| entry.name.to_string() == *id)
+    };
+    let (shown, has_more) = match (at(&page.after_id), at(&page.before_id)) {
         (None, Some(before)) => {
             let from = before.saturating_sub(limit);
-            (&models[from..before], from > 0)
+            (&entries[from..before], from > 0)
         }
         (after, _) => {
-            let rest = &models[after.map_or(0, |after| after + 1)..];
+            let rest = &entries[after.map_or(0, |after| after + 1)..];
             (&rest[..rest.len().min(limit)], rest.len() > limit)
         }
     };
+    let models = shown.iter().zip(app.sizes(shown).await);
+    let data: Vec<_> = models.map(|(entry, size)| model(entry, entry.name.to_string(), &size)).collect();
     let id = |model: Option<&Model>| model.map(|model| model.id.clone());
-    let list =
-        ModelList { first_id: id(data.first()), last_id: id(data.last()), data: data.to_vec(), has_more };
+    let list = ModelList { first_id: id(data.first()), last_id: id(data.last()), data, has_more };
     Ok(json_plain(StatusCode::OK, &list))
 }
 
 /// A model in the form of this dialect.
-pub(super) fn model(entry: &Entry, id: String) -> Model {
+pub(super) fn model(entry: &Entry, id: String, size: &Size) -> Model {
     let created_at = rfc3339(entry.modified);
-    Model { kind: "model".into(), display_name: id.clone(), id, created_at }
+    Model {
+        kind: "model".into(),
+        display_name: id.clone(),
+        id,
+        created_at,
+        max_input_tokens: size.n_ctx,
+        context_length: size.n_ctx,
+    }
 }

@@ -16,6 +16,7 @@ use crate::app::{App, api_details, store_failure};
 use crate::canonical::Failure;
 use crate::http::{JSON, Json, Native, Refused, json};
 use crate::names::Name;
+use crate::remote::Description;
 
 /// `GET /api/tags`
 pub(super) async fn tags(State(app): State<App>) -> Result<Response, Refused<Native>> {
@@ -121,7 +122,12 @@ pub(super) async fn show(
     let agent = headers.get(header::USER_AGENT).and_then(|v| v.to_str().ok()).unwrap_or_default();
     let basename = agent.starts_with("GitHubCopilotChat/").then(|| given.clone());
     let prefer_jinja = app.config().go_template == Some(false);
-    let shown = app.store(move |_| show::show(&model, &request, prefer_jinja, basename)).await??;
+    let description = match show::lacks_info(&model) {
+        true => app.remotes().describe_one(&model.config.remote_host, &model.config.remote_model).await,
+        false => Description::default(),
+    };
+    let shown =
+        app.store(move |_| show::show(&model, &request, prefer_jinja, basename, &description)).await??;
     Ok(json(StatusCode::OK, &shown))
 }
 

@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use puna_api::openai::{
     ChatCompletionRequest, CompletionRequest, EmbedRequest, Embedding, EmbeddingData, EmbeddingList,
-    EmbeddingUsage, Model, ModelList,
+    EmbeddingUsage, Model, ModelList, ModelMeta,
 };
 use puna_store::Entry;
 use serde_json::Value;
@@ -25,6 +25,7 @@ use crate::dialect::{Encoder, collect_all, respond_when};
 use crate::http::{Client, Dialect, Json, OpenAi, Refused, json_plain};
 use crate::links;
 use crate::names::Name;
+use crate::plans::Size;
 
 /// `POST /v1/chat/completions`
 pub(super) async fn chat_completions(
@@ -205,9 +206,11 @@ async fn list(
     let entries = app.store(|store| store.list()).await?.map_err(|e| store_failure(&e))?;
     if dialect == Dialect::Anthropic {
         let Query(page) = page.map_err(|error| Failure::bad_request(error.body_text()))?;
-        return anthropic::models(&entries, &page);
+        return anthropic::models(app, &entries, &page).await;
     }
-    let data = entries.iter().map(|entry| wire_model(entry, entry.name.to_string())).collect();
+    let sizes = app.sizes(&entries).await;
+    let models = entries.iter().zip(sizes);
+    let data = models.map(|(entry, size)| wire_model(entry, entry.name.to_string(), size)).collect();
     Ok(json_plain(StatusCode::OK, &ModelList { object: "list".into(), data }))
 }
 
@@ -223,16 +226,26 @@ pub(super) async fn model(
 async fn find(app: &App, dialect: Dialect, given: String) -> Result<Response, Failure> {
     let name = Name::parse(&given, "remote model details are unavailable")?;
     let stored = name.stored.clone();
-    match app.store(move |store| store.find(&stored)).await?.map_err(|e| store_failure(&e))? {
-        Some(entry) if dialect == Dialect::Anthropic => {
-            Ok(json_plain(StatusCode::OK, &anthropic::model(&entry, given)))
-        }
-        Some(entry) => Ok(json_plain(StatusCode::OK, &wire_model(&entry, given))),
-        None => Err(Failure::not_found(format!("model '{}' not found", name.stored))),
-    }
+    let found = app.store(move |store| store.find(&stored)).await?.map_err(|e| store_failure(&e))?;
+    let missing = || Failure::not_found(format!("model '{}' not found", name.stored));
+    let entry = found.ok_or_else(missing)?;
+    let size = app.size_of(&entry).await;
+    Ok(match dialect {
+        Dialect::Anthropic => json_plain(StatusCode::OK, &anthropic::model(&entry, given, &size)),
+        _ => json_plain(StatusCode::OK, &wire_model(&entry, given, size)),
+    })
 }
 
-fn wire_model(entry: &Entry, id: String) -> Model {
+fn wire_model(entry: &Entry, id: String, size: Size) -> Model {
     let created = jiff::Timestamp::try_from(entry.modified).map_or(0, |t| t.as_second());
-    Model { id, object: "model".into(), created, owned_by: entry.name.namespace().to_owned() }
+    let Size { n_ctx, n_ctx_train, n_params, bytes, n_vocab, n_embd } = size;
+    Model {
+        id,
+        object: "model".into(),
+        created,
+        owned_by: entry.name.namespace().to_owned(),
+        context_length: n_ctx,
+        max_model_len: n_ctx,
+        meta: ModelMeta { n_ctx, n_ctx_train, n_vocab, n_embd, n_params, size: bytes },
+    }
 }

@@ -15,7 +15,10 @@ use tokio::net::UnixStream;
 use tokio::process::Command;
 use tokio::sync::oneshot;
 
-use super::protocol::is_out_of_memory;
+use super::generator::{LoadError, Loader};
+use super::local::LocalLoader;
+use super::protocol::{LoadSpec, MemoryParts, is_out_of_memory};
+use super::worker::guarded;
 use crate::lock::lock;
 use crate::scheduler::Exit;
 
@@ -29,6 +32,12 @@ pub trait Launcher: Send + Sync {
     /// # Errors
     /// The system cannot.
     fn launch(&self) -> io::Result<Launched>;
+
+    /// The bytes that a runner would need, without starting one.
+    ///
+    /// # Errors
+    /// As [`Loader::plan`].
+    fn plan(&self, spec: &LoadSpec) -> Result<MemoryParts, LoadError>;
 }
 
 /// A runner that was started.
@@ -62,6 +71,10 @@ impl ProcessLauncher {
 }
 
 impl Launcher for ProcessLauncher {
+    fn plan(&self, spec: &LoadSpec) -> Result<MemoryParts, LoadError> {
+        guarded(|| LocalLoader.plan(spec))
+    }
+
     fn launch(&self) -> io::Result<Launched> {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
         ours.set_nonblocking(true)?;

@@ -80,7 +80,7 @@ pub fn run(socket: UnixStream, loader: &dyn Loader) -> io::Result<()> {
 }
 
 /// A panic of the loader is an error like any other: it has a message and a request that waits for it.
-fn guarded<T>(load: impl FnOnce() -> Result<T, LoadError>) -> Result<T, LoadError> {
+pub(super) fn guarded<T>(load: impl FnOnce() -> Result<T, LoadError>) -> Result<T, LoadError> {
     catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|panic| {
         let message = format!("internal error while loading: {}", text_of(&*panic));
         Err(LoadError { out_of_memory: is_out_of_memory(&message), message })

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use puna_api::KeepAlive;
 
+use super::fit::{Space, Step, next_step};
 use super::queue::{Queue, Waiting};
 use super::run::{Run, expiry};
 use super::{
@@ -94,6 +95,7 @@ impl Scheduler {
             run: run.id,
             size: run.size,
             context: run.limit.map_or(run.context, |limit| limit.min(run.context)),
+            window: run.context,
             expires: if run.is_idle() { run.expires } else { expiry(now, run.keep) },
             phase: match run.state {
                 State::Planning => Phase::Planning,
@@ -408,25 +410,23 @@ impl Scheduler {
         let since = self.queue.get(id).map_or(now, |waiting| waiting.since);
         let Some(run) = self.runs.get_mut(key) else { return Progress::Again };
         let (run_id, need) = (run.id, run.size);
-        // Nobody has to leave for a context longer than most are ever used, and others are going to want memory, too.
-        let for_contexts = room.saturating_sub(need.saturating_sub(run.cache));
-        let fits_beside_nobody = need > total;
-        if run.options.is_generous() && run.cache > for_contexts / 2 {
-            run.options.halve_context();
-            return self.replan(key);
-        }
-        if need <= room {
-            if !is_busy {
-                self.load(key, run_id);
+        match next_step(&run.options, Need { total: need, cache: run.cache }, Space { room, total, alone }) {
+            Step::HalveContext => {
+                run.options.halve_context();
+                return self.replan(key);
             }
-            return Progress::UnderWay;
-        }
-        if !alone && !fits_beside_nobody {
-            self.evict_one(now, since, key, need - room);
-            return Progress::Blocked;
-        }
-        if run.options.reduce() {
-            return self.replan(key);
+            Step::Load => {
+                if !is_busy {
+                    self.load(key, run_id);
+                }
+                return Progress::UnderWay;
+            }
+            Step::MakeRoom => {
+                self.evict_one(now, since, key, need - room);
+                return Progress::Blocked;
+            }
+            Step::Reduce if run.options.reduce() => return self.replan(key),
+            Step::Reduce => {}
         }
         let asked = run.asked.clone();
         self.stop(key);

@@ -14,6 +14,7 @@
 //!   between two requests: models with requests for both are not loaded in turn for every single one. Nobody waits
 //!   longer for that than some seconds.
 
+mod fit;
 mod machine;
 mod options;
 mod queue;
@@ -25,6 +26,7 @@ use std::time::Instant;
 
 use puna_api::KeepAlive;
 
+pub use fit::planned_context;
 pub use machine::Scheduler;
 pub use options::LoadOptions;
 
@@ -186,6 +188,8 @@ pub struct View {
     pub size: u64,
     /// Tokens of one conversation at most, as the last request had it.
     pub context: u32,
+    /// Tokens of one conversation at most where a request sets no limit.
+    pub window: u32,
     /// When it goes unless it is used; `None` is never.
     pub expires: Option<Instant>,
     /// How far it is.

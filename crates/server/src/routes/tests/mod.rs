@@ -18,6 +18,7 @@ mod residents;
 mod responses;
 mod transfer;
 mod waiting;
+mod windows;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -82,6 +82,10 @@ impl Fake {
 pub(crate) struct FakeLauncher(pub(crate) Arc<Fake>);
 
 impl Launcher for FakeLauncher {
+    fn plan(&self, spec: &LoadSpec) -> Result<MemoryParts, LoadError> {
+        FakeLoader(self.0.clone()).plan(spec)
+    }
+
     fn launch(&self) -> io::Result<Launched> {
         self.0.started.fetch_add(1, Ordering::Relaxed);
         let (launched, socket) = in_threads(FakeLoader(self.0.clone()))?;

@@ -48,6 +48,40 @@ fn contexts_longer_than_most_take_half_of_the_room_at_most() {
 }
 
 #[test]
+fn the_context_that_is_told_is_the_one_that_a_load_gets() {
+    for rest in [1, 4, 9] {
+        for memory in [5, 6, 8, 10, 14, 20, 32, 64] {
+            let mut b = Bench::with_memory(memory * GB, memory * GB);
+            ask_with(&mut b, 1, "a", &with_context(131072));
+            let (loaded, actions) = settle(&mut b, 1, rest, with_context(131072));
+            let loaded = (actions == [Action::Load(1)]).then_some(loaded);
+            let total = Memory { total: memory * GB, available: memory * GB };
+            let plan = |options: &LoadOptions| match plan_of(1, rest, options) {
+                Event::Planned(_, need) => Some(need),
+                _ => None,
+            };
+            let told = planned_context(with_context(131072), total, 0, plan);
+            assert_eq!(told, loaded, "{rest} GB of weights, {memory} GB of memory");
+        }
+    }
+}
+
+#[test]
+fn the_context_that_is_told_counts_models_that_can_be_unloaded() {
+    let plan = |options: &LoadOptions| match plan_of(1, 4, options) {
+        Event::Planned(_, need) => Some(need),
+        _ => None,
+    };
+    let told = |memory: u64, others: u64| {
+        let memory = Memory { total: memory * GB, available: (memory - others) * GB };
+        planned_context(with_context(131072), memory, others * GB, plan)
+    };
+    assert_eq!((told(20, 8), told(14, 8)), (Some(32768), Some(32768)), "as when the other one is there");
+    assert_eq!(told(20, 0), Some(65536));
+    assert_eq!(told(3, 0), None, "larger than the memory");
+}
+
+#[test]
 fn nobody_leaves_for_a_context_longer_than_most_but_for_the_first_32768_tokens() {
     let mut b = Bench::with_memory(20 * GB, 20 * GB);
     b.ask(1, "a");
