@@ -3,6 +3,7 @@
 
 mod bundle;
 mod debug;
+mod launch;
 mod measure;
 mod server;
 
@@ -12,6 +13,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub use bundle::*;
 pub use debug::*;
+pub use launch::*;
 pub use measure::*;
 pub use server::*;
 
@@ -173,6 +175,9 @@ pub enum Command {
     /// Run a model
     #[command(after_help = RUN_HELP)]
     Run(RunArgs),
+    /// Start a coding agent with a model of this server
+    #[command(after_help = LAUNCH_HELP)]
+    Launch(LaunchArgs),
     /// Stop a running model
     #[command(after_help = HOST_HELP)]
     Stop {

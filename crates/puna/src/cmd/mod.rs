@@ -12,6 +12,7 @@ mod devices;
 mod imatrix;
 mod inspect;
 mod key;
+mod launch;
 mod library;
 mod list;
 mod manual;
@@ -39,6 +40,8 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         return done.map(|()| ExitCode::SUCCESS);
     };
     let done = match command {
+        // Its exit status is that of the program it starts.
+        Command::Launch(args) => return launch::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Detokenize(args) => detokenize::run(&args),

@@ -1,0 +1,35 @@
+//! Arguments of `puna launch`.
+
+use clap::Args;
+
+pub const LAUNCH_HELP: &str = "\
+CLIENT is claude, codex, opencode, qwen or pi, which must be installed. It gets the server's address, the key, the model and its
+real context window for this run alone; no file of yours is changed. What stands behind -- goes to it.
+
+Without --model it gets the model that was launched last, else one that is loaded or stored and can call tools; where there is none,
+models that fit this machine are offered.
+
+Examples:
+  puna launch claude
+  puna launch codex --model qwen3-coder:30b -- exec \"Explain this repository\"
+  puna launch opencode --print             shows what would be done
+  puna launch zed --print                  says what to set in any other client
+
+Environment Variables:
+      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)
+      PUNA_API_KEY               Key of the server";
+
+#[derive(Args, Debug)]
+pub struct LaunchArgs {
+    /// The agent
+    pub client: String,
+    /// The model
+    #[arg(short, long)]
+    pub model: Option<String>,
+    /// Show files, environment and command instead of starting anything
+    #[arg(long)]
+    pub print: bool,
+    /// Arguments for the agent
+    #[arg(last = true)]
+    pub arguments: Vec<String>,
+}

@@ -1,0 +1,119 @@
+//! Models that are known to be good for coding agents: the list in `models.json`, and which of them fit a machine.
+
+use serde::Deserialize;
+
+/// Windows up to this size may take all memory beside the weights, longer ones half of it, as in the server's memory plan.
+const GENEROUS: u64 = 32_768;
+
+/// Bytes that a machine keeps for everything but the model, beside a tenth of its memory.
+const OTHER: u64 = 1 << 30;
+
+/// The smallest window that the server plans.
+const LEAST: u64 = 4096;
+
+/// A model of the list.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Suggestion {
+    /// Its name in Ollama's registry.
+    pub name: String,
+    /// Bytes to fetch, rounded.
+    pub size: u64,
+    /// Tokens of the context that it was trained for.
+    pub context: u64,
+    /// Bytes of the cache for a token, in 16-bit floating point.
+    pub cache_per_token: u64,
+    /// What it is good for, and on which machines.
+    pub purpose: String,
+}
+
+impl Suggestion {
+    /// The window that the model would have on a machine with so many bytes of memory; `None` where it does not fit.
+    pub fn window(&self, memory: u64) -> Option<u64> {
+        self.window_beside(memory.checked_sub(memory / 10)?.checked_sub(OTHER)?.checked_sub(self.size)?)
+    }
+
+    /// The window for which so many bytes suffice beside the weights.
+    fn window_beside(&self, free: u64) -> Option<u64> {
+        let mut window = self.context;
+        loop {
+            let most = if window > GENEROUS { free / 2 } else { free };
+            if window.saturating_mul(self.cache_per_token) <= most {
+                return Some(window);
+            }
+            if window <= LEAST {
+                return None;
+            }
+            window = (window.next_power_of_two() / 2).max(LEAST);
+        }
+    }
+}
+
+/// The list, in ascending order of size.
+pub fn suggestions() -> Vec<Suggestion> {
+    serde_json::from_str(include_str!("models.json"))
+        .unwrap_or_else(|error| unreachable!("models.json: {error}"))
+}
+
+/// The models that have at least a window of `least` tokens in so many bytes of memory, the best first, with their windows.
+pub fn fitting(memory: u64, least: u64) -> Vec<(Suggestion, u64)> {
+    let with_window = |model: Suggestion| {
+        let window = model.window(memory).filter(|window| *window >= least)?;
+        Some((model, window))
+    };
+    suggestions().into_iter().rev().filter_map(with_window).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GB: u64 = 1_000_000_000;
+
+    #[test]
+    fn there_is_a_model_for_every_machine_and_larger_ones_come_first() {
+        let best = |memory: u64| fitting(memory * GB, 32_768).first().map(|(model, _)| model.name.clone());
+        let expected = [
+            (2, None),
+            (4, Some("granite4:micro-h")),
+            (8, Some("qwen3.5:4b")),
+            (16, Some("qwen3.5:9b")),
+            (24, Some("gpt-oss:20b")),
+            (32, Some("qwen3.5:35b")),
+            (64, Some("qwen3-coder-next")),
+            (96, Some("gpt-oss:120b")),
+        ];
+        for (memory, name) in expected {
+            assert_eq!(best(memory).as_deref(), name, "{memory} GB");
+        }
+    }
+
+    #[test]
+    fn the_list_is_in_order_and_its_numbers_are_sizes() {
+        let list = suggestions();
+        assert!(list.is_sorted_by_key(|model| model.size));
+        for model in list {
+            assert!(model.size > GB && model.context >= 65_536 && model.cache_per_token >= 1024, "{model:?}");
+            assert!(!model.purpose.is_empty() && !model.name.contains(' '), "{model:?}");
+        }
+    }
+
+    #[test]
+    fn windows_follow_the_memory_plan() {
+        let model = Suggestion {
+            name: "m".into(),
+            size: 4 * GB,
+            context: 131_072,
+            cache_per_token: 100_000,
+            purpose: String::new(),
+        };
+        let window = |free: f64| model.window_beside((free * 1e9) as u64);
+        assert_eq!((window(0.0), window(0.4)), (None, None));
+        assert_eq!(window(1.0), Some(8192));
+        assert_eq!(window(4.0), Some(32_768));
+        assert_eq!(window(8.0), Some(32_768), "a longer one would leave less than half free");
+        assert_eq!(window(14.0), Some(65_536));
+        assert_eq!(window(60.0), Some(131_072));
+        assert_eq!(model.window(4 * GB), None);
+    }
+}

@@ -1,0 +1,158 @@
+//! `puna launch`: starts a coding agent with this server, a model and its real context window, for that run alone.
+
+mod agents;
+mod catalog;
+mod choice;
+mod claude;
+mod codex;
+mod opencode;
+mod pi;
+mod plan;
+mod process;
+mod qwen;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, anyhow, bail};
+use puna_api::native::ShowResponse;
+use puna_api::openai::ModelMeta;
+use puna_server::Config;
+
+use crate::cli::LaunchArgs;
+use crate::service::Service;
+use crate::{out, usage};
+use agents::{AGENTS, Agent, Target, agent};
+use choice::{Chosen, can};
+
+/// What is asked of a client that Puna does not start: as much as agents need.
+const USUAL_WINDOW: u64 = 32_768;
+
+pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
+    let known = agent(&args.client);
+    if known.is_none() && !args.print {
+        let names = AGENTS.map(|agent| agent.name()).join(", ");
+        let client = &args.client;
+        return Err(usage::wrong(format!(
+            "puna starts {names}, not {client:?}: `puna launch {client} --print` says what to set in it"
+        )));
+    }
+    let program = known.map(installed).transpose();
+    let (program, missing) = match program {
+        Ok(program) => (program, None),
+        Err(error) if args.print => (None, Some(error)),
+        Err(error) => return Err(error),
+    };
+    // Nothing is left behind by a plan, not even a server.
+    let service = if args.print { Service::connect_or_own()? } else { Service::connect_or_start()? };
+    let config = Config::from_env()?;
+    if !args.print && service.is_own() {
+        bail!("an agent needs a server at an address: OLLAMA_HOST has the port 0");
+    }
+    let asks = !args.print && choice::has_terminal();
+    let wanted = known.unwrap_or(AGENTS[1]);
+    let chosen = choice::choose(&service, wanted, args.model.as_deref(), asks)?;
+    let (target, meta) = target(&service, &config, &chosen)?;
+    let title = known.map_or(args.client.as_str(), |agent| agent.title());
+    let least = known.map_or(USUAL_WINDOW, |agent| agent.least_window());
+    for warning in warnings(title, least, &target, &meta, &chosen.info) {
+        out::note(format_args!("warning: {warning}"));
+    }
+    if let Some(missing) = missing {
+        out::note(format_args!("warning: {missing}"));
+    }
+    let Some(agent) = known else { return done(out::text(&plan::instructions(&args.client, &target))) };
+    if args.print {
+        let folder = std::env::temp_dir().join("puna-launch");
+        let setup = agent.setup(&target, &folder)?;
+        return done(out::text(&plan::plan(agent, &target, &setup, &args.arguments, &folder)));
+    }
+    // From here on signals are the agent's.
+    drop(service);
+    if let Err(error) = choice::remember(&target.model) {
+        out::note(format_args!(
+            "warning: the next launch will not know this model as the last one: {error:#}"
+        ));
+    }
+    let program = program.ok_or_else(|| anyhow!("{title} is not installed"))?;
+    let folder = tempfile::Builder::new()
+        .prefix("puna-launch-")
+        .tempdir()
+        .context("cannot make a temporary folder")?;
+    let setup = agent.setup(&target, folder.path())?;
+    let code = process::run(&program, &setup, &args.arguments, folder.path())?;
+    Ok(ExitCode::from(code))
+}
+
+fn done(printed: Result<()>) -> Result<ExitCode> {
+    printed.map(|()| ExitCode::SUCCESS)
+}
+
+/// The program of an agent.
+fn installed(agent: &'static dyn Agent) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH");
+    let (title, program, install) = (agent.title(), agent.program(), agent.install());
+    process::find(program, path.as_deref()).ok_or_else(|| {
+        anyhow!("{title} is not installed: no program {program} is on PATH; `{install}` installs it")
+    })
+}
+
+/// The server and the model for an agent, and what is known of the model's sizes.
+fn target(service: &Service, config: &Config, chosen: &Chosen) -> Result<(Target, ModelMeta)> {
+    let about = service.wait(service.client().model(&chosen.name))?;
+    let target = Target {
+        url: config.address.url(),
+        key: config.api_key.0.clone().unwrap_or_else(|| plan::NO_KEY.to_owned()),
+        model: chosen.name.clone(),
+        window: about.context_length,
+        thinks: can(&chosen.info, "thinking"),
+        sees: can(&chosen.info, "vision"),
+    };
+    Ok((target, about.meta))
+}
+
+/// What keeps an agent from working well with a model, and what to do about it.
+fn warnings(title: &str, least: u64, target: &Target, meta: &ModelMeta, info: &ShowResponse) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let model = &target.model;
+    if !can(info, "tools") {
+        warnings.push(format!(
+            "the model {model} cannot call tools: {title} can talk with it, but it changes no file"
+        ));
+    }
+    let Some(window) = target.window else {
+        warnings.push(format!(
+            "the server does not say how large the context window of {model} is: {title} uses its own guess"
+        ));
+        return warnings;
+    };
+    if window >= least {
+        return warnings;
+    }
+    let limited = info.parameters.lines().any(|line| line.trim_start().starts_with("num_ctx"));
+    let advice = match meta.n_ctx_train {
+        Some(trained) if trained < least => {
+            format!("it was trained for {trained}, so choose another model with --model")
+        }
+        _ if limited => format!(
+            "`PARAMETER num_ctx` of the model sets that: make one with `FROM {model}` and `PARAMETER num_ctx {}` by `puna create`",
+            wanted(least, meta)
+        ),
+        _ => format!(
+            "set OLLAMA_CONTEXT_LENGTH={} for `puna serve` if it has a smaller value; otherwise memory sets the limit, and \
+             OLLAMA_KV_CACHE_TYPE=q8_0 or a smaller model makes room",
+            wanted(least, meta)
+        ),
+    };
+    warnings.push(format!(
+        "{title} needs a context window of {least} tokens, and {model} has {window} here: {advice}"
+    ));
+    warnings
+}
+
+/// The window to ask for: twice the least one, as far as the model goes.
+fn wanted(least: u64, meta: &ModelMeta) -> u64 {
+    meta.n_ctx_train.map_or(2 * least, |trained| trained.min(2 * least))
+}

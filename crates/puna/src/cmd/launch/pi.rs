@@ -1,0 +1,67 @@
+//! pi: an extension of this run registers the server, so that the user's own models and sessions stay as they are.
+
+use std::path::Path;
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::agents::{Agent, Setup, Target};
+
+/// The file of this run.
+const FILE: &str = "pi-puna.js";
+
+/// The variable in which it finds the key.
+const KEY: &str = "PUNA_LAUNCH_KEY";
+
+pub struct Pi;
+
+impl Agent for Pi {
+    fn name(&self) -> &'static str {
+        "pi"
+    }
+
+    fn title(&self) -> &'static str {
+        "pi"
+    }
+
+    fn program(&self) -> &'static str {
+        "pi"
+    }
+
+    fn install(&self) -> &'static str {
+        "npm install -g @mariozechner/pi-coding-agent"
+    }
+
+    /// The first request has about 2,000 tokens; compaction keeps 16,384 free for the answer unless its settings say otherwise.
+    fn least_window(&self) -> u64 {
+        32_768
+    }
+
+    fn setup(&self, target: &Target, folder: &Path) -> Result<Setup> {
+        let mut model = json!({
+            "id": target.model,
+            "name": target.model,
+            "reasoning": target.thinks,
+            "input": if target.sees { vec!["text", "image"] } else { vec!["text"] },
+            "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+        });
+        if let (Some(window), Some(output)) = (target.window, target.output()) {
+            model["contextWindow"] = json!(window);
+            model["maxTokens"] = json!(output);
+        }
+        let provider = json!({
+            "name": "Puna",
+            "baseUrl": target.openai_url(),
+            "apiKey": KEY,
+            "api": "openai-completions",
+            "models": [model],
+        });
+        let mut setup = Setup::default();
+        setup.set(KEY, &target.key);
+        let extension = format!("export default (pi) => pi.registerProvider(\"puna\", {provider:#});\n");
+        setup.files.push((FILE.to_owned(), extension));
+        let path = folder.join(FILE).display().to_string();
+        setup.arguments(&["--extension", &path, "--provider", "puna", "--model", &target.model]);
+        Ok(setup)
+    }
+}

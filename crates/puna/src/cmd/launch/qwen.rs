@@ -1,0 +1,120 @@
+//! Qwen Code: server, key and model are variables; the window stands in a file of settings that go over the user's.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::{Map, Value, json};
+
+use super::agents::{Agent, Setup, Target};
+
+/// The variable that names the system's settings.
+const SETTINGS: &str = "QWEN_CODE_SYSTEM_SETTINGS_PATH";
+
+/// The file of this run.
+const FILE: &str = "qwen-settings.json";
+
+/// Milliseconds until it gives an answer up.
+const TIMEOUT_MS: u64 = 3_600_000;
+
+pub struct QwenCode;
+
+impl Agent for QwenCode {
+    fn name(&self) -> &'static str {
+        "qwen"
+    }
+
+    fn title(&self) -> &'static str {
+        "Qwen Code"
+    }
+
+    fn program(&self) -> &'static str {
+        "qwen"
+    }
+
+    fn install(&self) -> &'static str {
+        "npm install -g @qwen-code/qwen-code"
+    }
+
+    /// The first request has 19,000 tokens.
+    fn least_window(&self) -> u64 {
+        32_768
+    }
+
+    fn setup(&self, target: &Target, folder: &Path) -> Result<Setup> {
+        let mut setup = Setup::default();
+        setup.set("OPENAI_API_KEY", &target.key);
+        setup.set("OPENAI_BASE_URL", target.openai_url());
+        setup.set("OPENAI_MODEL", &target.model);
+        setup.set(SETTINGS, folder.join(FILE).display().to_string());
+        let settings = with_model(system_settings()?, target);
+        setup.files.push((FILE.to_owned(), format!("{settings:#}\n")));
+        setup.arguments(&["--auth-type", "openai", "--model", &target.model]);
+        Ok(setup)
+    }
+}
+
+/// The settings of the system, which this run's file stands for.
+fn system_settings() -> Result<Value> {
+    let usual = match std::env::consts::OS {
+        "macos" => "/Library/Application Support/QwenCode/settings.json",
+        _ => "/etc/qwen-code/settings.json",
+    };
+    let path = std::env::var_os(SETTINGS).filter(|path| !path.is_empty());
+    let path = path.map_or_else(|| PathBuf::from(usual), PathBuf::from);
+    let text = match std::fs::read_to_string(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(json!({})),
+        text => text.with_context(|| format!("cannot read Qwen Code's settings {}", path.display()))?,
+    };
+    let advice = || {
+        let path = path.display();
+        format!(
+            "cannot take over Qwen Code's settings {path}: they are no JSON; name a file without comments in {SETTINGS}"
+        )
+    };
+    serde_json::from_str::<Map<String, Value>>(&text).map(Value::Object).with_context(advice)
+}
+
+/// Settings with a model in them. Those of a provider's model go over all others that Qwen Code has.
+fn with_model(mut settings: Value, target: &Target) -> Value {
+    let mut generation = json!({"timeout": TIMEOUT_MS});
+    if let (Some(window), Some(output)) = (target.window, target.output()) {
+        generation["contextWindowSize"] = json!(window);
+        generation["samplingParams"] = json!({"max_tokens": output});
+    }
+    let model = json!({
+        "id": target.model,
+        "name": target.model,
+        "envKey": "OPENAI_API_KEY",
+        "baseUrl": target.openai_url(),
+        "generationConfig": generation,
+    });
+    let field = |value: &mut Value, name: &str| {
+        if !value[name].is_object() {
+            value[name] = json!({});
+        }
+    };
+    field(&mut settings, "modelProviders");
+    let models = settings["modelProviders"]["openai"].as_array_mut().map(std::mem::take).unwrap_or_default();
+    let others = models.into_iter().filter(|other| other["id"] != target.model.as_str());
+    settings["modelProviders"]["openai"] = others.chain([model]).collect();
+    settings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cmd::launch::tests::target;
+
+    #[test]
+    fn settings_of_the_system_are_kept() {
+        let system = json!({"tools": {"exclude": ["x"]}, "modelProviders": {"openai": [{"id": "other"}, {"id": "qwen3"}], "gemini": []}});
+        let settings = with_model(system, &target(Some(32768)));
+        assert_eq!(settings["tools"]["exclude"][0], "x");
+        let models = settings["modelProviders"]["openai"].as_array().unwrap();
+        assert_eq!((models.len(), &models[0]["id"], &models[1]["id"]), (2, &json!("other"), &json!("qwen3")));
+        assert_eq!(models[1]["generationConfig"]["contextWindowSize"], 32768);
+        let settings = with_model(json!({"modelProviders": 5}), &target(None));
+        let model = &settings["modelProviders"]["openai"][0];
+        assert_eq!(model["generationConfig"], json!({"timeout": TIMEOUT_MS}));
+    }
+}
