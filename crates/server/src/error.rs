@@ -18,6 +18,9 @@ pub enum ServeError {
     /// The registry cannot be set up.
     #[error(transparent)]
     Mirror(#[from] puna_mirror::MirrorError),
+    /// The script of a scripted model cannot be played.
+    #[error(transparent)]
+    Script(#[from] crate::script::ScriptError),
     /// The certificate cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),

@@ -40,6 +40,7 @@ mod request;
 mod routes;
 pub mod runner;
 pub mod scheduler;
+mod script;
 pub mod speculate;
 mod table;
 mod tidy;
@@ -48,6 +49,7 @@ mod version;
 mod window;
 
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
@@ -91,6 +93,42 @@ pub async fn serve_reloading(
     app.make_folder();
     app.clean_up();
     answer(app, listener, end, reload).await
+}
+
+/// As [`serve`], with a model `script` that says what the script in a file tells it, for tests of clients. All other models of
+/// this server say it, too.
+///
+/// # Errors
+/// As those of [`serve`], and the file is no script.
+pub async fn serve_scripted(
+    config: Config,
+    listener: TcpListener,
+    end: impl Future<Output = ()>,
+    path: PathBuf,
+) -> Result<(), ServeError> {
+    let (_, read) = script::ScriptFile::open(path.clone(), script::Player::Model)?;
+    let mut launcher = runner::launch::ProcessLauncher::this_program()?;
+    launcher.args.extend([runner::SCRIPT.to_owned(), path.to_string_lossy().into_owned()]);
+    let app = app::App::new(config, Arc::new(launcher))?;
+    app.make_folder();
+    script::install(app.shared_store(), read.window)?;
+    answer(app, listener, end, mpsc::channel(1).1).await
+}
+
+/// Plays an upstream server of OpenAI's chat dialect that answers as the script in a file says, until `end` is ready.
+///
+/// # Errors
+/// The file is no script.
+pub async fn serve_scripted_upstream(
+    listener: TcpListener,
+    end: impl Future<Output = ()>,
+    path: PathBuf,
+) -> Result<(), ServeError> {
+    let (script, read) = script::ScriptFile::open(path, script::Player::Upstream)?;
+    let desk = Arc::new(script::upstream::Upstream::new(script, read.window));
+    let manner = http::serve::Manner { desk, tls: None, write_timeout: None };
+    http::serve::run(listener, manner, mpsc::channel(1).1, end, async {}).await;
+    Ok(())
 }
 
 #[cfg(test)]

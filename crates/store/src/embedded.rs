@@ -40,6 +40,11 @@ pub fn weights() -> &'static [u8] {
     &WEIGHTS.0
 }
 
+/// The Go template of the embedded model.
+pub fn template() -> &'static str {
+    &parts().template
+}
+
 /// The texts of the model and their digests.
 struct Parts {
     template: String,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::{JsonArgs, positive, threads};
+use super::{JsonArgs, SettingArgs, positive, threads};
 
 /// Commands for engineers.
 #[derive(Subcommand, Debug)]
@@ -52,6 +52,20 @@ pub enum Debug {
     },
     /// Kernel levels of this machine
     Kernels(JsonArgs),
+    /// Serve a model that says what a script tells it, for tests of clients
+    #[command(hide = true)]
+    Script(ScriptArgs),
+}
+
+#[derive(Args, Debug)]
+pub struct ScriptArgs {
+    /// The script
+    pub file: PathBuf,
+    /// Play an upstream server of OpenAI's chat dialect instead of a model
+    #[arg(long)]
+    pub upstream: bool,
+    #[command(flatten)]
+    pub settings: SettingArgs,
 }
 
 #[derive(Args, Debug)]

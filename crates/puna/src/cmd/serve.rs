@@ -1,6 +1,7 @@
 //! `puna serve`, and `puna runner`, which a server starts for each model.
 
 use std::io::{self, IsTerminal};
+use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use puna_server::Config;
@@ -37,6 +38,22 @@ pub fn mirror(mut args: SettingArgs) -> Result<()> {
         let (end, reload) = (asked_to_end()?, asked_to_reload()?);
         let listener = puna_server::listen(&config.mirror.address, "PUNA_MIRROR_HOST").await?;
         puna_server::mirror::serve(config, listener, end, reload).await?;
+        Ok(())
+    })
+}
+
+/// `puna debug script`.
+pub fn scripted(args: &SettingArgs, script: PathBuf, upstream: bool) -> Result<()> {
+    let config = super::config::load(args, Vec::new())?;
+    log(config.debug);
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(async {
+        let end = asked_to_end()?;
+        let listener = puna_server::listen(&config.address, "OLLAMA_HOST").await?;
+        match upstream {
+            true => puna_server::serve_scripted_upstream(listener, end, script).await?,
+            false => puna_server::serve_scripted(config, listener, end, script).await?,
+        }
         Ok(())
     })
 }

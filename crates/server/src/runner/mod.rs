@@ -8,7 +8,8 @@
 //! - server side: `launch` starts the process, `link` speaks with it;
 //! - runner side: [`worker`] takes tasks, `prepare` makes prompts of them by `templates` (`embed`: texts; `rank`: pairs of them),
 //!   `answer` makes events of what the
-//!   [`generator::Generator`] reports, `local` is the generator on the engine of this program.
+//!   [`generator::Generator`] reports, `local` is the generator on the engine of this program, `scripted` the same with the tokens
+//!   of a script.
 
 mod answer;
 mod embed;
@@ -21,6 +22,7 @@ mod local;
 mod prepare;
 pub mod protocol;
 mod rank;
+mod scripted;
 pub(crate) mod templates;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -33,20 +35,28 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+/// The word before the path of the script that a runner's model plays.
+pub(crate) const SCRIPT: &str = "--script";
+
 /// Runs a runner on this process's standard input until the server closes it: what the hidden subcommand `runner` of
-/// the program does. `args` are the words after the subcommand; there are none so far.
+/// the program does. `args` are the words after the subcommand: none, or those that name a script.
 ///
 /// # Errors
-/// Standard input is no socket, or the server speaks another version of the protocol.
+/// Standard input is no socket, the server speaks another version of the protocol, or the script is none.
 pub fn main(args: &[String]) -> io::Result<()> {
-    if let Some(arg) = args.first() {
-        let message =
-            format!("a runner takes no arguments, but there is {arg:?}: it is started by the server alone");
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
-    }
+    let loader: Box<dyn generator::Loader> = match args {
+        [] => Box::new(local::LocalLoader),
+        [word, path] if word == SCRIPT => {
+            Box::new(scripted::ScriptLoader::open(path.into()).map_err(io::Error::other)?)
+        }
+        [arg, ..] => {
+            let message = format!("a runner takes no argument {arg:?}: it is started by the server alone");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+    };
     end_with_the_engine();
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    worker::run(socket, &local::LocalLoader)
+    worker::run(socket, &*loader)
 }
 
 /// A panic of the engine's thread ends the process: its requests would wait for ever. As it is, they hear the panic's

@@ -3,6 +3,7 @@
 mod calls;
 mod fake;
 mod ranks;
+mod scripted;
 mod thinks;
 mod written;
 

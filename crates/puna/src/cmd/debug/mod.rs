@@ -6,6 +6,7 @@ mod kernels;
 mod logits;
 mod parse;
 mod render;
+mod script;
 
 use anyhow::Result;
 
@@ -22,5 +23,6 @@ pub fn run(command: Debug) -> Result<()> {
         Debug::Kernels(args) => kernels::run(&args),
         Debug::Parse(args) => parse::run(&args),
         Debug::Render(args) => render::run(&args),
+        Debug::Script(args) => script::run(args),
     }
 }
