@@ -1,6 +1,5 @@
 //! Attention to positions that were chosen, and how they are chosen.
 
-
 use crate::kit::{backend, numbers, table_of};
 use puna_cpu::{CpuBackend, kernels};
 use puna_graph::*;

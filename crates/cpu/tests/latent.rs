@@ -1,6 +1,5 @@
 //! What latent attention is made of: values that lie in their keys, and products of heads with matrices of their own.
 
-
 use std::sync::Arc;
 
 use crate::kit::{backend, numbers, step, table};

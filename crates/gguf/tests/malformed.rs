@@ -1,7 +1,6 @@
 //! Every malformed input of the format's description is refused by name. The numbers are those of the list of
 //! inputs that a loader must refuse; 41 to 55 concern what architectures and tokenizers demand of keys and tensors.
 
-
 use crate::common::{Raw, minimal};
 use puna_gguf::{Gguf, GgufError};
 

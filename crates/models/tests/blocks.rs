@@ -1,7 +1,6 @@
 //! Draft models that guess a block of tokens at once: their logits, and what makes a token depend on the one before it, are the
 //! reference's.
 
-
 use crate::kit::pair::{Pair, draft, reference, tokens_of, worst_of};
 use puna_graph::{Backend, StepInput};
 use puna_models::{Block, Guesses, Want};

@@ -1,6 +1,5 @@
 //! Draft models that guess with parts of their model: their guesses are the reference's, and what does not fit is refused.
 
-
 use std::sync::Arc;
 
 use crate::kit::pair::{Pair, changed, draft, reference, refused, tokens_of, worst_of};

@@ -1,6 +1,5 @@
 //! The commands that speak with a server, beside one that they start and without any.
 
-
 use std::io::Write;
 use std::net::TcpListener;
 use std::path::Path;

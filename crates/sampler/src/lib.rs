@@ -33,6 +33,7 @@ mod params;
 mod penalties;
 mod rng;
 mod sampler;
+mod schema;
 mod stop;
 mod temperature;
 mod truncate;
@@ -47,6 +48,7 @@ pub use logprobs::{TokenLogprobs, log_probs};
 pub use params::{Kind, Params, ParamsError};
 pub use rng::Mt19937;
 pub use sampler::Sampler;
+pub use schema::{SchemaCheck, TooMuchWork, UnenforcedKeyword, check_strict, enforceable_schema};
 pub use stop::{StopEvent, StopMatcher};
 pub use vocab::Vocab;
 

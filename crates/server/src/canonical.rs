@@ -366,6 +366,9 @@ pub enum Event {
     /// The conversation was changed so that the model's template accepts it, in these ways
     /// ([`puna_prompt::Adaptation::as_str`]). This comes before everything else, or not at all.
     Adapted(Vec<String>),
+    /// These keywords of the answer's schema are not enforced while it is written, but checked at its end. This comes before
+    /// [`Event::Started`], or not at all.
+    SchemaUnenforced(Vec<String>),
     /// The prompt is accepted and waits for its turn; this comes before everything that is generated, or not at all.
     Started {
         /// Its tokens.
@@ -431,6 +434,7 @@ impl Event {
         !matches!(
             self,
             Self::Adapted(_)
+                | Self::SchemaUnenforced(_)
                 | Self::Started { .. }
                 | Self::Progress { .. }
                 | Self::Prompt(_)
@@ -515,6 +519,9 @@ pub struct Done {
     pub dropped_tokens: u64,
     /// Tokens of prompt and answer, without the one that begins every text.
     pub context: Vec<u32>,
+    /// Where keywords of the answer's schema were checked at its end: those that it does not keep to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schema_violations: Option<Vec<String>>,
 }
 
 /// Why a request failed.

@@ -26,7 +26,7 @@ use crate::http::journal::{Entry, KeyName};
 use crate::http::peer::{host, is_local, peer};
 use crate::http::room::{Held, Room};
 use crate::http::serve::Desk;
-use crate::http::{Client, Dialect, Ignored, Owner};
+use crate::http::{Client, Dialect, Ignored, Owner, SchemaNotes};
 use crate::keys::Access;
 use crate::keys::guard::{Guard, Refusal};
 use crate::mirror::Registry;
@@ -41,7 +41,8 @@ X-Stainless-Runtime-Version,X-Stainless-Timeout,X-Api-Key,Anthropic-Version,Anth
 Anthropic-Dangerous-Direct-Browser-Access,X-Request-Id";
 
 /// Headers of answers that pages may read.
-const EXPOSED_HEADERS: &str = "X-Request-Id,Request-Id,X-Puna-Ignored,X-Puna-Adapted,Retry-After";
+const EXPOSED_HEADERS: &str = "X-Request-Id,Request-Id,X-Puna-Ignored,X-Puna-Adapted,\
+     X-Puna-Schema-Unenforced,X-Puna-Schema-Violations,Retry-After";
 
 /// Everything a connection needs to answer requests. Cheap to clone.
 #[derive(Clone)]
@@ -218,7 +219,10 @@ impl Door {
     async fn route(&self, mut request: Request) -> Response {
         let ignored = Ignored::default();
         request.extensions_mut().insert(self.0.room.clone());
-        let mut response = ignored.during(Held::during(self.handle(request))).await;
+        let schema_notes = SchemaNotes::default();
+        let handled = schema_notes.during(Held::during(self.handle(request)));
+        let mut response = ignored.during(handled).await;
+        schema_notes.write(response.headers_mut());
         if let Some(fields) = ignored.header() {
             response.headers_mut().insert("x-puna-ignored", fields);
         }

@@ -330,6 +330,7 @@ mod tests {
             dropped_messages: 0,
             dropped_tokens: 0,
             context: Vec::new(),
+            schema_violations: None,
         }))
     }
 

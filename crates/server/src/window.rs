@@ -76,7 +76,8 @@ impl App {
         };
         let (model, n_vocab) = self.store(read).await.ok()??;
         // What of the model's own parameters nobody knows is no matter of this request.
-        let (options, run) = Ignored::default().during(self.options(&model, &RequestOptions::default())).await.ok()?;
+        let (options, run) =
+            Ignored::default().during(self.options(&model, &RequestOptions::default())).await.ok()?;
         let place = match model.weights {
             Weights::Remote => Place::Remote {
                 hosts: model.config.remote_host.clone(),

@@ -1,7 +1,6 @@
 //! llama.cpp's ids: on its vocabulary test files, whose expectations the models' original tokenizers made, and recorded
 //! by `oracle/llama.py` on the small vocabularies of `tests/data/zoo` and on made-up ones.
 
-
 use crate::common::{PLAIN, SPECIAL, check_hashes, fixture, metadata, model, open, repository};
 use puna_gguf::Value;
 use puna_tokenizer::{Encode, Tokenizer};

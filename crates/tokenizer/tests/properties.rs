@@ -1,6 +1,5 @@
 //! What holds for every text and every vocabulary.
 
-
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 

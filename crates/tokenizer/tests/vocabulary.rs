@@ -1,6 +1,5 @@
 //! What files may say, and what is made of it.
 
-
 use crate::common::{PLAIN, SPECIAL, cria, metadata};
 use puna_gguf::{Metadata, Value};
 use puna_tokenizer::{Encode, StreamDecoder, Tokenizer, TokenizerError};

@@ -69,6 +69,10 @@ pub struct GenerateRequest {
     /// Answer with the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only", skip_serializing_if = "is_default")]
     pub debug_render_only: bool,
+    /// Whether the last line of a stream names the keywords of the answer's schema that it does not keep to
+    /// (`schema_violations`), of those that are checked at its end.
+    #[serde(skip_serializing_if = "is_default")]
+    pub return_adapted: bool,
 }
 
 /// `POST /api/chat`.
@@ -128,6 +132,10 @@ pub struct ChatRequest {
     /// Answer with the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only", skip_serializing_if = "is_default")]
     pub debug_render_only: bool,
+    /// Whether the last line of a stream names the keywords of the answer's schema that it does not keep to
+    /// (`schema_violations`), of those that are checked at its end.
+    #[serde(skip_serializing_if = "is_default")]
+    pub return_adapted: bool,
 }
 
 /// Figures of a finished request; times in nanoseconds.
@@ -285,6 +293,10 @@ pub struct GenerateResponse {
     /// Log-probabilities of the next tokens of the prompt; of all, where the answer is one object.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub prompt_logprobs: Vec<PromptLogprob>,
+    /// Keywords of the answer's schema that it does not keep to, of those that are checked at its end; in the last line of a
+    /// stream where `return_adapted` asks for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schema_violations: Option<Vec<String>>,
 }
 
 /// A piece or the end of an answer.
@@ -315,6 +327,10 @@ pub struct ChatResponse {
     /// Figures; only in the last object.
     #[serde(flatten)]
     pub metrics: Metrics,
+    /// Keywords of the answer's schema that it does not keep to, of those that are checked at its end; in the last line of a
+    /// stream where `return_adapted` asks for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schema_violations: Option<Vec<String>>,
 }
 
 /// `POST /api/embed`.

@@ -1,6 +1,6 @@
 //! `puna bench`.
 
-use super::kit::{Puna, data};
+use crate::kit::{Puna, data};
 
 #[test]
 fn bench_states_speeds_as_shares_of_the_machine() {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::kit::{Puna, data};
+use crate::kit::{Puna, data};
 
 /// The zoo's reference logits, as another engine computed them.
 pub fn zoo(name: &str) -> (String, String, Value) {

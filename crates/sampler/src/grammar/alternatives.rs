@@ -61,6 +61,20 @@ struct Check<'a> {
     compared: usize,
 }
 
+/// Looks at choices of one schema, one after the other, whether their branches exclude each other.
+pub(crate) struct Overlaps<'a>(Check<'a>);
+
+impl<'a> Overlaps<'a> {
+    pub(crate) fn new(root: &'a Value) -> Self {
+        Self(Check { root, compared: 0 })
+    }
+
+    /// Whether a text that fits one of these branches fits no other, as far as that can be told.
+    pub(crate) fn exclude_each_other(&mut self, branches: &'a [Value]) -> bool {
+        self.0.branches(branches, "#").is_ok()
+    }
+}
+
 impl<'a> Check<'a> {
     /// What a reference within the schema stands for.
     fn referred(&self, name: &str) -> Option<&'a Value> {

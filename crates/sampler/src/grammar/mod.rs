@@ -22,6 +22,7 @@ mod trial;
 use std::fmt;
 use std::sync::Arc;
 
+pub(crate) use alternatives::Overlaps;
 pub use alternatives::check_one_of;
 use llguidance::api::{GrammarInit, GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
@@ -29,6 +30,7 @@ use llguidance::{Matcher, ParserFactory};
 use reason::{NOTHING, reason};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+pub(crate) use text::format as format_pattern;
 pub use text::{BareText, pattern_without};
 
 /// Bytes of a constraint at most. The largest schemas in use are about half of it.

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use serde_json::{Map, Value, json};
 
 use super::{bounds, multiples};
+use crate::schema::relax;
 
 /// White space between the parts of a JSON text: none, one space, or a line break or two with an indentation. Without
 /// a bound, a model that is not sure how to go on may write white space for ever.
@@ -19,22 +20,6 @@ pub(super) const LIST: [&str; 2] = ["prefixItems", "items"];
 pub(super) const SAME: [&str; 3] = ["anyOf", "oneOf", "allOf"];
 /// Keywords that hold schemas by name.
 pub(super) const NAMED: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
-
-/// What may stand beside a list of names.
-const IN_NAMES: [&str; 3] = ["type", "title", "description"];
-
-/// Formats that are enforced. Any other is only a remark, as JSON Schema has it.
-const FORMATS: [&str; 10] =
-    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
-
-/// Where the dialects of JSON Schema are described that are known here; another one is read as the newest of them.
-const DIALECTS: [&str; 5] = [
-    "https://json-schema.org/draft/2020-12/schema",
-    "https://json-schema.org/draft/2019-09/schema",
-    "http://json-schema.org/draft-07/schema",
-    "http://json-schema.org/draft-06/schema",
-    "http://json-schema.org/draft-04/schema",
-];
 
 /// The schema of any JSON object.
 pub fn any_object() -> Value {
@@ -51,10 +36,8 @@ pub fn prepare(schema: &Value) -> Result<Value, String> {
     if given.contains_key("x-guidance") {
         return Err("the keyword \"x-guidance\" is not for requests".into());
     }
-    let mut schema = schema.clone();
+    let mut schema = relax(schema)?.schema;
     each(&mut schema, "#", &mut |schema, place| {
-        leave_out_remarks(schema);
-        list_names(schema);
         multiples::spell(schema);
         bounds::check_values(schema, place)?;
         bounds::tame(schema, place)
@@ -92,52 +75,6 @@ fn options() -> Value {
         "json_allow_general_unicode_escapes": true,
         "coerce_one_of": true,
     })
-}
-
-/// Removes what says nothing that could be enforced, but would be refused.
-fn leave_out_remarks(schema: &mut Map<String, Value>) {
-    let is_other = |keyword: &str, known: &[&str]| {
-        let text = schema.get(keyword).and_then(Value::as_str);
-        text.is_some_and(|text| !known.contains(&text.trim_end_matches('#')))
-    };
-    let (format, dialect) = (is_other("format", &FORMATS), is_other("$schema", &DIALECTS));
-    if format {
-        schema.remove("format");
-    }
-    if dialect {
-        schema.remove("$schema");
-    }
-    // What is so anyway.
-    if schema.get("uniqueItems") == Some(&Value::Bool(false)) {
-        schema.remove("uniqueItems");
-    }
-}
-
-/// Writes an object whose names are listed (`dict[Literal["a", "b"], int]`) as one with these properties, any of which may
-/// be left out.
-fn list_names(schema: &mut Map<String, Value>) {
-    let listed = match schema.get("propertyNames") {
-        Some(Value::Object(names)) => {
-            let only = |keyword: &str| names.keys().all(|k| k == keyword || IN_NAMES.contains(&k.as_str()));
-            match (names.get("enum"), names.get("const")) {
-                (Some(Value::Array(list)), None) if only("enum") => list.clone(),
-                (None, Some(one)) if only("const") => vec![one.clone()],
-                _ => return,
-            }
-        }
-        _ => return,
-    };
-    let more = ["properties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"];
-    if more.iter().any(|keyword| schema.contains_key(*keyword)) {
-        return;
-    }
-    let each = schema.remove("additionalProperties").unwrap_or(Value::Bool(true));
-    let is_false = each == Value::Bool(false);
-    let names = listed.iter().filter_map(Value::as_str).filter(|_| !is_false);
-    let properties = names.map(|name| (name.to_owned(), each.clone())).collect();
-    schema.remove("propertyNames");
-    schema.insert("properties".into(), Value::Object(properties));
-    schema.insert("additionalProperties".into(), Value::Bool(false));
 }
 
 /// Changes a schema and those inside of it. `place` is where it stands, as a `$ref` would name it.

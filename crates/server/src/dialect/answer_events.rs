@@ -186,6 +186,7 @@ impl AnswerEvents {
             Event::Error(failure) => self.ready.push_back(AnswerEvent::Error(failure)),
             // A part of the answer's head, and the ends of other tasks than generations.
             Event::Adapted(_)
+            | Event::SchemaUnenforced(_)
             | Event::Embedded(_)
             | Event::Ranked(_)
             | Event::Counted(_)

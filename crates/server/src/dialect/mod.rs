@@ -36,7 +36,7 @@ use answer_events::AnswerEvents;
 use crate::app::Running;
 use crate::canonical::{Done, Event, Failure, ModelText};
 use crate::config::Config;
-use crate::http::{Wire, note_adapted, note_ignored, stream};
+use crate::http::{Wire, note_adapted, note_ignored, note_unenforced, note_violations, stream};
 use crate::names::Name;
 
 /// Turns events into the bytes of a stream.
@@ -147,6 +147,7 @@ impl Answer {
             }
             match ready!(self.running.poll_next(cx)) {
                 Some(Event::Adapted(kinds)) => kinds.into_iter().for_each(note_adapted),
+                Some(Event::SchemaUnenforced(keywords)) => note_unenforced(keywords),
                 Some(event) => self.events.push(event),
                 None => return Poll::Ready(None),
             }
@@ -266,7 +267,10 @@ pub(crate) async fn collect(running: Running) -> Result<Collected, Failure> {
                 all.tool_calls.extend(open.take().map(|id| CollectedCall { id: id.into_string(), call }));
             }
             AnswerEvent::Rendered(prompt) => all.rendered = Some(prompt),
-            AnswerEvent::Done(done) => all.done = Some(done),
+            AnswerEvent::Done(done) => {
+                note_violations(done.schema_violations.clone().unwrap_or_default());
+                all.done = Some(done);
+            }
             AnswerEvent::Error(failure) => return Err(failure),
             _ => {}
         }

@@ -93,6 +93,8 @@ pub(crate) struct GenerateEncoder {
     model: String,
     /// The final object lists the tokens.
     with_context: bool,
+    /// The last line of a stream tells what of its schema the answer does not keep to.
+    with_violations: bool,
     /// The id of the call that has not ended.
     open: Option<CallId>,
 }
@@ -100,7 +102,13 @@ pub(crate) struct GenerateEncoder {
 impl GenerateEncoder {
     /// An encoder for a model; with `with_context` the final object lists the tokens.
     pub(crate) fn new(model: String, with_context: bool) -> Self {
-        Self { model, with_context, open: None }
+        Self { model, with_context, with_violations: false, open: None }
+    }
+
+    /// Lets the last line of a stream tell what of its schema the answer does not keep to.
+    pub(crate) fn with_schema_violations(mut self, wanted: bool) -> Self {
+        self.with_violations = wanted;
+        self
     }
 
     fn object(&self) -> GenerateResponse {
@@ -155,7 +163,10 @@ impl Encoder for GenerateEncoder {
             AnswerEvent::CallEnd(call) => {
                 GenerateResponse { tool_calls: vec![whole_call(&mut self.open, call)], ..self.object() }
             }
-            AnswerEvent::Done(done) => self.end(*done, times),
+            AnswerEvent::Done(mut done) => {
+                let schema_violations = done.schema_violations.take().filter(|_| self.with_violations);
+                GenerateResponse { schema_violations, ..self.end(*done, times) }
+            }
             AnswerEvent::Error(failure) => return push_line(&error_body(&failure), out),
             _ => return,
         };
@@ -171,6 +182,8 @@ impl Encoder for GenerateEncoder {
 /// Encodes the answer to `POST /api/chat`.
 pub(crate) struct ChatEncoder {
     model: String,
+    /// The last line of a stream tells what of its schema the answer does not keep to.
+    with_violations: bool,
     /// The id of the call that has not ended.
     open: Option<CallId>,
 }
@@ -183,7 +196,13 @@ fn whole_call(open: &mut Option<CallId>, call: EndedCall) -> ToolCall {
 
 impl ChatEncoder {
     pub(crate) fn new(model: String) -> Self {
-        Self { model, open: None }
+        Self { model, with_violations: false, open: None }
+    }
+
+    /// Lets the last line of a stream tell what of its schema the answer does not keep to.
+    pub(crate) fn with_schema_violations(mut self, wanted: bool) -> Self {
+        self.with_violations = wanted;
+        self
     }
 
     fn object(&self) -> ChatResponse {
@@ -236,7 +255,10 @@ impl Encoder for ChatEncoder {
             }
             AnswerEvent::CallStart { id, .. } => return self.open = Some(id),
             AnswerEvent::CallEnd(call) => line.message.tool_calls = vec![whole_call(&mut self.open, call)],
-            AnswerEvent::Done(done) => line = self.end(&done, times),
+            AnswerEvent::Done(done) => {
+                line = self.end(&done, times);
+                line.schema_violations = done.schema_violations.filter(|_| self.with_violations);
+            }
             AnswerEvent::Error(failure) => return push_line(&error_body(&failure), out),
             _ => return,
         }

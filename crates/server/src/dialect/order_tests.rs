@@ -189,6 +189,7 @@ fn end(reason: Reason) -> Event {
         dropped_messages: 0,
         dropped_tokens: 0,
         context: Vec::new(),
+        schema_violations: None,
     }))
 }
 

@@ -45,6 +45,7 @@ fn done(reason: Reason) -> Event {
         dropped_messages: 0,
         dropped_tokens: 0,
         context: vec![1, 4093, 198],
+        schema_violations: None,
     }))
 }
 

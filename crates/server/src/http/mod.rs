@@ -13,6 +13,7 @@ pub(crate) mod patient;
 pub(crate) mod peer;
 mod reply;
 pub(crate) mod room;
+mod schema_notes;
 pub mod serve;
 #[cfg(test)]
 mod tests;
@@ -26,3 +27,4 @@ pub(crate) use reply::{
     Anthropic, ErrorForm, JSON, Native, OpenAi, Refused, Wire, anthropic_error, error_body, json, json_plain,
     openai_error, stream,
 };
+pub(crate) use schema_notes::{SchemaNotes, note_unenforced, note_violations};

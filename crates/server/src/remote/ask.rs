@@ -54,7 +54,14 @@ impl Remotes {
     pub(crate) fn new(config: &Config, end: End) -> Arc<Self> {
         let allowed = Allowed::all(&config.remotes, &config.remote_keys.0);
         let http = if allowed.is_empty() { None } else { client() };
-        Arc::new(Self { http, allowed, silence: config.remote_timeout, load: Mutex::default(), descriptions: Descriptions::default(), end })
+        Arc::new(Self {
+            http,
+            allowed,
+            silence: config.remote_timeout,
+            load: Mutex::default(),
+            descriptions: Descriptions::default(),
+            end,
+        })
     }
 
     /// What sends requests; `None` where no connection can be made.

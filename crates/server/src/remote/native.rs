@@ -186,6 +186,7 @@ fn end(reason: &str, metrics: &Metrics) -> Done {
         dropped_messages: metrics.truncated_messages,
         dropped_tokens: metrics.truncated_tokens,
         context: Vec::new(),
+        schema_violations: None,
     }
 }
 

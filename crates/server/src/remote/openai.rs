@@ -299,6 +299,7 @@ pub(super) async fn read(
         dropped_messages: 0,
         dropped_tokens: 0,
         context: Vec::new(),
+        schema_violations: None,
     })))
 }
 

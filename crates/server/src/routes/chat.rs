@@ -24,10 +24,10 @@ pub(super) async fn chat(
     client: Client,
     Json(request, _): Json<Native, ChatRequest>,
 ) -> Result<Response, Refused<Native>> {
-    let stream = request.stream.unwrap_or(true);
+    let (stream, return_adapted) = (request.stream.unwrap_or(true), request.return_adapted);
     let request = native::chat(request)?;
     let (name, model) = find(&app, &request.model).await?;
-    let encoder = ChatEncoder::new(name.given.clone());
+    let encoder = ChatEncoder::new(name.given.clone()).with_schema_violations(return_adapted);
     let empty = request.messages().is_empty();
     if empty && leaves(&app, &model, request.keep_alive, &request.options).await? {
         return Ok(encoder.empty("unload"));

@@ -26,6 +26,7 @@ pub(super) async fn generate(
     let stream = request.stream.unwrap_or(true);
     let with_context = !request.raw;
     let encoder = GenerateEncoder::new(request.model.clone(), with_context);
+    let encoder = encoder.with_schema_violations(request.return_adapted);
     Ok(match check(&app, native::generate(request)?).await? {
         Checked::Unloaded => encoder.empty("unload"),
         Checked::Load(needed) => {

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::generator::Generator;
 use super::protocol::CALLS_MAX;
+use super::schema_check::AnswerChecks;
 use super::worker::Handle;
 use crate::canonical::{CallOutcome, Done, Event, Failure, Piece, Reason};
 use crate::ids;
@@ -62,6 +63,8 @@ pub(super) struct Answer {
     closing: bool,
     /// It was said that it is not known how.
     told_endless: bool,
+    /// What is checked of the finished answer.
+    checks: Option<AnswerChecks>,
     dropped_messages: u64,
     cut_tokens: u64,
     /// The last piece, and how often it has come in a row.
@@ -98,6 +101,7 @@ impl Answer {
             think_budget: None,
             closing: false,
             told_endless: false,
+            checks: None,
             dropped_messages: 0,
             cut_tokens: 0,
             last: String::new(),
@@ -148,6 +152,12 @@ impl Answer {
     /// Remembers how many tokens thoughts may have.
     pub(super) fn with_think_budget(mut self, budget: Option<u64>) -> Self {
         self.think_budget = budget;
+        self
+    }
+
+    /// Remembers what is checked of the finished answer.
+    pub(super) fn with_checks(mut self, checks: Option<AnswerChecks>) -> Self {
+        self.checks = checks;
         self
     }
 
@@ -239,10 +249,14 @@ impl Answer {
                 Part::Call(call) if (open.is_some() || self.numbers < CALLS_MAX) && is_shallow(&call) => {
                     self.calls += 1;
                     listened = self.send_texts(&mut texts, &mut logprobs);
+                    let name = call.name;
                     if open.is_none() {
-                        listened &= self.begin_call(call.name);
+                        listened &= self.begin_call(name.clone());
                     }
                     let index = open.or_else(|| self.open_call.take()).unwrap_or_default();
+                    if let Some(checks) = &mut self.checks {
+                        checks.push_call(&name, &call.arguments);
+                    }
                     let outcome = CallOutcome::Complete(call.arguments);
                     listened &= self.handle.send(Event::CallEnd { index, outcome });
                     continue;
@@ -296,6 +310,9 @@ impl Answer {
                 continue;
             }
             self.has_answered |= !is_thought && !text.trim().is_empty();
+            if let Some(checks) = self.checks.as_mut().filter(|_| !is_thought) {
+                checks.push_text(&text);
+            }
             let piece = Piece { text, logprobs: std::mem::take(logprobs) };
             listened =
                 self.handle.send(if is_thought { Event::Thinking(piece) } else { Event::Content(piece) });
@@ -366,6 +383,22 @@ impl Answer {
         tracing::debug!(task, cache_miss_at = at, prompt, %before, %behind, "the cached prefix of a prompt ended");
     }
 
+    /// Sends the end of the answer. A check may take as long as some steps of the engine, so that it has a thread of its own.
+    fn end(&mut self, mut done: Done) -> bool {
+        let Some(checks) = self.checks.take() else { return self.handle.send(Event::Done(Box::new(done))) };
+        let handle = self.handle.clone();
+        let check = move || {
+            done.schema_violations = Some(checks.violations());
+            handle.send(Event::Done(Box::new(done)))
+        };
+        let thread = std::thread::Builder::new().name("schema check".into()).spawn(check);
+        if let Err(error) = &thread {
+            let message = format!("the answer could not be checked: there is no thread for it: {error}");
+            return self.handle.send(Event::Error(Failure::internal(message)));
+        }
+        !self.handle.state.is_cancelled()
+    }
+
     fn done(&self, summary: Summary) -> Done {
         Done {
             reason: match summary.finish {
@@ -387,6 +420,7 @@ impl Answer {
             dropped_messages: self.dropped_messages,
             dropped_tokens: self.cut_tokens + summary.shifted_tokens as u64,
             context: self.without_bos(summary.tokens),
+            schema_violations: None,
         }
     }
 
@@ -426,6 +460,7 @@ pub(super) fn no_tokens(answer: &Answer, prompt: Vec<u32>) -> Done {
         dropped_messages: answer.dropped_messages,
         dropped_tokens: answer.cut_tokens,
         context: answer.without_bos(prompt),
+        schema_violations: None,
     }
 }
 
@@ -543,7 +578,7 @@ impl Sink for Answer {
                 self.flush(&summary.finish);
                 self.log_cache_miss(&summary);
                 let done = self.done(summary);
-                self.handle.send(Event::Done(Box::new(done)))
+                self.end(done)
             }
             EngineEvent::Failed(message) => {
                 let message = format!("an error was encountered while running the model: {message}");

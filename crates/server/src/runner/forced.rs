@@ -5,7 +5,7 @@ mod written;
 
 use puna_api::native::{Tool, ToolChoice};
 use puna_prompt::{Arguments, CallForm, OutputParser, Part, ValueKind};
-use puna_sampler::{CONSTRAINT_BYTES_MAX, Constraint, check_one_of, lark_json};
+use puna_sampler::{CONSTRAINT_BYTES_MAX, Constraint, check_strict, enforceable_schema, lark_json};
 use serde_json::{Value, json};
 
 use crate::canonical::Failure;
@@ -40,8 +40,20 @@ pub(super) fn constraint(
     Ok(Constraint::Lark(lark))
 }
 
-/// The schema of a call's arguments: those of a tool, and an object in any case.
+/// The schema of a call's arguments as the request has it: an object in any case.
+///
+/// # Errors
+/// The parameters are no schema of an object, or ask for what cannot be enforced with `strict`.
+pub(super) fn given_parameters(tool: &Tool) -> Result<Value, Failure> {
+    described_parameters(tool).map_err(|e| unfit(tool, &e))
+}
+
+/// The same, with those keywords only that a grammar can enforce.
 fn parameters(tool: &Tool) -> Result<Value, String> {
+    enforceable_schema(&described_parameters(tool)?)
+}
+
+fn described_parameters(tool: &Tool) -> Result<Value, String> {
     let mut schema = match tool.0.pointer("/function/parameters") {
         None | Some(Value::Null | Value::Bool(true)) => json!({}),
         Some(Value::Object(map)) => Value::Object(map.clone()),
@@ -53,7 +65,7 @@ fn parameters(tool: &Tool) -> Result<Value, String> {
         return Err(format!("they have {bytes} bytes, of which {CONSTRAINT_BYTES_MAX} are read"));
     }
     if tool.0.pointer("/function/strict") == Some(&Value::Bool(true)) {
-        check_one_of(&schema)?;
+        check_strict(&schema)?;
     }
     let is_object = match &schema["type"] {
         Value::Null => true,

@@ -22,6 +22,7 @@ mod local;
 mod prepare;
 pub mod protocol;
 mod rank;
+mod schema_check;
 mod scripted;
 pub(crate) mod templates;
 #[cfg(test)]

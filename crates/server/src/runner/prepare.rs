@@ -15,6 +15,7 @@ use serde_json::Value;
 use super::answer::{Answer, no_tokens};
 use super::forced;
 use super::generator::Generator;
+use super::schema_check::AnswerChecks;
 use super::templates::{PLAIN_TEMPLATE, Templates};
 use super::worker::Handle;
 use crate::canonical::{Event, Failure, Generate, Input, ModelText, Overflow, Prompt, RunOptions, Task};
@@ -124,12 +125,16 @@ impl Preparer {
         let tags: Vec<(String, u32)> = tags.collect();
         let think_budget = self.think_budget(&task, &text)?;
         listening(&handle)?;
+        let checks = AnswerChecks::of(&task)?;
         let (call, beginning) = self.demanded_call(&handle, &task, &text, &tags)?.unzip();
         let calls_max = calls_max(&task);
         let format = task.format.filter(|_| call.is_none());
         let format = format.map(|form| self.generator.grammar(&form)).transpose();
         let grammar = call.or(format.map_err(Failure::bad_request)?);
         listening(&handle)?;
+        if let Some(checks) = &checks {
+            handle.send(Event::SchemaUnenforced(checks.keywords()));
+        }
         let shown = tags.iter().map(|(_, token)| *token).collect();
         let answer = Answer::new(handle.clone(), self.generator.clone(), parser)
             .with_form(grammar.is_some())
@@ -137,6 +142,7 @@ impl Preparer {
             .with_forced(beginning)
             .with_calls_max(calls_max)
             .with_think_budget(think_budget)
+            .with_checks(checks)
             .with_dropped(text.dropped_messages, text.dropped_tokens + tokens.cut);
         if task.options.num_predict == 0 && task.prompt_logprobs.is_none() {
             handle.send(Event::Done(Box::new(no_tokens(&answer, tokens.tokens))));

@@ -3,6 +3,7 @@
 mod calls;
 mod fake;
 mod ranks;
+mod schemas;
 mod scripted;
 mod thinks;
 mod written;

@@ -239,7 +239,8 @@ pub(super) fn play(chunks: VecDeque<Chunk>, pace: Duration) -> impl Stream<Item 
             match sending.chunks.pop_front()? {
                 Chunk::Wait(time) => tokio::time::sleep(time).await,
                 Chunk::Cut => {
-                    let cut = io::Error::new(io::ErrorKind::ConnectionAborted, "the script ends the connection");
+                    let cut =
+                        io::Error::new(io::ErrorKind::ConnectionAborted, "the script ends the connection");
                     sending.chunks.clear();
                     return Some((Err(cut), sending));
                 }

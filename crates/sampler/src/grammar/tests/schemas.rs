@@ -107,9 +107,7 @@ fn parts_of_one_object_do_not_shut_each_other_out() {
 #[test]
 fn what_cannot_be_enforced_is_refused_by_name() {
     let refused = [
-        (json!({"type": "object", "not": {"required": ["a"]}}), "not"),
-        (json!({"type": "array", "uniqueItems": true}), "uniqueItems"),
-        (json!({"type": "object", "if": {}, "then": {}}), "if"),
+        (json!({"not": {}}), "no value fits"),
         (json!({"type": "integer", "minimum": 1e19}), "minimum"),
         (json!({"properties": {"id": {"enum": [9_007_199_254_740_993u64]}}}), "enum at #/properties/id"),
         (json!({"const": {"a": [i64::MIN]}}), "-9223372036854775808"),

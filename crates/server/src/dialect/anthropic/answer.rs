@@ -220,7 +220,11 @@ impl MessagesEncoder {
         let delta = value!({"stop_reason": stop_reason, "stop_sequence": stop_sequence});
         let event = value!({"type": "message_delta", "delta": delta, "usage": usage(done)});
         push_named("message_delta", &event, out);
-        push_named("message_stop", &value!({"type": "message_stop"}), out);
+        let mut stop = value!({"type": "message_stop"});
+        if let Some(violations) = &done.schema_violations {
+            stop["schema_violations"] = value!(violations);
+        }
+        push_named("message_stop", &stop, out);
     }
 }
 

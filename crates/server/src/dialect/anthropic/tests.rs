@@ -309,6 +309,7 @@ fn done(reason: Reason, stop: Option<&str>) -> Event {
         dropped_messages: 0,
         dropped_tokens: 0,
         context: Vec::new(),
+        schema_violations: None,
     }))
 }
 

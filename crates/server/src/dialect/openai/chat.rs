@@ -131,7 +131,8 @@ impl ChatEncoder {
         }
         let finish_reason = Some(finish_reason(done, self.choices[from].called));
         let choice = ChunkChoice { index: from as u32, finish_reason, ..ChunkChoice::default() };
-        push_event(&self.chunk(vec![choice]), out);
+        let schema_violations = done.schema_violations.clone();
+        push_event(&ChatCompletionChunk { schema_violations, ..self.chunk(vec![choice]) }, out);
         add_usage(&mut self.usage, done, &mut self.cached);
         self.ended += 1;
         if self.ended < self.choices.len() {

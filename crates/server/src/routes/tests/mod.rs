@@ -16,6 +16,7 @@ mod remote;
 mod rerank;
 mod residents;
 mod responses;
+mod schemas;
 mod transfer;
 mod waiting;
 mod windows;

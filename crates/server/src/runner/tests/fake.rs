@@ -43,6 +43,8 @@ pub(crate) struct Fake {
     /// Milliseconds that a grammar takes, and how many were read.
     pub(crate) form_ms: AtomicU64,
     pub(crate) forms: AtomicU64,
+    /// It reads every form; what it says does not follow any.
+    pub(crate) reads_forms: AtomicBool,
     /// Every text gets a first token.
     pub(crate) adds_bos: AtomicBool,
     /// It makes vectors of two numbers: a text's length, and 1.
@@ -225,8 +227,9 @@ impl Generator for FakeEngine {
         self.fake.forms.fetch_add(1, Ordering::Relaxed);
         let bytes: Vec<[u8; 1]> = (0..=255).map(|byte| [byte]).collect();
         let texts = bytes.iter().map(|bytes| Spelling { bytes, is_text: true });
+        let is_read = self.fake.reads_forms.load(Ordering::Relaxed);
         match form {
-            Constraint::Regex(pattern) if pattern == FORM => {
+            form if is_read || matches!(form, Constraint::Regex(pattern) if pattern == FORM) => {
                 let grammars = Grammars::new(texts, &[END.1]).map_err(|e| e.to_string())?;
                 grammars.compile(form).map_err(|e| e.to_string())
             }

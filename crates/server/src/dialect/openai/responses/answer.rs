@@ -323,7 +323,11 @@ impl ResponseEncoder {
             // One that is too large is not there later.
             response["store"] = responses.put(&self.id, kept).into();
         }
-        self.send([(name, value!({"response": response}))], out);
+        let mut event = value!({"response": response});
+        if let Some(violations) = &done.schema_violations {
+            event["schema_violations"] = value!(violations);
+        }
+        self.send([(name, event)], out);
         self.complete = Some(response);
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use puna_api::native::{Message, ToolCall, ToolCallFunction};
 use puna_api::responses::ResponsesRequest;
-use puna_sampler::{Constraint, check_one_of};
+use puna_sampler::{Constraint, check_strict};
 use serde_json::Value;
 
 use super::tools::{self, Form};
@@ -85,7 +85,7 @@ fn format(format: &Value) -> Result<(Option<Constraint>, SchemaLabel), Failure> 
             let strict = format["strict"].as_bool();
             if strict == Some(true) {
                 let wrong = |error| Failure::bad_request(format!("text.format: schema: {error}"));
-                check_one_of(schema).map_err(wrong)?;
+                check_strict(schema).map_err(wrong)?;
             }
             let label = SchemaLabel { name: text("name"), description: text("description"), strict };
             return Ok((Some(Constraint::Schema(schema.clone())), label));

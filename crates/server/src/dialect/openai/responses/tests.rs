@@ -284,6 +284,7 @@ fn done(reason: Reason) -> Event {
         dropped_messages: 0,
         dropped_tokens: 0,
         context: Vec::new(),
+        schema_violations: None,
     }))
 }
 

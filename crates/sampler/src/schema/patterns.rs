@@ -1,0 +1,390 @@
+//! Regular expressions of JSON Schemas (ECMA 262), written for the engines that run them here.
+//!
+//! Grammars run expressions without look-around and back references ([`for_grammar`]). What they cannot run is run on the
+//! finished answer by an engine that backtracks ([`Patterns`]), within a limit. [`widened`] leaves out what a grammar
+//! cannot run, so that the rest still holds while the answer is written.
+
+use std::collections::HashMap;
+
+use fancy_regex::{Regex, RegexBuilder};
+use llguidance::derivre::{self, RegexAst};
+use llguidance::regex_to_lark;
+
+/// Steps that one search may go back at most.
+const BACKTRACK_MAX: usize = 20_000;
+/// Bytes of a compiled expression at most.
+const COMPILED_MAX: usize = 1 << 20;
+/// Work of finding whether an expression has a text.
+const SEARCH_FUEL: u64 = 10_000;
+
+/// The formats that are enforced. Any other `format` is an annotation.
+pub(crate) const FORMATS: [&str; 10] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+
+/// A pattern as a grammar can run it; `None` where it has look-around, back references or anchors in its middle, or is no
+/// expression at all.
+pub(crate) fn for_grammar(pattern: &str) -> Option<String> {
+    Some(translated(pattern, false)).filter(|pattern| runs_in_grammar(pattern))
+}
+
+/// A pattern that a grammar can run and that fits every text that `pattern` fits, and others. `lengths`: the least and the
+/// most characters that the texts may have besides.
+pub(crate) fn widened(pattern: &str, lengths: (u64, Option<u64>)) -> Option<String> {
+    let pattern = translated(pattern, false);
+    let plain = without(&pattern, false);
+    let plain = Some(plain).filter(|pattern| runs_in_grammar(pattern));
+    let plain = plain.or_else(|| Some(without(&pattern, true)).filter(|pattern| runs_in_grammar(pattern)));
+    plain.filter(|pattern| pattern != "(?:)" && has_text(pattern, lengths))
+}
+
+/// Whether a pattern is an expression that can be run on a finished answer.
+pub(crate) fn is_pattern(pattern: &str) -> bool {
+    compile(pattern).is_some()
+}
+
+fn runs_in_grammar(pattern: &str) -> bool {
+    let lark = regex_to_lark(pattern, "dw");
+    derivre::RegexBuilder::new().mk_regex_for_serach(&lark).is_ok()
+}
+
+/// Whether there is a text that fits, and that can be found soon.
+fn has_text(pattern: &str, (least, most): (u64, Option<u64>)) -> bool {
+    let search = RegexAst::SearchRegex(regex_to_lark(pattern, "dw"));
+    let most = most.map_or(String::new(), |most| most.to_string());
+    let length = RegexAst::Regex(format!("(?s:.{{{least},{most}}})"));
+    let mut builder = derivre::RegexBuilder::new();
+    let Ok(both) = builder.mk(&RegexAst::And(vec![search, length])) else { return false };
+    builder.to_regex_limited(both, SEARCH_FUEL).is_ok_and(|mut regex| !regex.always_empty())
+}
+
+fn compile(pattern: &str) -> Option<Regex> {
+    let pattern = translated(pattern, true);
+    let mut builder = RegexBuilder::new(&pattern);
+    builder.backtrack_limit(BACKTRACK_MAX).delegate_size_limit(COMPILED_MAX).build().ok()
+}
+
+/// Compiled expressions, each once.
+#[derive(Debug, Default)]
+pub(crate) struct Patterns(HashMap<String, Option<Regex>>);
+
+impl Patterns {
+    /// Whether a text fits a pattern of a schema; `None` where that takes too much work, or the pattern is no expression.
+    pub(crate) fn fits(&mut self, pattern: &str, text: &str) -> Option<bool> {
+        if !self.0.contains_key(pattern) {
+            self.0.insert(pattern.to_owned(), compile(pattern));
+        }
+        self.0.get(pattern)?.as_ref()?.is_match(text).ok()
+    }
+
+    /// Whether a text has a format; one that is not enforced is had by every text.
+    pub(crate) fn has_format(&mut self, format: &str, text: &str) -> Option<bool> {
+        let date = "[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])";
+        let time = "[0-2][0-9]:[0-5][0-9]:[0-6][0-9](?:\\.[0-9]+)?(?:[zZ]|[+-][0-2][0-9]:[0-5][0-9])";
+        match format {
+            "date" => self.fits(&format!("^{date}$"), text),
+            "time" => self.fits(&format!("^{time}$"), text),
+            "date-time" => self.fits(&format!("^{date}[tT]{time}$"), text),
+            "email" => self.fits("^[^@\\s]+@[^@\\s]+$", text),
+            "uri" => self.fits("^[a-zA-Z][a-zA-Z0-9+.-]*:\\S*$", text),
+            other => match crate::grammar::format_pattern(other) {
+                Some(pattern) => self.fits(&format!("^(?:{pattern})$"), text),
+                None => Some(true),
+            },
+        }
+    }
+}
+
+/// An expression of ECMA 262 in the syntax of Rust. `keeps_names`: of groups, which back references may need.
+fn translated(pattern: &str, keeps_names: bool) -> String {
+    let chars: Vec<char> = pattern.chars().collect();
+    let mut translator = Translator { chars: &chars, at: 0, out: String::with_capacity(pattern.len()) };
+    let mut in_class = false;
+    while let Some(c) = translator.peek(0) {
+        match (c, in_class) {
+            ('\\', _) => translator.escape(in_class),
+            (']', true) => {
+                translator.take(1);
+                in_class = false;
+            }
+            (_, true) => translator.in_class(c),
+            ('[', false) => in_class = translator.begin_class(),
+            ('(', false) => translator.group(keeps_names),
+            ('{', false) if !translator.is_quantifier() => translator.replace(1, "\\{"),
+            ('{', false) => translator.take_through('}'),
+            ('}' | ']', false) => translator.replace(1, &format!("\\{c}")),
+            _ => translator.take(1),
+        }
+    }
+    translator.out
+}
+
+struct Translator<'a> {
+    chars: &'a [char],
+    at: usize,
+    out: String,
+}
+
+impl Translator<'_> {
+    fn peek(&self, ahead: usize) -> Option<char> {
+        self.chars.get(self.at + ahead).copied()
+    }
+
+    /// Writes the next characters as they are.
+    fn take(&mut self, count: usize) {
+        let end = (self.at + count).min(self.chars.len());
+        self.out.extend(&self.chars[self.at..end]);
+        self.at = end;
+    }
+
+    /// Writes something else in the place of the next characters.
+    fn replace(&mut self, count: usize, text: &str) {
+        self.at += count;
+        self.out.push_str(text);
+    }
+
+    fn take_through(&mut self, end: char) {
+        let rest = &self.chars[self.at..];
+        let count = rest.iter().position(|c| *c == end).map_or(rest.len(), |at| at + 1);
+        self.take(count);
+    }
+
+    /// Begins a class of characters, and says whether it goes on.
+    fn begin_class(&mut self) -> bool {
+        match (self.peek(1), self.peek(2)) {
+            (Some(']'), _) => {
+                self.replace(2, "[^\\x{0}-\\x{10ffff}]");
+                false
+            }
+            (Some('^'), Some(']')) => {
+                self.replace(3, "(?s:.)");
+                false
+            }
+            (Some('^'), _) => {
+                self.take(2);
+                true
+            }
+            _ => {
+                self.take(1);
+                true
+            }
+        }
+    }
+
+    /// Sets, differences and classes within a class are Rust's alone.
+    fn in_class(&mut self, c: char) {
+        match c {
+            '[' => self.replace(1, "\\["),
+            '&' | '~' if self.peek(1) == Some(c) => self.replace(1, &format!("\\{c}")),
+            '-' if self.peek(1) == Some('-') => self.replace(1, "\\-"),
+            _ => self.take(1),
+        }
+    }
+
+    fn group(&mut self, keeps_names: bool) {
+        let named = match (self.peek(1), self.peek(2), self.peek(3)) {
+            (Some('?'), Some('<'), Some(c)) => c != '=' && c != '!',
+            (Some('?'), Some('P'), Some('<')) => true,
+            _ => false,
+        };
+        if named && !keeps_names {
+            let rest = &self.chars[self.at..];
+            let count = rest.iter().position(|c| *c == '>').map_or(1, |at| at + 1);
+            self.replace(count, "(");
+        } else {
+            self.take(1);
+        }
+    }
+
+    /// Whether the brace is that of `{1}`, `{1,}` or `{1,2}`.
+    fn is_quantifier(&self) -> bool {
+        let inside: String = self.chars[self.at + 1..].iter().take_while(|c| **c != '}').collect();
+        let is_closed = self.chars.get(self.at + 1 + inside.chars().count()) == Some(&'}');
+        let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
+        let (least, most) = inside.split_once(',').unwrap_or((&inside, ""));
+        is_closed && !least.is_empty() && digits(least) && digits(most)
+    }
+
+    fn escape(&mut self, in_class: bool) {
+        let Some(c) = self.peek(1) else { return self.take(1) };
+        match c {
+            'd' if in_class => self.replace(2, "0-9"),
+            'w' if in_class => self.replace(2, "0-9A-Za-z_"),
+            'd' => self.replace(2, "[0-9]"),
+            'w' => self.replace(2, "[0-9A-Za-z_]"),
+            'D' => self.replace(2, "[^0-9]"),
+            'W' => self.replace(2, "[^0-9A-Za-z_]"),
+            'b' if in_class => self.replace(2, "\\x08"),
+            '0' if !self.peek(2).is_some_and(|c| c.is_ascii_digit()) => self.replace(2, "\\x00"),
+            'c' if self.peek(2).is_some_and(|c| c.is_ascii_alphabetic()) => {
+                let control = u32::from(self.peek(2).unwrap_or('@')) % 32;
+                self.replace(3, &format!("\\x{control:02x}"));
+            }
+            'u' if self.peek(2) != Some('{') => self.code_unit(),
+            'x' | 'u' | 'p' | 'P' if self.peek(2) == Some('{') => self.take_through('}'),
+            'k' if self.peek(2) == Some('<') => self.take_through('>'),
+            'Z' => self.replace(2, "\\z"),
+            'A' | 'z' | 's' | 'S' | 'B' | 'b' | 'n' | 'r' | 't' | 'f' | 'v' | 'x' | 'p' | 'P' => self.take(2),
+            '1'..='9' => self.take(2),
+            // A letter that means nothing else is itself, and so is any sign.
+            c if c.is_ascii_punctuation() && c != '<' && c != '>' && c != '/' => self.take(2),
+            c => self.replace(2, c.encode_utf8(&mut [0; 4])),
+        }
+    }
+
+    /// `\uXXXX`, or two of them that are one character.
+    fn code_unit(&mut self) {
+        let unit = |at: usize| {
+            let digits: String = self.chars.get(at + 2..at + 6)?.iter().collect();
+            let is_unit = self.chars[at] == '\\' && self.chars[at + 1] == 'u';
+            u32::from_str_radix(&digits, 16).ok().filter(|_| is_unit)
+        };
+        match (unit(self.at), unit(self.at + 6)) {
+            (Some(high @ 0xd800..=0xdbff), Some(low @ 0xdc00..=0xdfff)) => {
+                let code = 0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00);
+                self.replace(12, &format!("\\x{{{code:x}}}"));
+            }
+            (Some(code), _) => self.replace(6, &format!("\\x{{{code:x}}}")),
+            (None, _) => self.replace(2, "u"),
+        }
+    }
+}
+
+/// A translated expression without look-around, word bounds and back references, and without `anchors` if that is asked for.
+fn without(pattern: &str, anchors: bool) -> String {
+    let chars: Vec<char> = pattern.chars().collect();
+    let starts = |at: usize, text: &str| text.chars().enumerate().all(|(i, c)| chars.get(at + i) == Some(&c));
+    let (mut out, mut at) = (String::with_capacity(pattern.len()), 0);
+    while at < chars.len() {
+        let look = ["(?=", "(?!", "(?<=", "(?<!"].into_iter().any(|look| starts(at, look));
+        match chars[at] {
+            '(' if look => {
+                out.push_str("(?:)");
+                at = group_end(&chars, at);
+            }
+            '(' if starts(at, "(?>") => {
+                out.push_str("(?:");
+                at += 3;
+            }
+            '\\' if chars.get(at + 1).is_some_and(|c| "bB".contains(*c)) => {
+                out.push_str("(?:)");
+                at += 2;
+            }
+            '\\' if chars.get(at + 1).is_some_and(char::is_ascii_digit) => {
+                out.push_str("(?s:.*)");
+                at += 2;
+            }
+            '\\' if starts(at, "\\k<") => {
+                out.push_str("(?s:.*)");
+                at += chars[at..].iter().position(|c| *c == '>').map_or(3, |end| end + 1);
+            }
+            '^' | '$' if anchors => {
+                out.push_str("(?:)");
+                at += 1;
+            }
+            '\\' | '[' => {
+                let end = if chars[at] == '[' { class_end(&chars, at) } else { (at + 2).min(chars.len()) };
+                out.extend(&chars[at..end]);
+                at = end;
+            }
+            c => {
+                out.push(c);
+                at += 1;
+            }
+        }
+    }
+    out
+}
+
+/// The place behind the group that begins at a place.
+fn group_end(chars: &[char], begin: usize) -> usize {
+    let (mut depth, mut at) = (0, begin);
+    while at < chars.len() {
+        match chars[at] {
+            '\\' => at += 1,
+            '[' => at = class_end(chars, at) - 1,
+            '(' => depth += 1,
+            ')' if depth == 1 => return at + 1,
+            ')' => depth -= 1,
+            _ => {}
+        }
+        at += 1;
+    }
+    chars.len()
+}
+
+/// The place behind the class that begins at a place. Translated classes may hold others.
+fn class_end(chars: &[char], begin: usize) -> usize {
+    let (mut depth, mut at) = (0, begin);
+    while at < chars.len() {
+        match chars[at] {
+            '\\' => at += 1,
+            '[' => depth += 1,
+            ']' if depth == 1 => return at + 1,
+            ']' => depth -= 1,
+            _ => {}
+        }
+        at += 1;
+    }
+    chars.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fits(pattern: &str, text: &str) -> bool {
+        Patterns::default().fits(pattern, text).unwrap_or_else(|| panic!("{pattern} is not run"))
+    }
+
+    #[test]
+    fn expressions_of_ecma_are_read_as_such() {
+        for (pattern, yes, no) in [
+            (r"^\d{2}$", "12", "\u{664}\u{664}"),
+            (r"^[\d.-]+$", "1.2-", "a"),
+            (r"^[[]$", "[", "]"),
+            (r"^[a&&b]+$", "a&b", "c"),
+            (r"^\/\-\<$", "/-<", "/"),
+            (r"^a{$", "a{", "a"),
+            (r"^{x}$", "{x}", "x"),
+            (r"^\u0041\u{42}\x43$", "ABC", "abc"),
+            (r"^\uD83D\uDE00$", "\u{1f600}", "x"),
+            (r"^[^]$", "\n", "ab"),
+            (r"^\cJ\0$", "\n\0", "J0"),
+            (r"^(?<year>\d+)-\k<year>$", "12-12", "12-13"),
+            (r"^(?!a)\w+$", "ba", "ab"),
+            (r"^(a|b)\1$", "aa", "ab"),
+            (r"^\p{Lu}+$", "\u{c4}", "a"),
+            (r"^a\Z", "a", "ab"),
+            (r"^[\w\-\.]+\.pdf$", "a-b.pdf", "a b.pdf"),
+        ] {
+            assert!(fits(pattern, yes) && !fits(pattern, no), "{pattern}: {}", translated(pattern, true));
+        }
+        assert!(!is_pattern("("));
+    }
+
+    #[test]
+    fn what_grammars_cannot_run_is_left_out_of_a_wider_pattern() {
+        for (pattern, wide) in [
+            (r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$", Some(r"^(?:)[+-]?0*[0-9]*\.?[0-9]*$")),
+            (r"^(?=[)(])a(?<!b(c))$", Some("^(?:)a(?:)$")),
+            (r"^(a|b)\1$", Some("^(a|b)(?s:.*)$")),
+            (r"\bword\b", Some("(?:)word(?:)")),
+            (r"^(?:a$|^b)c", Some("(?:)(?:a(?:)|(?:)b)c")),
+            ("(", None),
+        ] {
+            assert_eq!(for_grammar(pattern), None, "{pattern}");
+            assert_eq!(widened(pattern, (0, None)).as_deref(), wide, "{pattern}");
+        }
+        // Nothing of it is left, or no text has such a length.
+        assert_eq!(widened("(?=a)", (0, None)), None);
+        assert_eq!(widened("^(?=a)abc$", (0, Some(2))), None);
+        assert_eq!(for_grammar("^(?<a>b)$").as_deref(), Some("^(b)$"));
+    }
+
+    #[test]
+    fn a_search_that_goes_back_for_ever_is_given_up() {
+        let text = "a".repeat(2000);
+        assert_eq!(Patterns::default().fits(r"^(?:(a+)\1?)+b$", &text), None);
+        assert_eq!(Patterns::default().fits("(", "a"), None);
+    }
+}

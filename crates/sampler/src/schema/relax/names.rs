@@ -1,0 +1,183 @@
+//! `propertyNames`: what it says of names is written as properties that are listed, or by the pattern of their names.
+
+use serde_json::{Value, json};
+
+use super::{Object, Relaxer, allows, child, fits_everything, fits_nothing};
+use crate::grammar::format_pattern;
+use crate::schema::patterns::{FORMATS, for_grammar, is_pattern, widened};
+
+/// Names of an object's properties.
+enum Names {
+    /// Any name.
+    Any,
+    /// These names.
+    Listed(Vec<String>),
+    /// Names that fit a pattern which grammars run, and whether that says all.
+    Fitting(String, bool),
+    /// Names of which only a check can tell.
+    Unknown,
+}
+
+impl<'a> Relaxer<'a> {
+    pub(super) fn property_names(&mut self, map: &'a Object, pointer: &str, part: bool, out: &mut Object) {
+        let Some(names) = map.get("propertyNames") else { return };
+        let kept = match self.names(names) {
+            Names::Any => true,
+            Names::Unknown => false,
+            _ if part || out.contains_key("patternProperties") => false,
+            Names::Listed(listed) => {
+                let listed: Vec<&str> = listed.iter().map(String::as_str).collect();
+                list_names(&listed, out);
+                true
+            }
+            Names::Fitting(pattern, is_exact) => {
+                self.bind_names(names, &child(pointer, "propertyNames"), pattern, out) && is_exact
+            }
+        };
+        if !kept {
+            self.note("propertyNames", pointer);
+        }
+    }
+
+    fn names(&mut self, schema: &'a Value) -> Names {
+        let schema = self.referred(schema);
+        if fits_everything(schema) {
+            return Names::Any;
+        }
+        let Value::Object(map) = schema else { return Names::Listed(Vec::new()) };
+        if fits_nothing(schema) || !allows(map, "string") {
+            return Names::Listed(Vec::new());
+        }
+        let known: Vec<&str> =
+            map.keys().map(String::as_str).filter(|keyword| super::is_known(keyword)).collect();
+        let only = |keywords: &[&str]| known.iter().all(|k| *k == "type" || keywords.contains(k));
+        let listed = match (map.get("const"), map.get("enum")) {
+            (Some(value), _) => Some(vec![value]),
+            (None, Some(Value::Array(values))) => Some(values.iter().collect()),
+            _ => None,
+        };
+        if let Some(values) = listed {
+            let mut names = Vec::new();
+            for value in values {
+                match (value.as_str(), self.validator.fits(schema, "", value)) {
+                    (Some(name), Ok(true)) => names.push(name.to_owned()),
+                    (None, _) | (_, Ok(false)) => {}
+                    (_, Err(_)) => return Names::Unknown,
+                }
+            }
+            return Names::Listed(names);
+        }
+        if only(&["pattern", "format", "minLength", "maxLength"]) {
+            return fitting(map);
+        }
+        let parts = ["allOf", "anyOf", "oneOf"].into_iter().find_map(|k| Some((k, map.get(k)?.as_array()?)));
+        match parts {
+            Some((keyword, parts)) if only(&[keyword]) && (keyword != "allOf" || parts.len() == 1) => {
+                let parts: Vec<Names> = parts.iter().map(|part| self.names(part)).collect();
+                parts.into_iter().reduce(Names::or).unwrap_or(Names::Unknown)
+            }
+            _ => Names::Unknown,
+        }
+    }
+
+    /// Binds names to a pattern; `false` where declared properties stand against it.
+    fn bind_names(&mut self, names: &'a Value, pointer: &str, pattern: String, out: &mut Object) -> bool {
+        let others = out.get("additionalProperties").cloned();
+        let mut fits_some = false;
+        if let Some(Value::Object(properties)) = out.get_mut("properties") {
+            for (name, schema) in properties.iter_mut() {
+                match self.validator.fits(names, pointer, &Value::from(name.as_str())) {
+                    Ok(true) => fits_some = true,
+                    Ok(false) => *schema = Value::Bool(false),
+                    Err(_) => return false,
+                }
+            }
+            if others.is_none() {
+                return true;
+            }
+        }
+        let others = others.unwrap_or(Value::Bool(true));
+        // The schema of names that fit would hold for declared ones as well.
+        if fits_some && !fits_everything(&others) {
+            return others == Value::Bool(false);
+        }
+        out.insert("additionalProperties".into(), Value::Bool(false));
+        if others != Value::Bool(false) {
+            out.insert("patternProperties".into(), json!({pattern: others}));
+        }
+        true
+    }
+}
+
+impl Names {
+    /// The names of either.
+    fn or(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Any, _) | (_, Self::Any) => Self::Any,
+            (Self::Unknown, _) | (_, Self::Unknown) => Self::Unknown,
+            (Self::Listed(mut names), Self::Listed(others)) => {
+                names.extend(others);
+                Self::Listed(names)
+            }
+            (one, other) => {
+                let ((one, is_exact), (other, is_other_exact)) = (one.pattern(), other.pattern());
+                Self::Fitting(format!("(?:{one})|(?:{other})"), is_exact && is_other_exact)
+            }
+        }
+    }
+
+    fn pattern(self) -> (String, bool) {
+        match self {
+            Self::Listed(names) => {
+                let literal = |name: &String| {
+                    name.chars().map(|c| format!("\\x{{{:x}}}", u32::from(c))).collect::<String>()
+                };
+                (format!("^(?:{})$", names.iter().map(literal).collect::<Vec<_>>().join("|")), true)
+            }
+            Self::Fitting(pattern, is_exact) => (pattern, is_exact),
+            Self::Any | Self::Unknown => (String::new(), false),
+        }
+    }
+}
+
+/// The names that `format`, `pattern` and lengths describe: the first of these is enforced.
+fn fitting(map: &Object) -> Names {
+    let count = |keyword: &str| map.get(keyword).and_then(Value::as_u64);
+    let (least, most) = (count("minLength").unwrap_or(0), count("maxLength"));
+    let format = map.get("format").and_then(Value::as_str).filter(|format| FORMATS.contains(format));
+    let format = format.and_then(format_pattern).map(|pattern| (format!("^(?:{pattern})$"), true));
+    let pattern = map.get("pattern").and_then(Value::as_str).filter(|pattern| is_pattern(pattern));
+    let has_pattern = pattern.is_some();
+    let pattern = pattern.and_then(|pattern| match for_grammar(pattern) {
+        Some(pattern) => Some((pattern, true)),
+        None => Some((widened(pattern, (least, most))?, false)),
+    });
+    let length = (least > 0 || most.is_some()).then(|| {
+        let most = most.map_or(String::new(), |most| most.to_string());
+        (format!("^(?s:.){{{least},{most}}}$"), true)
+    });
+    let asked = [format.is_some(), has_pattern, length.is_some()].into_iter().filter(|asked| *asked).count();
+    match (format.or(pattern).or(length), asked) {
+        (None, 0) => Names::Any,
+        (None, _) => Names::Unknown,
+        (Some((pattern, is_exact)), asked) => Names::Fitting(pattern, is_exact && asked == 1),
+    }
+}
+
+/// Writes an object with these names only. Names that are not declared have the schema of additional properties.
+fn list_names(listed: &[&str], out: &mut Object) {
+    let others = out.shift_remove("additionalProperties").unwrap_or(Value::Bool(true));
+    let properties = out.entry("properties").or_insert_with(|| Value::Object(Object::new()));
+    let Value::Object(properties) = properties else { return };
+    for (name, schema) in &mut *properties {
+        if !listed.contains(&name.as_str()) {
+            *schema = Value::Bool(false);
+        }
+    }
+    if others != Value::Bool(false) {
+        for name in listed {
+            properties.entry(*name).or_insert_with(|| others.clone());
+        }
+    }
+    out.insert("additionalProperties".into(), Value::Bool(false));
+}

@@ -1,0 +1,91 @@
+//! Keywords of objects, but for names and counts of properties.
+
+use serde_json::{Value, json};
+
+use super::{Object, Relaxer, allows, child};
+use crate::schema::patterns::{for_grammar, is_pattern};
+
+impl<'a> Relaxer<'a> {
+    pub(super) fn objects(
+        &mut self,
+        map: &'a Object,
+        pointer: &str,
+        part: bool,
+        out: &mut Object,
+    ) -> Result<(), String> {
+        if !allows(map, "object") {
+            return Ok(());
+        }
+        self.pattern_properties(map, pointer, out)?;
+        self.property_names(map, pointer, part, out);
+        for keyword in ["dependentRequired", "dependentSchemas", "dependencies"] {
+            if map.get(keyword).and_then(Value::as_object).is_some_and(|all| !all.is_empty()) {
+                self.note(keyword, pointer);
+            }
+        }
+        if will_close(out, part) {
+            let conditional = self.conditional_properties(map, pointer)?;
+            let required = out.get("required").and_then(Value::as_array).into_iter().flatten();
+            let required: Vec<String> = required.filter_map(Value::as_str).map(str::to_owned).collect();
+            if let Some(Value::Object(properties)) = out.get_mut("properties") {
+                let declared: Vec<String> = properties.keys().cloned().collect();
+                for (name, schema) in conditional {
+                    match properties.get_mut(&name) {
+                        Some(_) if declared.contains(&name) => {}
+                        Some(known) => *known = either(known.take(), schema),
+                        None => drop(properties.insert(name, schema)),
+                    }
+                }
+                // A name that is required and not declared stands for any value.
+                for name in required {
+                    properties.entry(name).or_insert(Value::Bool(true));
+                }
+            }
+        }
+        self.unevaluated_properties(map, pointer, out)
+    }
+
+    /// Writes `patternProperties`. Where grammars cannot run a pattern, its schema is that of all names that are not declared.
+    fn pattern_properties(&mut self, map: &'a Object, pointer: &str, out: &mut Object) -> Result<(), String> {
+        let Some(Value::Object(named)) = map.get("patternProperties") else { return Ok(()) };
+        let inner = child(pointer, "patternProperties");
+        let (mut written, mut loose): (Object, Option<Value>) = (Object::new(), None);
+        for (pattern, schema) in named {
+            let schema = self.schema(schema, &child(&inner, pattern), false)?;
+            match for_grammar(pattern) {
+                None if is_pattern(pattern) => {
+                    self.note("patternProperties", pointer);
+                    loose = Some(loose.map_or(schema.clone(), |loose| either(loose, schema)));
+                }
+                translated => {
+                    let pattern = translated.unwrap_or_else(|| pattern.clone());
+                    match written.get_mut(&pattern) {
+                        Some(known) => *known = json!({"allOf": [known.take(), schema]}),
+                        None => drop(written.insert(pattern, schema)),
+                    }
+                }
+            }
+        }
+        if !written.is_empty() {
+            out.insert("patternProperties".into(), Value::Object(written));
+        }
+        if let Some(loose) = loose {
+            let others = match out.shift_remove("additionalProperties") {
+                None | Some(Value::Bool(_)) => loose,
+                Some(others) => either(loose, others),
+            };
+            out.insert("additionalProperties".into(), others);
+        }
+        Ok(())
+    }
+}
+
+/// Whether a relaxed object will be closed since it lists its properties and says nothing of others.
+pub(super) fn will_close(out: &Object, part: bool) -> bool {
+    let says = |keyword: &str| out.contains_key(keyword);
+    !part && says("properties") && !says("additionalProperties") && !says("patternProperties")
+}
+
+fn either(one: Value, other: Value) -> Value {
+    if one == other { one } else { json!({"anyOf": [one, other]}) }
+}

@@ -1,0 +1,67 @@
+//! `pattern` and `format`.
+
+use serde_json::{Value, json};
+
+use super::{Object, Relaxer, allows};
+use crate::schema::patterns::{FORMATS, for_grammar, is_pattern, widened};
+
+/// Formats of whole numbers and their bounds.
+const INTEGERS: [(&str, i128, i128); 8] = [
+    ("int8", i8::MIN as i128, i8::MAX as i128),
+    ("int16", i16::MIN as i128, i16::MAX as i128),
+    ("int32", i32::MIN as i128, i32::MAX as i128),
+    ("int64", i64::MIN as i128, i64::MAX as i128),
+    ("uint8", 0, u8::MAX as i128),
+    ("uint16", 0, u16::MAX as i128),
+    ("uint32", 0, u32::MAX as i128),
+    ("uint64", 0, u64::MAX as i128),
+];
+
+impl<'a> Relaxer<'a> {
+    /// Writes the keywords of texts, and the formats of numbers.
+    pub(super) fn texts(&mut self, map: &'a Object, pointer: &str, out: &mut Object) {
+        let format = map.get("format").and_then(Value::as_str);
+        let is_enforced = format.is_some_and(|format| FORMATS.contains(&format)) && allows(map, "string");
+        if let (true, Some(format)) = (is_enforced, format) {
+            out.insert("format".into(), format.into());
+        }
+        let integer = INTEGERS.iter().find(|(name, ..)| Some(*name) == format);
+        if let (Some((_, least, most)), true) = (integer, allows(map, "integer") && map.contains_key("type"))
+        {
+            bound(out, ["minimum", "exclusiveMinimum"], *least);
+            bound(out, ["maximum", "exclusiveMaximum"], *most);
+        }
+        let Some(pattern) = map.get("pattern") else { return };
+        let Some(pattern) = pattern.as_str() else {
+            return drop(out.insert("pattern".into(), pattern.clone()));
+        };
+        if !allows(map, "string") {
+            return;
+        }
+        if let Some(pattern) = for_grammar(pattern) {
+            out.insert("pattern".into(), pattern.into());
+        } else if is_pattern(pattern) {
+            self.note("pattern", pointer);
+            let count = |keyword: &str| map.get(keyword).and_then(Value::as_u64);
+            let lengths = (count("minLength").unwrap_or(0), count("maxLength"));
+            let is_bound = is_enforced || map.contains_key("enum") || map.contains_key("const");
+            let wide = Some(pattern).filter(|_| !is_bound).and_then(|pattern| widened(pattern, lengths));
+            if let Some(wide) = wide {
+                out.insert("pattern".into(), wide.into());
+            }
+        } else {
+            // Whoever compiles the schema says what is wrong with it.
+            out.insert("pattern".into(), pattern.into());
+        }
+    }
+}
+
+/// Sets a bound, unless there is one.
+fn bound(out: &mut Object, keywords: [&str; 2], value: i128) {
+    let is_bound = keywords.iter().any(|keyword| out.contains_key(*keyword));
+    let value =
+        i64::try_from(value).map(|value| json!(value)).or_else(|_| u64::try_from(value).map(|v| json!(v)));
+    if let (false, Ok(value)) = (is_bound, value) {
+        out.insert(keywords[0].into(), value);
+    }
+}

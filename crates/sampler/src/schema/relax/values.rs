@@ -1,0 +1,35 @@
+//! Keywords that no grammar reads, with a value of the wrong kind.
+
+use serde_json::Value;
+
+use super::Object;
+
+/// Keywords that hold one schema.
+const SCHEMAS: [&str; 8] =
+    ["contains", "unevaluatedItems", "unevaluatedProperties", "propertyNames", "not", "if", "then", "else"];
+/// Keywords that hold an object.
+const OBJECTS: [&str; 4] = ["dependentRequired", "dependentSchemas", "dependencies", "patternProperties"];
+
+/// Refuses a keyword that would be left out since nothing can be read from its value.
+///
+/// # Errors
+/// A sentence that names the keyword, its place, and the kind of value that it needs.
+pub(super) fn check_kinds(map: &Object, pointer: &str) -> Result<(), String> {
+    for (keyword, value) in map {
+        let needed = match keyword.as_str() {
+            keyword if SCHEMAS.contains(&keyword) && !value.is_object() && !value.is_boolean() => "a schema",
+            keyword if OBJECTS.contains(&keyword) && !value.is_object() => "an object",
+            "uniqueItems" | "nullable" if !value.is_boolean() => "true or false",
+            "minContains" | "maxContains" if !is_count(value) => "a whole number",
+            "pattern" | "format" if !value.is_string() => "a string",
+            _ => continue,
+        };
+        let shown: String = value.to_string().chars().take(100).collect();
+        return Err(format!("{keyword} at #{pointer} must be {needed}, but is {shown}"));
+    }
+    Ok(())
+}
+
+fn is_count(value: &Value) -> bool {
+    value.as_f64().is_some_and(|number| number >= 0.0 && number.fract() == 0.0)
+}

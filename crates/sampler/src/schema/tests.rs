@@ -1,0 +1,57 @@
+//! What schemas of libraries and their keywords come to.
+
+mod checks;
+mod keywords;
+mod libraries;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::grammar::{Constraint, Grammar, GrammarError, Grammars, Spelling};
+
+/// Every byte is a token.
+fn grammars() -> Grammars {
+    let bytes: Vec<Vec<u8>> = (0..=255u8).map(|b| vec![b]).collect();
+    let texts = bytes.iter().map(|bytes| Spelling { bytes, is_text: true });
+    let end = Spelling { bytes: b"<end>", is_text: false };
+    Grammars::new(texts.chain([end]), &[256]).unwrap()
+}
+
+fn compile(schema: &Value) -> Result<Grammar, GrammarError> {
+    grammars().compile(&Constraint::Schema(schema.clone()))
+}
+
+/// Whether a grammar takes a whole text.
+fn takes(grammar: &Grammar, text: &str) -> bool {
+    let mut grammar = grammar.clone();
+    let is_taken = text.bytes().all(|byte| {
+        let mut logits = [0.0; 257];
+        let is_allowed = grammar.mask(&mut logits).is_ok() && logits[usize::from(byte)] == 0.0;
+        is_allowed && grammar.accept(u32::from(byte)).is_ok()
+    });
+    is_taken && grammar.is_complete()
+}
+
+/// The keywords that are checked on the finished answer.
+fn noted(schema: &Value) -> Vec<String> {
+    let check = SchemaCheck::new(schema).unwrap_or_else(|error| panic!("{schema}: {error}"));
+    check.iter().flat_map(SchemaCheck::keywords).map(ToString::to_string).collect()
+}
+
+/// The keywords that an answer does not keep to.
+fn violated(schema: &Value, answer: &Value) -> Vec<String> {
+    let check = SchemaCheck::new(schema).unwrap().unwrap_or_else(|| panic!("{schema}: nothing is checked"));
+    check.violations(answer).unwrap().iter().map(ToString::to_string).collect()
+}
+
+/// Checks that a schema is enforced: some texts are taken and others are not.
+#[track_caller]
+fn enforced(schema: &Value, yes: &[&str], no: &[&str]) {
+    let grammar = compile(schema).unwrap_or_else(|error| panic!("{schema}: {error}"));
+    for text in yes {
+        assert!(takes(&grammar, text), "{schema} refuses {text}");
+    }
+    for text in no {
+        assert!(!takes(&grammar, text), "{schema} takes {text}");
+    }
+}

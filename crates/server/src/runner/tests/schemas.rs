@@ -1,0 +1,77 @@
+//! Schemas as clients write them, with the embedded model: none is refused, and answers are checked.
+
+use puna_api::native::Message;
+use puna_sampler::Constraint;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// An answer to a schema, with the keywords that are checked and those that it does not keep to.
+async fn answer(link: &Link, schema: Value) -> (Vec<String>, String, Option<Vec<String>>) {
+    let Task::Generate(mut generate) = task("", 300, 4, true, true) else { panic!() };
+    let question = Message { role: "user".into(), content: "go".into(), ..Message::default() };
+    generate.input = Input::Chat { messages: vec![question], tools: Vec::new() };
+    generate.options.sampling.temperature = 0.0;
+    generate.format = Some(Constraint::Schema(schema));
+    let mut events = link.submit(1, Task::Generate(generate));
+    let (mut keywords, mut content) = (Vec::new(), String::new());
+    loop {
+        match events.next().await.unwrap() {
+            Event::SchemaUnenforced(all) => keywords = all,
+            Event::Content(piece) => content.push_str(&piece.text),
+            Event::Done(done) => return (keywords, content, done.schema_violations),
+            Event::Error(failure) => panic!("{failure}"),
+            _ => {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn schemas_of_clients_are_taken_and_checked() {
+    let link = loaded_file(None, 512).await;
+    let object =
+        |property: Value| json!({"type": "object", "properties": {"a": property}, "required": ["a"]});
+    let duration = "^P(?:(\\d+W)|(?!.*W)(?=\\d|T\\d)(\\d+Y)?(\\d+M)?(\\d+D)?(T(?=\\d)(\\d+H)?(\\d+M)?(\\d+([.,]\\d+)?S)?)?)$";
+    let set = json!({"type": "array", "uniqueItems": true, "items": {"enum": ["x", "y"]}, "maxItems": 2});
+    let node = json!({
+        "type": "object",
+        "properties": {"v": {"type": "integer", "minimum": 0, "maximum": 9}, "next": {"nullable": true, "allOf": [{"$ref": "#/definitions/N"}]}},
+        "required": ["v", "next"],
+    });
+    let mut recursive = object(json!({"$ref": "#/definitions/N"}));
+    recursive["definitions"] = json!({"N": node});
+    let cases = [
+        (
+            object(
+                json!({"type": "object", "propertyNames": {"type": "string"}, "maxProperties": 1, "additionalProperties": {"type": "boolean"}}),
+            ),
+            "",
+        ),
+        (
+            object(json!({"type": "string", "format": "duration", "pattern": duration, "maxLength": 12})),
+            "pattern",
+        ),
+        (object(set), "uniqueItems"),
+        (
+            json!({"type": "object", "properties": {"b": {"not": {}}, "a": {"type": "boolean"}}, "required": ["a"]}),
+            "",
+        ),
+        (recursive, ""),
+    ];
+    for (schema, keyword) in cases {
+        let (keywords, text, violations) = answer(&link, schema.clone()).await;
+        let expected = format!("{keyword} at #/properties/a");
+        let expected = if keyword.is_empty() { Vec::new() } else { vec![expected] };
+        assert_eq!(keywords, expected, "{schema}");
+        assert_eq!(violations.is_some(), !keyword.is_empty(), "{schema}: {text}");
+        // A small model may write a long text until its limit.
+        if let Ok(value) = serde_json::from_str::<Value>(&text) {
+            let fails = violations.iter().flatten().eq(&keywords);
+            let is_set = value["a"].as_array().is_none_or(|all| all.len() < 2 || all[0] != all[1]);
+            assert!(value.get("a").is_some() && value.get("b").is_none(), "{schema}: {text}");
+            assert!(keyword != "uniqueItems" || fails != is_set, "{schema}: {text} {violations:?}");
+        } else {
+            assert_ne!(violations, Some(Vec::new()), "{schema}: {text}");
+        }
+    }
+}
