@@ -113,7 +113,7 @@ fn an_error_of_the_counter_ends_the_search() {
 /// steps.
 fn agent() -> Vec<Message> {
     let mut messages = vec![Message::new("system", "S"), Message::new("user", "task")];
-    let mut step = |messages: &mut Vec<Message>, id: &str| {
+    let step = |messages: &mut Vec<Message>, id: &str| {
         let function = FunctionCall { name: "f".into(), ..FunctionCall::default() };
         let tool_calls = vec![ToolCall { id: id.into(), function }];
         messages.push(Message { tool_calls, ..Message::new("assistant", format!("call {id}")) });
