@@ -69,8 +69,7 @@ pub struct GenerateRequest {
     /// Answer with the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only", skip_serializing_if = "is_default")]
     pub debug_render_only: bool,
-    /// Whether the last line of a stream names the keywords of the answer's schema that it does not keep to
-    /// (`schema_violations`), of those that are checked at its end.
+    /// Whether the last line of a stream has `schema_violations` (Puna's addition).
     #[serde(skip_serializing_if = "is_default")]
     pub return_adapted: bool,
 }
@@ -132,8 +131,7 @@ pub struct ChatRequest {
     /// Answer with the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only", skip_serializing_if = "is_default")]
     pub debug_render_only: bool,
-    /// Whether the last line of a stream names the keywords of the answer's schema that it does not keep to
-    /// (`schema_violations`), of those that are checked at its end.
+    /// Whether the last line of a stream has `schema_violations` (Puna's addition).
     #[serde(skip_serializing_if = "is_default")]
     pub return_adapted: bool,
 }
@@ -293,8 +291,7 @@ pub struct GenerateResponse {
     /// Log-probabilities of the next tokens of the prompt; of all, where the answer is one object.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub prompt_logprobs: Vec<PromptLogprob>,
-    /// Keywords of the answer's schema that it does not keep to, of those that are checked at its end; in the last line of a
-    /// stream where `return_adapted` asks for them.
+    /// Checked keywords that the answer does not keep to (Puna's addition); in the last line of a stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schema_violations: Option<Vec<String>>,
 }
@@ -327,8 +324,7 @@ pub struct ChatResponse {
     /// Figures; only in the last object.
     #[serde(flatten)]
     pub metrics: Metrics,
-    /// Keywords of the answer's schema that it does not keep to, of those that are checked at its end; in the last line of a
-    /// stream where `return_adapted` asks for them.
+    /// Checked keywords that the answer does not keep to (Puna's addition); in the last line of a stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schema_violations: Option<Vec<String>>,
 }

@@ -315,8 +315,7 @@ pub struct ChatCompletionChunk {
     /// The prompt, where it was asked for.
     #[serde(rename = "_debug_info", default, skip_serializing_if = "Option::is_none")]
     pub debug_info: Option<crate::native::DebugInfo>,
-    /// Keywords of the answer's schema that it does not keep to, of those that are checked at its end; only in the last chunk
-    /// of an answer that was checked.
+    /// Checked keywords that the answer does not keep to (Puna's addition); in the last chunk of an answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schema_violations: Option<Vec<String>>,
 }

@@ -126,8 +126,7 @@ pub struct AnthropicSystemPart {
 pub struct MessageEvent {
     /// `message_start`, `ping`, `content_block_start`, `content_block_delta`, `content_block_stop`, `message_delta`, `message_stop` or `error`.
     r#type: String,
-    /// Keywords of the answer's schema that it does not keep to, of those that are checked at its end (Puna's addition); only
-    /// in the last event.
+    /// Checked keywords that the answer does not keep to (Puna's addition); in the last event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     schema_violations: Option<Vec<String>>,
 }

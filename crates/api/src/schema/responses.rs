@@ -221,8 +221,7 @@ pub struct ResponseEvent {
     r#type: String,
     /// Its number, from 0.
     sequence_number: u64,
-    /// Keywords of the answer's schema that it does not keep to, of those that are checked at its end (Puna's addition); only
-    /// in the last event.
+    /// Checked keywords that the answer does not keep to (Puna's addition); in the last event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     schema_violations: Option<Vec<String>>,
 }
