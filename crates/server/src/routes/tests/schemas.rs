@@ -136,7 +136,7 @@ async fn strict_schemas_refuse_what_would_be_checked() {
 #[tokio::test]
 async fn arguments_of_demanded_calls_are_checked() {
     let b = saying("").await;
-    let made = json!({"model": "caller", "from": "cria", "renderer": "qwen3-coder", "parser": "qwen3"});
+    let made = json!({"model": "caller", "from": "cria", "renderer": "qwen3-coder", "parser": "qwen3-coder"});
     assert_eq!(b.post("/api/create", made).await.status, 200);
     let request = |schema: Value, strict: bool| {
         let function = json!({"name": "f", "parameters": schema, "strict": strict});
@@ -146,7 +146,8 @@ async fn arguments_of_demanded_calls_are_checked() {
     };
     let named = "uniqueItems at tools.f#/properties/tags";
     for (tags, violations) in [(r#"["a"]"#, ""), (r#"["a", "a"]"#, named)] {
-        say(&b, &format!(r#"<tool_call>{{"name": "f", "arguments": {{"tags": {tags}}}}}</tool_call>"#));
+        let argument = format!("<parameter=tags>\n{tags}\n</parameter>");
+        say(&b, &format!("<tool_call>\n<function=f>\n{argument}\n</function>\n</tool_call>"));
         let answer = b.post("/v1/chat/completions", request(schema(), false)).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
         assert!(answer.json()["choices"][0]["message"]["tool_calls"][0].is_object(), "{}", answer.body);
