@@ -71,7 +71,10 @@ def windows(agent, record):
     environment, arguments = record["environment"], record["arguments"]
     match agent:
         case "claude":
-            return [int(environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"])]
+            [settings] = record["files"].values()
+            told = json.loads(settings)["env"]
+            assert all(environment[name] == value for name, value in told.items() if value), told
+            return [int(told["CLAUDE_CODE_MAX_CONTEXT_TOKENS"])]
         case "codex":
             return [int(word.split("=")[1]) for word in arguments if word.startswith("model_context_window=")]
         case "opencode":

@@ -52,6 +52,7 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
         bail!("an agent needs a server at an address: OLLAMA_HOST has the port 0");
     }
     let asks = !args.print && choice::has_terminal();
+    // Other clients need about as much as this one.
     let wanted = known.unwrap_or(AGENTS[1]);
     let chosen = choice::choose(&service, wanted, args.model.as_deref(), asks)?;
     let (target, meta) = target(&service, &config, &chosen)?;

@@ -3,9 +3,12 @@
 use std::path::Path;
 
 use anyhow::Result;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::agents::{Agent, Setup, Target};
+
+/// The variable with a configuration.
+const CONFIG: &str = "OPENCODE_CONFIG_CONTENT";
 
 pub struct Opencode;
 
@@ -42,18 +45,49 @@ impl Agent for Opencode {
             model["limit"] = json!({"context": window, "output": output});
         }
         let name = format!("puna/{}", target.model);
-        let config = json!({
-            "model": name,
-            "small_model": name,
-            "provider": {"puna": {
-                "npm": "@ai-sdk/openai-compatible",
-                "name": "Puna",
-                "options": {"baseURL": target.openai_url(), "apiKey": target.key, "timeout": false},
-                "models": {(target.model.clone()): model},
-            }},
+        let provider = json!({
+            "npm": "@ai-sdk/openai-compatible",
+            "name": "Puna",
+            "options": {"baseURL": target.openai_url(), "apiKey": target.key, "timeout": false},
+            "models": {(target.model.clone()): model},
         });
+        let config = with_provider(given(), &name, provider);
         let mut setup = Setup::default();
-        setup.set("OPENCODE_CONFIG_CONTENT", config.to_string());
+        setup.set(CONFIG, config.to_string());
         Ok(setup)
+    }
+}
+
+/// The configuration that the variable has already.
+fn given() -> Value {
+    let text = std::env::var(CONFIG).unwrap_or_default();
+    serde_json::from_str(&text).ok().filter(Value::is_object).unwrap_or_else(|| json!({}))
+}
+
+/// A configuration with a provider of this run and its model.
+fn with_provider(mut config: Value, model: &str, provider: Value) -> Value {
+    config["model"] = json!(model);
+    config["small_model"] = json!(model);
+    if !config["provider"].is_object() {
+        config["provider"] = json!({});
+    }
+    config["provider"]["puna"] = provider;
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_that_is_there_is_kept() {
+        let config = with_provider(
+            json!({"theme": "x", "provider": {"a": 1}, "model": "a/b"}),
+            "puna/m",
+            json!({"name": "Puna"}),
+        );
+        let expected = json!({"theme": "x", "model": "puna/m", "small_model": "puna/m", "provider": {"a": 1, "puna": {"name": "Puna"}}});
+        assert_eq!(config, expected);
+        assert_eq!(with_provider(json!({"provider": 5}), "m", json!(1))["provider"], json!({"puna": 1}));
     }
 }

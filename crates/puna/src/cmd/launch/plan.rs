@@ -19,6 +19,7 @@ pub fn plan(
     let mut text = about(target);
     for (name, content) in &setup.files {
         let path = folder.join(name);
+        let content = hidden(content, target);
         let _ = write!(text, "\n# {}, as long as {} runs:\n{content}", path.display(), agent.title());
     }
     text.push_str("\nenv");

@@ -38,8 +38,6 @@ fn printed(name: &str, window: Option<u64>, arguments: &[&str]) -> String {
 #[test]
 fn claude_code_is_told_by_variables() {
     let expected = "\
-# server http://127.0.0.1:11434, model qwen3, context window 65536 tokens
-
 env -u ANTHROPIC_API_KEY -u CLAUDE_CODE_OAUTH_TOKEN -u CLAUDE_CODE_USE_BEDROCK -u CLAUDE_CODE_USE_VERTEX -u CLAUDE_CODE_USE_FOUNDRY \\
   ANTHROPIC_BASE_URL=http://127.0.0.1:11434 \\
   ANTHROPIC_AUTH_TOKEN=\"$PUNA_API_KEY\" \\
@@ -53,9 +51,15 @@ env -u ANTHROPIC_API_KEY -u CLAUDE_CODE_OAUTH_TOKEN -u CLAUDE_CODE_USE_BEDROCK -
   CLAUDE_CODE_MAX_OUTPUT_TOKENS=8192 \\
   CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1 \\
   API_TIMEOUT_MS=3600000 \\
-  claude -p 'What is this?'
+  claude --settings /tmp/puna-launch/claude-settings.json -p 'What is this?'
 ";
-    assert_eq!(printed("claude", Some(65_536), &["-p", "What is this?"]), expected);
+    let text = printed("claude", Some(65_536), &["-p", "What is this?"]);
+    assert!(text.starts_with("# server http://127.0.0.1:11434, model qwen3, context window 65536 tokens\n\n# /tmp/puna-launch/claude-settings.json"), "{text}");
+    assert!(text.ends_with(expected), "{text}");
+    let claude = setup("claude", Some(65_536));
+    let settings: Value = serde_json::from_str(&claude.files[0].1).unwrap();
+    assert_eq!(settings["env"]["CLAUDE_CODE_MAX_CONTEXT_TOKENS"], "65536");
+    assert_eq!(settings["env"]["ANTHROPIC_API_KEY"], "", "a key in the user's settings is not sent either");
     assert_eq!(variable(&setup("claude", None), "CLAUDE_CODE_MAX_CONTEXT_TOKENS"), None);
 }
 
