@@ -52,7 +52,7 @@ class Ran:
         self.status, self.output, self.errors = status, output, errors
         self.text = agent.answer(output)
 
-    def __str__(self):
+    def __repr__(self):
         return f"exit {self.status}\n{self.output[-6000:]}\n{self.errors[-3000:]}"
 
 
@@ -64,8 +64,12 @@ class Agent:
     shell = ""
     # What the tool `add` of the MCP server `notes` is called.
     note = ""
-    # Words of the last message of a request for a summary of the conversation.
-    compaction = ""
+    # Answers of the model that stand in a new conversation.
+    seeded = 0
+    # What only a request for a summary of the conversation is like.
+    compaction = {}
+    # Calls by which it finds the tools of MCP servers.
+    search = ()
 
     def __init__(self, folder, url, proxy, model=MODEL, window=WINDOW, mcp=False):
         self.url, self.proxy, self.model, self.window = url, proxy, model, window
@@ -137,7 +141,7 @@ def events(output):
 
 class Claude(Agent):
     name, binary, shell, note = "Claude Code", "claude", "Bash", "mcp__notes__add"
-    compaction = "create a detailed summary of"
+    compaction = {"last": "create a detailed summary of"}
 
     def environment(self):
         return {
@@ -163,7 +167,7 @@ class Claude(Agent):
 
 class Codex(Agent):
     name, binary, shell, note = "Codex", "codex", "exec_command", "mcp__notes.add"
-    compaction = "CONTEXT CHECKPOINT COMPACTION"
+    compaction = {"last": "CONTEXT CHECKPOINT COMPACTION"}
 
     def configure(self):
         folder = self.home / ".codex"
@@ -194,7 +198,7 @@ class Codex(Agent):
 
 class Opencode(Agent):
     name, binary, shell, note = "opencode", "opencode", "bash", "notes_add"
-    compaction = "anchored summary"
+    compaction = {"contains": ["anchored summary"]}
 
     def configure(self):
         models = {self.model: {"name": self.model, "limit": {"context": self.window, "output": 8192 if self.window > 40000 else 2048}}}
@@ -225,7 +229,10 @@ class Opencode(Agent):
 
 class Qwen(Agent):
     name, binary, shell, note = "Qwen Code", "qwen", "run_shell_command", "mcp__notes__add"
-    compaction = "state_snapshot"
+    compaction = {"last": "state_snapshot"}
+    search = (call("tool_search", {"query": "select:mcp__notes__add"}),)
+    # "Got it. Thanks for the context!"
+    seeded = 1
 
     def configure(self):
         folder = self.home / ".qwen"
