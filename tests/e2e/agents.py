@@ -17,7 +17,7 @@ from scripted import MODEL, WINDOW, call
 SUITE = REPOSITORY / "tests/clients/agents"
 BIN = REPOSITORY / ".cache/agents/node_modules/.bin"
 # Nobody waits longer for a loop, however slow the machine is.
-TIMEOUT = 150
+TIMEOUT = 300
 
 
 class Proxy(http.server.BaseHTTPRequestHandler):
@@ -124,6 +124,15 @@ class Agent:
         hosts = [*self.proxy.hosts, *(self.connections.read_text().split() if self.connections.exists() else [])]
         assert not hosts, f"{self.name} wanted to leave this machine: {hosts}"
         return Ran(self, process.returncode, output, errors)
+
+    def interrupt(self, process):
+        """As Ctrl-C in a terminal does, which every process of the client gets; it must end."""
+        try:
+            os.killpg(process.pid, signal.SIGINT)
+            process.communicate(timeout=30)
+        finally:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def run(self, prompt, resumes=False):
         """Runs it to its end."""

@@ -60,7 +60,7 @@ class ScriptedModel(Puna):
     def script_log(self):
         return self.log
 
-    def is_idle(self):
+    def is_idle(self, _):
         """Whether the model generates nothing."""
         return b'puna_running_sequences{model="script:latest"} 0' in self.get("/metrics")[1]
 
@@ -120,9 +120,9 @@ class RemoteModel(Puna):
     def script_log(self):
         return self.upstream.log
 
-    def is_idle(self):
-        """Whether the upstream was left."""
-        return "has left" in self.script_log.read_text()
+    def is_idle(self, seen):
+        """Whether the upstream was left, by what stands in its log behind so many characters."""
+        return "has left" in self.script_log.read_text()[seen:]
 
     def stop(self):
         self.upstream.stop()

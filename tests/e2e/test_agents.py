@@ -1,6 +1,5 @@
 """Coding agents as they are, against scripted models: what a model says is known, prompts, streams and errors are Puna's."""
 import re
-import signal
 
 import pytest
 
@@ -70,7 +69,11 @@ def test_a_tool_of_an_mcp_server_is_called_once(server, proxy, kind, tmp_path):
     assert agent.notes.exists() and agent.notes.read_text() == "buy milk\n", ran
 
 
-@pytest.mark.parametrize("kind", AGENTS)
+MOVED = """Claude Code sends a system message as a reminder every ten calls. Where a Go template writes all system messages at the head, such as
+cria's, the reminder is moved there instead of staying in its place, and everything behind the head is read again: 5,083 of 32,620 tokens cached."""
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.xfail(strict=True, reason=MOVED)) if kind == "claude" else kind for kind in AGENTS])
 def test_a_long_conversation_is_read_from_the_cache(model, proxy, kind, tmp_path):
     agent = AGENTS[kind](tmp_path, model.url, proxy)
     steps = [agent.run_command(f"echo {n} >> {agent.work}/steps.txt") for n in range(40)]
@@ -79,8 +82,8 @@ def test_a_long_conversation_is_read_from_the_cache(model, proxy, kind, tmp_path
     ran = agent.run("Count to forty")
     assert (ran.status, ran.text) == (0, DONE), ran
     assert (agent.work / "steps.txt").read_text().split() == [str(n) for n in range(40)], ran
-    # Prompts for a title are short.
-    prompts = [(prompt, cached) for prompt, cached, _ in model.counts()[before:] if prompt > 4000]
+    # Prompts for a title are other ones: answered with fewer tokens, and before the first call or behind the last.
+    prompts = [(prompt, cached) for prompt, cached, generated in model.counts()[before:] if generated > 10]
     assert len(prompts) == 41, prompts
     shares = [cached / prompt for prompt, cached in prompts[1:]]
     assert min(shares) >= 0.95, shares
@@ -122,20 +125,15 @@ def test_an_interrupted_client_stops_the_model(server, proxy, kind, tmp_path):
     agent = AGENTS[kind](tmp_path, server.url, proxy)
     words = text("and so it goes on and on " * 400)
     server.play(answer(words, when={"contains": [agent.offered]}, pace=50), OTHERWISE)
-    process = agent.start("Tell me a long story")
     cancelled = lambda: metric(server, "puna_model_requests_total", outcome="cancelled")
-    before, log = cancelled(), server.script_log.read_text()
-    try:
-        begun = lambda: "answer=0" in server.script_log.read_text()[len(log) :]
-        assert wait_for(begun, 60), server.script_log.read_text()
-        process.send_signal(signal.SIGINT)
-        process.wait(20)
-    finally:
-        process.kill()
-        process.communicate()
+    before, seen = cancelled(), len(server.script_log.read_text())
+    process = agent.start("Tell me a long story")
+    begun = wait_for(lambda: "answer=0" in server.script_log.read_text()[seen:], 60)
+    agent.interrupt(process)
+    assert begun, server.script_log.read_text()
     # The story takes more than a minute.
     assert wait_for(lambda: cancelled() > before, 10), server.log.read_text()
-    assert wait_for(lambda: server.is_idle(), 10), server.script_log.read_text()
+    assert wait_for(lambda: server.is_idle(seen), 10), server.script_log.read_text()
 
 
 @pytest.mark.parametrize("kind", AGENTS)
