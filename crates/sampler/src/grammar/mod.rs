@@ -9,6 +9,7 @@
 
 mod alternatives;
 mod bounds;
+mod closing;
 mod gbnf;
 mod lark;
 mod multiples;
@@ -20,13 +21,14 @@ mod text;
 mod trial;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 pub(crate) use alternatives::Overlaps;
 pub use alternatives::check_one_of;
+use closing::{Closing, NumberTokens};
 use llguidance::api::{GrammarInit, GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
-use llguidance::{Matcher, ParserFactory};
+use llguidance::{Matcher, ParserFactory, TokenParser};
 use reason::{NOTHING, reason};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -128,6 +130,7 @@ pub struct Spelling<'a> {
 /// Makes grammars for one vocabulary. Made once a model: it sorts all tokens.
 pub struct Grammars {
     factory: ParserFactory,
+    numbers: OnceLock<Arc<NumberTokens>>,
 }
 
 impl Grammars {
@@ -148,7 +151,7 @@ impl Grammars {
         // A request's text does not belong into messages.
         factory.limits_mut().verbose_errors = false;
         factory.limits_mut().max_lexer_states = STATES_MAX;
-        Ok(Self { factory })
+        Ok(Self { factory, numbers: OnceLock::new() })
     }
 
     /// The grammar of a constraint, at its beginning.
@@ -156,19 +159,32 @@ impl Grammars {
     /// # Errors
     /// What is wrong with the constraint, as a sentence for whoever wrote it.
     pub fn compile(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
+        self.compile_as(constraint, false)
+    }
+
+    /// The same for an answer that must be whole: the grammar knows its [shortest end](Grammar::shortest_end) at every place,
+    /// unless that takes too much work, and bounds the digits of numbers.
+    ///
+    /// # Errors
+    /// As [`Grammars::compile`].
+    pub fn compile_whole(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
+        self.compile_as(constraint, true)
+    }
+
+    fn compile_as(&self, constraint: &Constraint, whole: bool) -> Result<Grammar, GrammarError> {
         let bytes = constraint.bytes();
         if bytes > CONSTRAINT_BYTES_MAX {
             return Err(GrammarError::TooLarge(bytes));
         }
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("puna-grammar".into()).stack_size(STACK_BYTES);
-            let begun = thread.spawn_scoped(scope, || self.begin(constraint));
+            let begun = thread.spawn_scoped(scope, || self.begin(constraint, whole));
             let thread = begun.map_err(|e| GrammarError::NoThread(e.to_string()))?;
             thread.join().unwrap_or_else(|_| Err(GrammarError::NoThread("it has ended".into())))
         })
     }
 
-    fn begin(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
+    fn begin(&self, constraint: &Constraint, whole: bool) -> Result<Grammar, GrammarError> {
         let own = matches!(constraint, Constraint::Lark(_));
         let (source, blame): (_, fn(String) -> GrammarError) = match constraint {
             Constraint::Json => (json(schema::any_object()), GrammarError::Schema),
@@ -190,7 +206,8 @@ impl Grammars {
         let parts = GrammarInit::Internal(parts.0, parts.1);
         let parser =
             self.factory.create_parser_from_init_default(parts).map_err(|e| blame(reason(&e, own)))?;
-        let mut grammar = Grammar { matcher: Matcher::new(Ok(parser)), next: None };
+        let closing = whole.then(|| self.closing(&parser)).flatten().map(Box::new);
+        let mut grammar = Grammar { matcher: Matcher::new(Ok(parser)), next: None, closing };
         // Some things are found only where the first token is looked for.
         let first = grammar.find_next().map_err(|error| match error {
             GrammarError::Stuck(reason) => blame(reason),
@@ -202,6 +219,12 @@ impl Grammars {
         }
         grammar.next = Some(first);
         Ok(grammar)
+    }
+
+    fn closing(&self, parser: &TokenParser) -> Option<Closing> {
+        let trie = || Arc::new(NumberTokens::of(self.factory.tok_env().tok_trie()));
+        let numbers = Arc::clone(self.numbers.get_or_init(trie));
+        Closing::new(&self.factory, parser.parser.grammar(), numbers)
     }
 }
 
@@ -217,6 +240,8 @@ pub struct Grammar {
     matcher: Matcher,
     /// Tokens that may come next, once they are known.
     next: Option<SimpleVob>,
+    /// Knows the shortest end of a text that must be whole.
+    closing: Option<Box<Closing>>,
 }
 
 impl Grammar {
@@ -252,7 +277,39 @@ impl Grammar {
             // Only the end can come after the end.
             return Ok(());
         }
-        self.matcher.consume_token(token).map_err(|e| Self::stuck(&e))
+        self.matcher.consume_token(token).map_err(|e| Self::stuck(&e))?;
+        if let Some(closing) = &mut self.closing {
+            closing.accept(token);
+        }
+        Ok(())
+    }
+
+    /// How many tokens the shortest end of the text has from here, an end token among them; `None` where it is not known.
+    pub fn shortest_end(&mut self) -> Option<usize> {
+        self.ending().map(|path| path.len() + 1)
+    }
+
+    /// The first token of the shortest end of the text.
+    pub fn next_of_end(&mut self) -> Option<u32> {
+        let next = self.ending()?.last().copied();
+        next.or_else(|| self.matcher.tok_env().ok().map(|env| env.tok_trie().eos_token()))
+    }
+
+    /// Whether the text is known to have an end within `left` tokens of which `token` is the first. Where the text cannot be
+    /// followed, there is room for any.
+    pub fn has_room_for(&mut self, token: u32, left: usize) -> bool {
+        self.closing.as_mut().is_none_or(|closing| closing.has_room_behind(token, left))
+    }
+
+    /// The tokens of the shortest end, the last one first, without the end token.
+    fn ending(&mut self) -> Option<&[u32]> {
+        let matcher = &self.matcher;
+        self.closing.as_mut()?.path(|path| {
+            let mut matcher = matcher.clone();
+            (path.is_empty() || matcher.consume_tokens(path).is_ok())
+                && (matcher.is_stopped() || matcher.is_accepting().unwrap_or(false))
+                && !matcher.is_error()
+        })
     }
 
     /// Whether the text may end here.
@@ -262,7 +319,11 @@ impl Grammar {
     }
 
     fn find_next(&mut self) -> Result<SimpleVob, GrammarError> {
-        self.matcher.compute_mask_or_eos().map_err(|e| Self::stuck(&e))
+        let mut next = self.matcher.compute_mask_or_eos().map_err(|e| Self::stuck(&e))?;
+        if let Some(closing) = &mut self.closing {
+            closing.restrict_numbers(&mut next);
+        }
+        Ok(next)
     }
 
     fn stuck(error: &dyn fmt::Display) -> GrammarError {
@@ -281,7 +342,7 @@ impl Grammar {
 /// Independent of the original, also in what it has cached.
 impl Clone for Grammar {
     fn clone(&self) -> Self {
-        Self { matcher: self.matcher.deep_clone(), next: self.next.clone() }
+        Self { matcher: self.matcher.deep_clone(), next: self.next.clone(), closing: self.closing.clone() }
     }
 }
 

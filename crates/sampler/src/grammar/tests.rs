@@ -1,3 +1,4 @@
+mod closing;
 mod gbnf;
 mod limits;
 mod schemas;
