@@ -18,6 +18,7 @@ SUITE = REPOSITORY / "tests/clients/agents"
 BIN = REPOSITORY / ".cache/agents/node_modules/.bin"
 # Nobody waits longer for a loop, however slow the machine is.
 TIMEOUT = 300
+BRIEF = "You answer in one sentence."
 
 
 class Proxy(http.server.BaseHTTPRequestHandler):
@@ -71,8 +72,10 @@ class Agent:
     # Calls by which it finds the tools of MCP servers.
     search = ()
 
-    def __init__(self, folder, url, proxy, model=MODEL, window=WINDOW, mcp=False):
+    def __init__(self, folder, url, proxy, model=MODEL, window=WINDOW, mcp=False, brief=False):
         self.url, self.proxy, self.model, self.window = url, proxy, model, window
+        # With a short instruction and few tools: a real model reads the usual ones for minutes on a slow machine.
+        self.brief = brief
         self.home, self.work = pathlib.Path(folder) / "home", pathlib.Path(folder) / "work"
         self.notes, self.connections = pathlib.Path(folder) / "notes.txt", pathlib.Path(folder) / "connections.txt"
         self.home.mkdir()
@@ -167,6 +170,8 @@ class Claude(Agent):
             [command, *args] = self.mcp
             servers = {"notes": {"command": command, "args": args, "env": {"PUNA_NOTES": str(self.notes)}}}
             options += ["--strict-mcp-config", "--mcp-config", json.dumps({"mcpServers": servers})]
+        if self.brief:
+            options += ["--system-prompt", BRIEF, "--tools", "Bash"]
         return [*options, *(["--continue"] if resumes else []), "--", prompt]
 
     def answer(self, output):
@@ -183,6 +188,7 @@ class Codex(Agent):
         folder.mkdir()
         lines = [
             f'model = "{self.model}"', 'model_provider = "puna"', f"model_context_window = {self.window}", "check_for_update_on_startup = false",
+            *([f'model_instructions_file = "{folder}/brief.md"'] if self.brief else []),
             "[analytics]", "enabled = false",
             "[features]", "plugins = false", "apps = false",
             "[model_providers.puna]", 'name = "puna"', f'base_url = "{self.url}/v1"', 'wire_api = "responses"',
@@ -190,6 +196,7 @@ class Codex(Agent):
         if self.mcp:
             [command, *args] = self.mcp
             lines += ["[mcp_servers.notes]", f"command = {json.dumps(command)}", f"args = {json.dumps(args)}", "[mcp_servers.notes.env]", f'PUNA_NOTES = "{self.notes}"']
+        (folder / "brief.md").write_text(BRIEF + "\n")
         (folder / "config.toml").write_text("\n".join(lines) + "\n")
 
     def command(self, prompt, resumes):
@@ -213,6 +220,8 @@ class Opencode(Agent):
         models = {self.model: {"name": self.model, "limit": {"context": self.window, "output": 8192 if self.window > 40000 else 2048}}}
         provider = {"npm": "@ai-sdk/openai-compatible", "name": "Puna", "options": {"baseURL": f"{self.url}/v1", "apiKey": "none"}, "models": models}
         config = {"model": f"puna/{self.model}", "small_model": f"puna/{self.model}", "autoupdate": False, "share": "disabled", "provider": {"puna": provider}}
+        if self.brief:
+            config["agent"] = {"build": {"prompt": BRIEF, "tools": {"*": False, "bash": True}}}
         if self.mcp:
             config["mcp"] = {"notes": {"type": "local", "command": self.mcp, "environment": {"PUNA_NOTES": str(self.notes)}}}
         (self.work / "opencode.json").write_text(json.dumps(config))
@@ -263,7 +272,8 @@ class Qwen(Agent):
         return {**inherited, **watched, "OPENAI_API_KEY": "none", "OPENAI_BASE_URL": f"{self.url}/v1", "OPENAI_MODEL": self.model}
 
     def command(self, prompt, resumes):
-        return ["--auth-type", "openai", "--yolo", "--output-format", "stream-json", *(["--continue"] if resumes else []), "-p", prompt]
+        brief = ["--system-prompt", BRIEF, "--core-tools", "run_shell_command"] if self.brief else []
+        return ["--auth-type", "openai", "--yolo", *brief, "--output-format", "stream-json", *(["--continue"] if resumes else []), "-p", prompt]
 
     def answer(self, output):
         results = [event for event in events(output) if event.get("type") == "result"]

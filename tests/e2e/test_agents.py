@@ -4,10 +4,16 @@ import re
 import pytest
 
 from agents import AGENTS, need_agents, refusing_proxy
-from conftest import GEMMA3, create, need, running, wait_for
+from conftest import GEMMA3, need, running, wait_for
 from scripted import WINDOW, answer, call, calls, playing, text
 
 DONE = "FINISHED-AS-TOLD"
+# The template of Gemma's file has no place for tools, and agents send some with every request.
+WITH_TOOLS = """{{- range $i, $m := .Messages }}<start_of_turn>{{ if eq .Role "assistant" }}model{{ else }}user{{ end }}
+{{ if eq $i 0 }}{{ range $.Tools }}{{ json .Function }}
+{{ end }}{{ end }}{{ .Content }}{{ range .ToolCalls }}<tool_call>{"name": "{{ .Function.Name }}", "arguments": {{ .Function.Arguments }}}</tool_call>{{ end }}<end_of_turn>
+{{ end }}<start_of_turn>model
+"""
 # Told to every prompt that no other answer fits: titles, summaries.
 OTHERWISE = answer(text("A title"))
 
@@ -151,15 +157,15 @@ def test_a_conversation_is_resumed(model, proxy, kind, tmp_path):
 
 @pytest.mark.parametrize("kind", AGENTS)
 def test_a_real_model_answers(proxy, kind, gemma, tmp_path):
-    agent = AGENTS[kind](tmp_path, gemma.url, proxy, model="gemma", window=32768)
+    agent = AGENTS[kind](tmp_path, gemma.url, proxy, model="gemma", window=32768, brief=True)
     ran = agent.run("Say hello")
     assert ran.status == 0 and ran.text.strip(), ran
-    assert not re.findall(r"status=5\d\d", gemma.log.read_text()), gemma.log.read_text()
+    assert not re.findall(r"status=[45]\d\d", gemma.log.read_text()), gemma.log.read_text()
 
 
 @pytest.fixture(scope="module")
 def gemma():
     need(GEMMA3)
     with running() as it:
-        create(it, "gemma", GEMMA3)
+        it.cli("create", "gemma", "-f", "-", input=f'FROM {GEMMA3}\nTEMPLATE """{WITH_TOOLS}"""\n', check=True)
         yield it
