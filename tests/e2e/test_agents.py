@@ -75,11 +75,7 @@ def test_a_tool_of_an_mcp_server_is_called_once(server, proxy, kind, tmp_path):
     assert agent.notes.exists() and agent.notes.read_text() == "buy milk\n", ran
 
 
-MOVED = """Claude Code sends a system message as a reminder every ten calls. Where a Go template writes all system messages at the head, such as
-cria's, the reminder is moved there instead of staying in its place, and everything behind the head is read again: 5,083 of 32,620 tokens cached."""
-
-
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.xfail(strict=True, reason=MOVED)) if kind == "claude" else kind for kind in AGENTS])
+@pytest.mark.parametrize("kind", AGENTS)
 def test_a_long_conversation_is_read_from_the_cache(model, proxy, kind, tmp_path):
     agent = AGENTS[kind](tmp_path, model.url, proxy)
     steps = [agent.run_command(f"echo {n} >> {agent.work}/steps.txt") for n in range(40)]

@@ -109,9 +109,7 @@ pub struct MessageRules {
 pub(crate) enum LateSystem {
     /// It is written in its place.
     InPlace,
-    /// Its text is written at the head.
-    AtHead,
-    /// The template refuses or drops it.
+    /// The template refuses or drops it, or writes it at the head, which would cost the prefix cache.
     Unknown,
 }
 
@@ -129,7 +127,6 @@ impl MessageRules {
         ];
         let late_system = match late_systems {
             _ if late_systems.contains(&LateSystem::Unknown) => LateSystem::Unknown,
-            _ if late_systems.contains(&LateSystem::AtHead) => LateSystem::AtHead,
             _ => LateSystem::InPlace,
         };
         let is_named = matches!(template, Template::BuiltIn(_)) || template.source().contains("developer");
@@ -284,7 +281,7 @@ impl Probe<'_> {
         let at = |number| prompt.find(&mark(number));
         match (at(late), at(1)) {
             (None, _) | (_, None) => LateSystem::Unknown,
-            (Some(late), Some(user)) if late < user => LateSystem::AtHead,
+            (Some(late), Some(user)) if late < user => LateSystem::Unknown,
             _ => LateSystem::InPlace,
         }
     }
@@ -512,7 +509,6 @@ fn systems(messages: Vec<Message>, rules: &MessageRules, done: &mut Adaptations)
     }
     for mut message in messages {
         match (message.role.as_str(), rules.late_system) {
-            ("system", LateSystem::AtHead) => _ = done.insert(Adaptation::Moved),
             ("system", LateSystem::Unknown) => {
                 let content = format!("<system>\n{}\n</system>", message.content);
                 message = Message { role: "user".into(), content, ..message };

@@ -111,8 +111,7 @@ impl Chart {
     /// The beginning of a text; `None` for a grammar that is too large, or has no text.
     pub fn new(parts: Arc<Parts>, lexer: Lexer) -> Option<Self> {
         let at = Position { state: StateID::DEAD, begun: false, run: Run::default() };
-        let mut chart =
-            Self { parts, lexer, items: Vec::new(), waits: Vec::new(), rows: Vec::new(), at };
+        let mut chart = Self { parts, lexer, items: Vec::new(), waits: Vec::new(), rows: Vec::new(), at };
         let rules = Arc::clone(&chart.parts);
         let rules = &rules.rules;
         let first = rules.symbol(rules.start).rules.iter().map(|&dot| Item { dot, row: 0 }).collect();
@@ -227,9 +226,12 @@ impl Chart {
         let row = self.rows.len() as u32;
         let waits = self.count(&parts.rules, &items, row);
         let whole = |item: &Item| {
-            item.row == 0 && parts.rules.behind(item.dot) == END && parts.rules.left(item.dot) == parts.rules.start
+            item.row == 0
+                && parts.rules.behind(item.dot) == END
+                && parts.rules.left(item.dot) == parts.rules.start
         };
-        let is_complete = items.iter().any(whole) || row == 0 && parts.rules.symbol(parts.rules.start).nullable;
+        let is_complete =
+            items.iter().any(whole) || row == 0 && parts.rules.symbol(parts.rules.start).nullable;
         let terminals = waits.iter().filter(|wait| parts.rules.symbol(wait.symbol).lexeme.is_some());
         let total = |wait: &Wait| wait.cost.saturating_add(parts.rules.symbol(wait.symbol).cost);
         let next = terminals.map(|wait| (total(wait), wait.symbol)).min();
@@ -389,9 +391,8 @@ impl Chart {
 
 /// The terminal that is one of some lexemes, with the cheapest rest behind it.
 fn terminal(rules: &Rules, waits: &[Wait], lexemes: &[u32]) -> Option<Wait> {
-    let is_one = |wait: &&Wait| {
-        rules.symbol(wait.symbol).lexeme.is_some_and(|lexeme| lexemes.contains(&lexeme))
-    };
+    let is_one =
+        |wait: &&Wait| rules.symbol(wait.symbol).lexeme.is_some_and(|lexeme| lexemes.contains(&lexeme));
     waits.iter().filter(is_one).min_by_key(|wait| wait.cost).copied()
 }
 

@@ -82,7 +82,8 @@ fn schemas() -> Vec<Value> {
         (0..30).map(|n| (format!("field_{n}"), json!({"type": ["string", "integer", "null"]}))).collect();
     let names: Vec<String> = many.keys().cloned().collect();
     let node = json!({"type": "object", "properties": {"child": {"$ref": "#/$defs/node"}, "value": {"type": "integer"}}, "required": ["value"], "additionalProperties": false});
-    let person = object(json!({"name": {"type": "string"}, "age": {"type": "integer"}}), json!(["name", "age"]));
+    let person =
+        object(json!({"name": {"type": "string"}, "age": {"type": "integer"}}), json!(["name", "age"]));
     vec![
         person.clone(),
         json!({"type": "integer"}),
@@ -108,9 +109,18 @@ fn schemas() -> Vec<Value> {
         json!({"type": "integer", "multipleOf": 7}),
         json!({"type": "number", "minimum": 0.25, "maximum": 10}),
         json!({"type": "number", "exclusiveMinimum": 0}),
-        object(json!({"a": {"type": "string"}, "b": {"type": "string"}, "c": {"type": "integer"}}), json!([])),
-        object(json!({"a": {"type": "string"}, "b": {"type": "string"}, "c": {"type": "integer"}}), json!(["c"])),
-        object(json!({"long": {"enum": ["a rather long value that nobody would cut", "no"]}}), json!(["long"])),
+        object(
+            json!({"a": {"type": "string"}, "b": {"type": "string"}, "c": {"type": "integer"}}),
+            json!([]),
+        ),
+        object(
+            json!({"a": {"type": "string"}, "b": {"type": "string"}, "c": {"type": "integer"}}),
+            json!(["c"]),
+        ),
+        object(
+            json!({"long": {"enum": ["a rather long value that nobody would cut", "no"]}}),
+            json!(["long"]),
+        ),
         object(Value::Object(many.clone()), json!([])),
         object(Value::Object(many), json!(names)),
         json!({"type": "object", "additionalProperties": {"type": "integer"}}),
@@ -124,7 +134,10 @@ fn schemas() -> Vec<Value> {
         json!({"$defs": {"node": node}, "$ref": "#/$defs/node"}),
         json!({"$defs": {"tree": {"type": "object", "properties": {"left": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]}, "right": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]}}, "required": ["left", "right"], "additionalProperties": false}}, "$ref": "#/$defs/tree"}),
         json!({"$defs": {"json": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": "#/$defs/json"}}]}}, "$ref": "#/$defs/json"}),
-        object(json!({"text": {"type": "string", "maxLength": 5}, "tags": {"type": "array", "items": {"enum": ["x", "yy"]}, "minItems": 1, "maxItems": 4}}), json!(["text", "tags"])),
+        object(
+            json!({"text": {"type": "string", "maxLength": 5}, "tags": {"type": "array", "items": {"enum": ["x", "yy"]}, "minItems": 1, "maxItems": 4}}),
+            json!(["text", "tags"]),
+        ),
         object(json!({"\u{e4}\"\\": {"type": "string", "pattern": "^\u{e4}+$"}}), json!(["\u{e4}\"\\"])),
         json!({"allOf": [object(json!({"a": {"type": "integer"}}), json!(["a"])), object(json!({"b": {"type": "string", "minLength": 2}}), json!(["b"]))]}),
     ]
@@ -146,7 +159,10 @@ fn an_answer_within_any_limit_is_whole() {
             let choosers: [Chooser<'_>; 3] = [&mut uniform, &mut longest, &mut first];
             for (chooser, choose) in choosers.into_iter().enumerate() {
                 let (text, tokens) = draw(&grammar, limit, &vocabulary, choose);
-                assert!(tokens.is_some_and(|tokens| tokens <= limit), "{limit} of {schema}, {chooser}: {text}");
+                assert!(
+                    tokens.is_some_and(|tokens| tokens <= limit),
+                    "{limit} of {schema}, {chooser}: {text}"
+                );
                 serde_json::from_str::<Value>(&text).unwrap_or_else(|e| panic!("{schema}: {text}: {e}"));
                 let mut check = plain.clone();
                 let fits = text.bytes().all(|byte| check.accept(byte.into()).is_ok()) && check.is_complete();
@@ -220,7 +236,10 @@ fn numbers_have_a_bounded_number_of_digits() {
     let mut grammar = grammars.compile_whole(&Constraint::Schema(json!({"type": "integer"}))).unwrap();
     let mut longest = |allowed: &[u32], vocabulary: &Vocabulary| {
         let digits = |token: &&u32| {
-            vocabulary.words.get(**token as usize).map_or(0, |word| word.iter().filter(|b| b.is_ascii_digit()).count())
+            vocabulary
+                .words
+                .get(**token as usize)
+                .map_or(0, |word| word.iter().filter(|b| b.is_ascii_digit()).count())
         };
         *allowed.iter().max_by_key(digits).unwrap()
     };
@@ -233,11 +252,13 @@ fn numbers_have_a_bounded_number_of_digits() {
 fn hostile_schemas_have_no_end_that_takes_long_to_find() {
     let vocabulary = Vocabulary::new();
     let grammars = vocabulary.grammars();
-    let nested = (0..11).fold(json!({"type": "integer"}), |inner, _| {
-        json!({"type": "object", "properties": {"a": inner, "b": inner}, "required": ["a"]})
-    });
-    let wide: serde_json::Map<String, Value> =
-        (0..200).map(|n| (format!("p{n}"), json!({"type": "string", "pattern": format!("^[a-z]{{{}}}$", n % 50)}))).collect();
+    let nested = (0..11).fold(
+        json!({"type": "integer"}),
+        |inner, _| json!({"type": "object", "properties": {"a": inner, "b": inner}, "required": ["a"]}),
+    );
+    let wide: serde_json::Map<String, Value> = (0..200)
+        .map(|n| (format!("p{n}"), json!({"type": "string", "pattern": format!("^[a-z]{{{}}}$", n % 50)})))
+        .collect();
     let names: Vec<String> = wide.keys().cloned().collect();
     let cases = [
         json!({"type": "string", "minLength": 100_000}),
