@@ -50,13 +50,19 @@ impl Masks {
         Self { grammars: OnceLock::new(), quick: Line::default(), slow: Line::default() }
     }
 
-    /// The grammar of a constraint.
-    pub fn grammar(&self, constraint: &Constraint, tokenizer: &Tokenizer) -> Result<Grammar, GrammarError> {
+    /// The grammar of a constraint; `whole` for an answer that must not be cut.
+    pub fn grammar(
+        &self,
+        constraint: &Constraint,
+        tokenizer: &Tokenizer,
+        whole: bool,
+    ) -> Result<Grammar, GrammarError> {
         let made = self.grammars.get_or_init(|| {
             let spellings = (0..tokenizer.vocab_size() as u32).map(|id| spelling(tokenizer, id));
             Grammars::new(spellings, tokenizer.eog())
         });
-        made.as_ref().map_err(Clone::clone)?.compile(constraint)
+        let grammars = made.as_ref().map_err(Clone::clone)?;
+        if whole { grammars.compile_whole(constraint) } else { grammars.compile(constraint) }
     }
 }
 
@@ -101,9 +107,20 @@ fn spelling(tokenizer: &Tokenizer, id: u32) -> Spelling<'_> {
     Spelling { bytes: if is_text { tokenizer.piece(id) } else { tokenizer.text(id) }, is_text }
 }
 
+/// The tokens that an answer can still have.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Room {
+    /// How many they are, the one that is about to be drawn among them; `None` without a limit.
+    pub left: Option<usize>,
+    /// The answer repeats itself, and is to be ended.
+    pub is_repeating: bool,
+}
+
 /// A sequence's grammar.
 pub struct Constrained {
     place: Place,
+    /// Tokens of the shortest answer, where it is known.
+    shortest: Option<usize>,
     masks: Arc<Masks>,
     /// The answer has begun.
     open: bool,
@@ -144,8 +161,20 @@ enum Place {
 }
 
 impl Constrained {
-    pub fn new(grammar: Grammar, masks: Arc<Masks>) -> Self {
-        Self { place: Place::Here(Box::new(grammar)), masks, open: false, slow: false, scratch: Vec::new() }
+    pub fn new(mut grammar: Grammar, masks: Arc<Masks>) -> Self {
+        let shortest = grammar.shortest_end();
+        let place = Place::Here(Box::new(grammar));
+        Self { place, shortest, masks, open: false, slow: false, scratch: Vec::new() }
+    }
+
+    /// Tokens of the shortest answer, its end token among them, where it is known.
+    pub fn shortest(&self) -> Option<usize> {
+        self.shortest
+    }
+
+    /// Begins the answer.
+    pub fn open(&mut self) {
+        (self.open, self.scratch) = (true, Vec::new());
     }
 
     /// Whether the answer has begun.
@@ -178,6 +207,7 @@ impl Constrained {
         &mut self,
         logits: &mut [f32],
         sampler: &mut Sampler,
+        room: Room,
         stage: impl Fn(u32) -> Stage,
     ) -> Result<u32, Undrawn> {
         if !self.open
@@ -185,21 +215,40 @@ impl Constrained {
         {
             return Ok(token);
         }
-        self.draw_answer(logits, sampler)
+        self.draw_answer(logits, sampler, room)
     }
 
-    /// Draws a token of the answer, which has begun at the latest now.
+    /// Draws a token of the answer, which has begun at the latest now. One behind which too few tokens would be left to end
+    /// the answer gives way to the shortest end, which no bias forbids.
     ///
     /// # Errors
     /// Why there is none.
-    pub fn draw_answer(&mut self, logits: &mut [f32], sampler: &mut Sampler) -> Result<u32, Undrawn> {
-        (self.open, self.scratch) = (true, Vec::new());
+    pub fn draw_answer(
+        &mut self,
+        logits: &mut [f32],
+        sampler: &mut Sampler,
+        room: Room,
+    ) -> Result<u32, Undrawn> {
+        self.open();
         if !logits.iter().any(|logit| *logit > f32::NEG_INFINITY) {
             return Err(NOT_A_NUMBER.into());
         }
-        self.grammar()?.mask(logits)?;
+        let grammar = self.grammar()?;
+        if room.is_repeating
+            && let Some(token) = grammar.next_of_end()
+        {
+            return Ok(token);
+        }
+        grammar.mask(logits)?;
         // Biases and tokens that are never drawn come after the mask.
-        Ok(sampler.try_sample(logits).ok_or(GrammarError::NoToken)?)
+        let drawn = sampler.try_sample(logits);
+        let Some(left) = room.left else { return Ok(drawn.ok_or(GrammarError::NoToken)?) };
+        let must_end = match drawn {
+            Some(token) => !grammar.has_room_for(token, left),
+            None => grammar.shortest_end().is_some_and(|shortest| shortest >= left),
+        };
+        let ending = if must_end { grammar.next_of_end() } else { None };
+        Ok(ending.or(drawn).ok_or(GrammarError::NoToken)?)
     }
 
     /// Takes note of a drawn token.

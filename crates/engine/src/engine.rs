@@ -170,7 +170,16 @@ impl Engine {
     /// # Errors
     /// What is wrong with the constraint.
     pub fn grammar(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
-        self.inner.masks.grammar(constraint, &self.inner.tokenizer)
+        self.inner.masks.grammar(constraint, &self.inner.tokenizer, false)
+    }
+
+    /// Makes a grammar for an answer that is to be whole whatever its limit is: it is ended in time, and where it repeats
+    /// itself. Where the shortest end of an answer is not known, for a grammar that takes too much work, the answer is cut.
+    ///
+    /// # Errors
+    /// As [`Engine::grammar`].
+    pub fn whole_grammar(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
+        self.inner.masks.grammar(constraint, &self.inner.tokenizer, true)
     }
 
     /// Checks that a job can be done.

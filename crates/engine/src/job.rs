@@ -201,6 +201,11 @@ pub trait Sink: Send {
         Vec::new()
     }
 
+    /// Whether the answer of a [`Job::grammar`] itself begins with the end of the thought before it.
+    fn answer_ends_thought(&self) -> bool {
+        false
+    }
+
     /// The answer begins with the next piece: what was held back before it is no part of it. Told of jobs with a
     /// [`Job::grammar`].
     fn begin_answer(&mut self) {}

@@ -16,6 +16,7 @@ mod held;
 mod job;
 mod options;
 mod pages;
+mod repetition;
 mod sequence;
 mod speculate;
 mod stats;

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use puna_sampler::{Sampler, Vocab, log_probs};
 use puna_tokenizer::Tokenizer;
 
-use crate::constraint::{Constrained, Undrawn};
+use crate::constraint::{Constrained, Room, Undrawn};
 use crate::held::Held;
 use crate::job::{Event, Finish, Job, PromptToken, Sink, Stage, Summary};
 use crate::options::ModelInfo;
 use crate::pages::{Origin, PAGE_TOKENS};
+use crate::repetition::Repetition;
 use crate::speculate::guesser::Guesser;
 use crate::speculate::{Drafter, Guess, Speculation};
 use crate::teller::{Teller, Told};
@@ -21,6 +22,11 @@ use crate::vocab::SamplerVocab;
 
 /// What a model's output is that no token can be drawn from.
 pub const NOT_A_NUMBER: &str = "the model's output is not a number anywhere: the file may be damaged";
+
+/// Tokens that end a thought at most, for which room is kept before an answer that must be whole.
+const THOUGHT_END_MAX: usize = 64;
+/// Tokens that the rest of a character may take, before which no thought is ended.
+const CHARACTER_MAX: usize = 4;
 
 /// A job's identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -40,6 +46,10 @@ pub struct Sequence {
     pub held: Held,
     sampler: Sampler,
     constrained: Option<Constrained>,
+    /// How the answer of a form repeats itself.
+    repetition: Repetition,
+    /// Tokens that the context holds.
+    context: usize,
     /// Tokens that come next whatever the model would say.
     forced: VecDeque<u32>,
     /// The thought was ended for the model.
@@ -103,6 +113,8 @@ impl Sequence {
             held: Held::default(),
             sampler,
             constrained,
+            repetition: Repetition::default(),
+            context: job.context_in(info.n_ctx),
             forced: VecDeque::new(),
             thought_ended: false,
             postponed: None,
@@ -303,6 +315,9 @@ impl Sequence {
         self.generated += 1;
         self.tokens.push(token);
         if let Some(constrained) = self.constrained.as_mut().filter(|_| !tokenizer.is_eog(token)) {
+            if constrained.is_open() {
+                self.repetition.push(token);
+            }
             constrained.accept(token);
         }
         let logprobs = raw.zip(self.job.logprobs).map(|(raw, top)| log_probs(&raw, token, top));
@@ -331,6 +346,10 @@ impl Sequence {
 
     /// Draws from `logits`, within the answer's form. A thought that would be the end is ended, and the answer goes on.
     fn draw(&mut self, logits: &mut [f32], tokenizer: &Tokenizer) -> Result<u32, Undrawn> {
+        let room = self.room();
+        if let Some(token) = self.begin_in_time(room) {
+            return Ok(token);
+        }
         let Some(constrained) = &mut self.constrained else {
             let drawn = self.sampler.try_sample(logits);
             return drawn.ok_or_else(|| NOT_A_NUMBER.into());
@@ -349,7 +368,7 @@ impl Sequence {
             Stage::Mixed
         };
         let was_open = constrained.is_open();
-        let drawn = constrained.draw(logits, &mut self.sampler, stage);
+        let drawn = constrained.draw(logits, &mut self.sampler, room, stage);
         if constrained.is_open() && !was_open {
             self.teller.sink.begin_answer();
             return drawn;
@@ -370,7 +389,43 @@ impl Sequence {
             "a thought that does not end is broken off: the answer's form begins"
         );
         self.teller.sink.begin_answer();
-        constrained.draw_answer(logits, &mut self.sampler)
+        constrained.draw_answer(logits, &mut self.sampler, room)
+    }
+
+    /// The tokens that the answer can still have.
+    fn room(&self) -> Room {
+        let by_limit = self.job.max_tokens.map(|most| most.saturating_sub(self.generated));
+        // The last token of a context need not be computed.
+        let by_context = (!self.job.shift).then(|| (self.context + 1).saturating_sub(self.tokens.len()));
+        let left = by_limit.into_iter().chain(by_context).min();
+        Room { left, is_repeating: self.repetition.is_found() }
+    }
+
+    /// Ends what comes before an answer that must be whole, where only just enough tokens are left for it: the first token
+    /// of a thought's end, or none, and the answer has begun where nothing may come before it any more.
+    fn begin_in_time(&mut self, room: Room) -> Option<u32> {
+        let constrained = self.constrained.as_mut().filter(|constrained| !constrained.is_open())?;
+        let (shortest, left) = (constrained.shortest()?, room.left?);
+        if left > shortest + THOUGHT_END_MAX {
+            return None;
+        }
+        let Teller { sink, decoder, .. } = &mut self.teller;
+        if !self.thought_ended && decoder.held().is_empty() && sink.stage("") == Stage::Before {
+            let end = if sink.answer_ends_thought() { Vec::new() } else { sink.end_thought() };
+            if left > shortest + end.len() + CHARACTER_MAX {
+                return None;
+            }
+            if !end.is_empty() && left >= shortest + end.len() {
+                self.thought_ended = true;
+                self.forced.extend(end);
+                return self.forced.pop_front();
+            }
+        }
+        if left <= shortest {
+            sink.begin_answer();
+            constrained.open();
+        }
+        None
     }
 
     /// Tells the listener that it is over.

@@ -131,6 +131,84 @@ fn a_thought_before_the_answer_is_free() {
     assert_eq!(summary.finish, Finish::End);
 }
 
+fn whole(engine: &Engine, constraint: &Constraint, job: &Job) -> (Job, usize) {
+    let mut grammar = engine.whole_grammar(constraint).unwrap();
+    let shortest = grammar.shortest_end().unwrap();
+    (Job { grammar: Some(grammar), ..job.clone() }, shortest)
+}
+
+#[test]
+fn an_answer_that_must_be_whole_is_so_within_any_limit() {
+    let engine = cria(&EngineOptions::default());
+    let prompt = job(&engine, &chat("Tell me about Lima."));
+    let (prompt, shortest) = whole(&engine, &person(), &prompt);
+    let always = Speculation { always: true, ..Speculation::AUTO };
+    for (seed, limit) in (shortest..shortest + 24).enumerate() {
+        let temperature = [0.0, 1.0, 50.0][seed % 3];
+        let sampling = Params { temperature, seed: seed as i64, top_k: 0, top_p: 1.0, ..Params::default() };
+        let speculation = Some(if seed % 2 == 0 { always } else { Speculation::OFF });
+        let job = Job { sampling, speculation, max_tokens: Some(limit), ..prompt.clone() };
+        let (text, summary) = run(&engine, job.clone());
+        assert!(is_person(&text) && summary.finish == Finish::End, "{limit}: {text}");
+        assert!(summary.generated_tokens <= limit);
+        // The end of the context is a limit as well.
+        let context = Some(job.prompt.len() + limit - 1);
+        let (text, summary) = run(&engine, Job { context, shift: false, max_tokens: None, ..job });
+        assert!(is_person(&text) && summary.finish == Finish::End, "{limit} of a context: {text}");
+    }
+}
+
+#[test]
+fn biases_do_not_keep_an_answer_from_its_end() {
+    let engine = cria(&EngineOptions::default());
+    let (base, shortest) = whole(&engine, &person(), &job(&engine, &chat("Tell me about Lima.")));
+    let bans = |text: &str| {
+        let encode = Encode { add_special: false, parse_special: false };
+        engine.tokenizer().encode(text, encode).into_iter().map(|token| (token, -100.0)).collect::<Vec<_>>()
+    };
+    let logit_bias = bans("\"}truefalse0123456789");
+    let job = Job { sampling: Params { logit_bias, ..greedy() }, max_tokens: Some(shortest + 2), ..base };
+    let (text, summary) = run(&engine, job);
+    assert!(is_person(&text) && summary.finish == Finish::End, "{text}");
+}
+
+#[test]
+fn an_answer_of_a_form_that_repeats_itself_is_ended() {
+    let engine = cria(&EngineOptions::default());
+    let text = Constraint::Schema(
+        json!({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}),
+    );
+    let encode = Encode { add_special: false, parse_special: false };
+    let [word, ..] = engine.tokenizer().encode(" sea", encode)[..] else { panic!() };
+    let sampling = Params { logit_bias: vec![(word, 100.0)], ..greedy() };
+    let base = Job { sampling, ..job(&engine, &chat("Hello.")) };
+    let (job, _) = whole(&engine, &text, &base);
+    let (text, summary) = run(&engine, Job { max_tokens: Some(400), ..job });
+    let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+    assert!(value["a"].is_string() && summary.finish == Finish::End, "{text}");
+    assert!(summary.generated_tokens < 60, "{text}");
+}
+
+#[test]
+fn a_thought_ends_while_the_shortest_answer_fits() {
+    let engine = cria(&EngineOptions::default());
+    let base = job(&engine, &chat("What is the capital of France?"));
+    let (base, shortest) = whole(&engine, &person(), &base);
+    let encode = Encode { add_special: false, parse_special: true };
+    let end = engine.tokenizer().encode(" So:", encode);
+    for more in [0, 1, 2, 7, 20] {
+        for end in [end.clone(), Vec::new()] {
+            let (events, receiver) = channel();
+            let limit = shortest + end.len() + more;
+            let sink = Thinker { events, text: String::new(), mark: " So:", end };
+            engine.submit(Job { max_tokens: Some(limit), ..base.clone() }, Box::new(sink)).unwrap();
+            let (text, summary) = finish(&receiver);
+            let answer = &text[text.find('{').unwrap_or_else(|| panic!("{text}"))..];
+            assert!(is_person(answer) && summary.finish == Finish::End, "{limit}: {text}");
+        }
+    }
+}
+
 #[test]
 fn constraints_that_are_none_are_told_before_anything_runs() {
     let engine = cria(&EngineOptions::default());
