@@ -143,7 +143,7 @@ impl Generator for Clock {
         256
     }
 
-    fn grammar(&self, _: &Constraint) -> Result<Grammar, String> {
+    fn grammar(&self, _: &Constraint, _: bool) -> Result<Grammar, String> {
         Err("a clock has no grammar".into())
     }
 

@@ -432,6 +432,12 @@ impl Answer {
     }
 }
 
+/// Whether a demanded call, which begins like this, ends the thought before it by itself.
+pub(super) fn begins_with_end(beginning: &str, thought_end: &str) -> bool {
+    let end = thought_end.trim();
+    !end.is_empty() && beginning.trim_start().starts_with(end)
+}
+
 /// Whether a call's arguments can be sent on: what holds them may be nested no deeper than a request's.
 fn is_shallow(call: &FunctionCall) -> bool {
     fn depth(value: &Value) -> usize {
@@ -546,6 +552,12 @@ impl Sink for Answer {
     fn ignores_stops(&self, text: &str) -> bool {
         let is_behind_thought = self.thought > 0 && !self.has_answered && text.trim().is_empty();
         self.stops_in_answer && (self.is_thinking() || is_behind_thought)
+    }
+
+    fn answer_ends_thought(&self) -> bool {
+        let end = self.parser.as_ref().and_then(OutputParser::thought_end);
+        let (Some(beginning), Some(end)) = (&self.forced, end) else { return false };
+        begins_with_end(beginning, &end)
     }
 
     fn begin_answer(&mut self) {

@@ -112,11 +112,11 @@ pub trait Generator: Send + Sync {
     /// Number of tokens there are.
     fn vocab_size(&self) -> usize;
 
-    /// The grammar of an answer's form.
+    /// The grammar of an answer's form; `whole` for an answer that is ended before a limit could cut it.
     ///
     /// # Errors
     /// What is wrong with the form.
-    fn grammar(&self, form: &Constraint) -> Result<Grammar, String>;
+    fn grammar(&self, form: &Constraint, whole: bool) -> Result<Grammar, String>;
 
     /// Checks that a generation can be done.
     ///

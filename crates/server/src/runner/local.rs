@@ -332,8 +332,9 @@ impl Generator for Local {
         self.tokenizer().vocab_size()
     }
 
-    fn grammar(&self, form: &Constraint) -> Result<Grammar, String> {
-        self.engine.grammar(form).map_err(|e| e.to_string())
+    fn grammar(&self, form: &Constraint, whole: bool) -> Result<Grammar, String> {
+        let found = if whole { self.engine.whole_grammar(form) } else { self.engine.grammar(form) };
+        found.map_err(|e| e.to_string())
     }
 
     fn check_job(&self, job: &Job) -> Result<(), EngineError> {

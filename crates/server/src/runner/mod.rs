@@ -14,6 +14,7 @@
 mod answer;
 mod embed;
 mod forced;
+mod form;
 pub mod generator;
 pub(crate) mod launch;
 mod line;

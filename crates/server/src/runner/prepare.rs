@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::answer::{Answer, no_tokens};
 use super::forced;
+use super::form::Limits;
 use super::generator::Generator;
 use super::schema_check::AnswerChecks;
 use super::templates::{PLAIN_TEMPLATE, Templates};
@@ -44,7 +45,7 @@ pub(crate) struct Preparer {
 }
 
 /// A prompt as text and what was left out of it.
-struct Text {
+pub(super) struct Text {
     prompt: String,
     /// The same with what users wrote marked, where that must be told from the template's own words.
     marked: Option<String>,
@@ -126,12 +127,13 @@ impl Preparer {
         let think_budget = self.think_budget(&task, &text)?;
         listening(&handle)?;
         let checks = AnswerChecks::of(&task)?;
-        let (call, beginning) = self.demanded_call(&handle, &task, &text, &tags)?.unzip();
         let calls_max = calls_max(&task);
-        let format = task.format.filter(|_| call.is_none());
-        let format = format.map(|form| self.generator.grammar(&form)).transpose();
-        let grammar = call.or(format.map_err(Failure::bad_request)?);
-        listening(&handle)?;
+        let limits = Limits {
+            tokens: self.max_tokens(&task.options, num_ctx),
+            prompt: tokens.tokens.len(),
+            context: (!task.shift).then_some(num_ctx as usize),
+        };
+        let (grammar, beginning) = self.answer_form(&handle, &task, &text, &tags, parser.as_ref(), limits)?;
         if let Some(checks) = &checks {
             handle.send(Event::SchemaUnenforced(checks.keywords()));
         }
@@ -151,7 +153,7 @@ impl Preparer {
         let job = Job {
             prompt: tokens.tokens,
             sampling,
-            max_tokens: self.max_tokens(&task.options, num_ctx),
+            max_tokens: limits.tokens,
             speculation: Some(self.speculation(&task.options)),
             stop: task.options.stop,
             shown,
@@ -204,7 +206,7 @@ impl Preparer {
     }
 
     /// The grammar of the call that the request demands, if it does, and how it begins.
-    fn demanded_call(
+    pub(super) fn demanded_call(
         &self,
         handle: &Handle,
         task: &Generate,
@@ -229,11 +231,12 @@ impl Preparer {
             parser_after(task, text, if answers { &text.prompt } else { "" })
         })?;
         let constraint = forced::constraint(&form, &tools, calls_max(task) > 1, tags)?;
-        let grammar = self.generator.grammar(&constraint).map_err(|error| {
+        let grammar = self.generator.grammar(&constraint, true).map_err(|error| {
             let small = constraint.bytes() <= CONSTRAINT_BYTES_MAX;
             let suspects = if small { tools.as_slice() } else { &[] };
             // Each of them takes as long; nobody may be waiting any more.
-            let refused = |form: &_| listening(handle).ok().and_then(|()| self.generator.grammar(form).err());
+            let refused =
+                |form: &_| listening(handle).ok().and_then(|()| self.generator.grammar(form, false).err());
             forced::blame(&form, suspects, &error, refused)
         })?;
         Ok(Some((grammar, form.before)))
