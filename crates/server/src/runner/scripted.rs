@@ -229,6 +229,10 @@ impl Sink for ScriptedSink {
         self.resume.is_none_or(|time| Instant::now() >= time) && self.request.ready()
     }
 
+    fn answer_ends_thought(&self) -> bool {
+        self.request.answer_ends_thought()
+    }
+
     fn room(&self) -> usize {
         self.request.room()
     }
@@ -350,8 +354,8 @@ impl Generator for ScriptedModel {
         self.model.vocab_size()
     }
 
-    fn grammar(&self, form: &Constraint) -> Result<Grammar, String> {
-        self.model.grammar(form)
+    fn grammar(&self, form: &Constraint, whole: bool) -> Result<Grammar, String> {
+        self.model.grammar(form, whole)
     }
 
     fn check_job(&self, job: &Job) -> Result<(), EngineError> {

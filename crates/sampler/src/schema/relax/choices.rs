@@ -30,8 +30,8 @@ impl<'a> Relaxer<'a> {
     }
 
     pub(super) fn condition(&mut self, map: &'a Object, pointer: &str) {
-        let parts = ["then", "else"].iter().filter_map(|keyword| map.get(*keyword));
-        if map.contains_key("if") && !parts.map(fits_everything).fold(true, |all, one| all && one) {
+        let mut parts = ["then", "else"].iter().filter_map(|keyword| map.get(*keyword));
+        if map.contains_key("if") && !parts.all(fits_everything) {
             self.note("if", pointer);
         }
     }
@@ -129,6 +129,6 @@ fn types_without(map: &Object, denied: &Value) -> Option<Vec<String>> {
     if is_integer && own.contains(&"number") {
         return None;
     }
-    let is_left = |name: &&str| !allows(denied, name) && !(*name == "integer" && allows(denied, "number"));
-    Some(own.into_iter().filter(is_left).map(str::to_owned).collect())
+    let is_denied = |name: &str| allows(denied, name) || (name == "integer" && allows(denied, "number"));
+    Some(own.into_iter().filter(|name| !is_denied(name)).map(str::to_owned).collect())
 }

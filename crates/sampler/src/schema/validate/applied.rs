@@ -26,11 +26,11 @@ impl<'a> Validator<'a> {
         }
         is_kept &= self.any_of(map, pointer, value, evaluated)?;
         is_kept &= self.one_of(map, pointer, value, evaluated)?;
-        if let Some(part) = map.get("not") {
-            if self.tries(part, &child(pointer, "not"), value)?.is_some() {
-                self.fail("not", pointer);
-                is_kept = false;
-            }
+        if let Some(part) = map.get("not")
+            && self.tries(part, &child(pointer, "not"), value)?.is_some()
+        {
+            self.fail("not", pointer);
+            is_kept = false;
         }
         is_kept &= self.condition(map, pointer, value, evaluated)?;
         let Value::Object(object) = value else { return Ok(is_kept) };

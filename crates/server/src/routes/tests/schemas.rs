@@ -52,8 +52,8 @@ fn requests(schema: &Value, stream: bool) -> Vec<(&'static str, Value)> {
 /// The last object of a stream.
 fn last(answer: &Answer) -> Value {
     let lines = answer.body.lines().map(|line| line.strip_prefix("data: ").unwrap_or(line));
-    let objects = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    objects.last().unwrap_or_else(|| panic!("{}", answer.body))
+    let mut objects = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    objects.next_back().unwrap_or_else(|| panic!("{}", answer.body))
 }
 
 #[tokio::test]
