@@ -90,6 +90,8 @@ pub struct Tool {
     /// JSON schema of its arguments.
     #[cfg_attr(feature = "schema", schemars(with = "Map<String, Value>"))]
     pub input_schema: Value,
+    /// Whether the arguments of a demanded call must match the schema exactly.
+    pub strict: Option<bool>,
 }
 
 /// Which function the model may or must call, and how many of them.

@@ -4,7 +4,8 @@ use puna_prompt::OutputParser;
 use puna_sampler::{Constraint, Grammar};
 
 use super::answer::begins_with_end;
-use super::prepare::{Preparer, Text, listening};
+use super::prepare::{Preparer, listening};
+use super::prompt::Text;
 use super::worker::Handle;
 use crate::canonical::{Failure, Generate};
 

@@ -21,6 +21,7 @@ mod line;
 pub(crate) mod link;
 mod local;
 mod prepare;
+mod prompt;
 pub mod protocol;
 mod rank;
 mod schema_check;
@@ -30,7 +31,7 @@ pub(crate) mod templates;
 pub(crate) mod tests;
 pub mod worker;
 
-pub(crate) use prepare::prompt_message;
+pub(crate) use prompt::prompt_message;
 
 use std::io;
 use std::os::fd::AsFd;

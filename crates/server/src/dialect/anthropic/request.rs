@@ -151,7 +151,10 @@ fn function(tool: &Tool) -> Result<native::Tool, Failure> {
             return Err(wrong(format!("json: cannot unmarshal {error} into Go value of type {want}")));
         }
     };
-    let function = value!({"name": tool.name, "description": description, "parameters": schema});
+    let mut function = value!({"name": tool.name, "description": description, "parameters": schema});
+    if let Some(strict) = tool.strict {
+        function["strict"] = strict.into();
+    }
     serde_json::from_value(value!({"type": "function", "function": function}))
         .map_err(|e| wrong(e.to_string()))
 }

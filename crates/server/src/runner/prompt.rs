@@ -1,0 +1,310 @@
+//! From the conversation or the text of a task to its prompt: template, truncation, tokens.
+
+use std::sync::Arc;
+
+use puna_api::native::{self, Tool, ToolChoice};
+use puna_prompt::{
+    Adaptations, Chat, FunctionCall, Kind, Message, PromptError, Template, Think, ToolCall, conversation,
+    fit, fit_turns, generation, is_marked, mark_written, marked_parts, prefer_jinja, render, render_adapted,
+    render_insert, strip_past_thoughts, unmarked,
+};
+use serde_json::Value;
+
+use super::forced;
+use super::prepare::{Preparer, listening};
+use super::templates::PLAIN_TEMPLATE;
+use super::worker::Handle;
+use crate::canonical::{Failure, Generate, Input, ModelText, Overflow, Prompt};
+
+/// A prompt as text and what was left out of it.
+pub(super) struct Text {
+    pub(super) prompt: String,
+    /// The same with what users wrote marked, where that must be told from the template's own words.
+    pub(super) marked: Option<String>,
+    pub(super) template: Option<Arc<Template>>,
+    /// The template is the request's own.
+    pub(super) own: bool,
+    /// Tools that are offered.
+    pub(super) tools: Vec<Value>,
+    /// The last message, which the model may have to go on with.
+    pub(super) last: Option<Message>,
+    pub(super) dropped_messages: usize,
+    /// Tokens that were cut out of messages that stayed.
+    pub(super) dropped_tokens: usize,
+    /// What was changed in the conversation for the template.
+    pub(super) adaptations: Adaptations,
+}
+
+/// A prompt as tokens.
+pub(super) struct Tokens {
+    pub(super) tokens: Vec<u32>,
+    /// How many were cut out.
+    pub(super) cut: usize,
+    /// Tokens at its head that survive a context shift.
+    pub(super) keep: usize,
+}
+
+impl Text {
+    fn new(prompt: String, template: Option<Arc<Template>>) -> Self {
+        let (marked, own, tools, last) = (None, false, Vec::new(), None);
+        let adaptations = Adaptations::new();
+        let (dropped_messages, dropped_tokens) = (0, 0);
+        Self { prompt, marked, template, own, tools, last, dropped_messages, dropped_tokens, adaptations }
+    }
+}
+
+impl Preparer {
+    pub(super) fn text(&self, handle: &Handle, task: &Generate) -> Result<Text, Failure> {
+        match &task.input {
+            Input::Chat { messages, tools } => {
+                let offered = if task.tool_choice == ToolChoice::None { &[] } else { tools.as_slice() };
+                forced::check_named(offered)?;
+                self.chat(handle, task, messages, offered)
+            }
+            Input::Prompt(prompt) => self.prompt(handle, task, prompt),
+        }
+    }
+
+    /// The prompt of a conversation: stored messages and those of the request.
+    fn chat(
+        &self,
+        handle: &Handle,
+        task: &Generate,
+        messages: &[native::Message],
+        tools: &[Tool],
+    ) -> Result<Text, Failure> {
+        let template = self.template(&task.model)?;
+        let (stored, messages) = (prompt_messages(&task.model.messages), prompt_messages(messages));
+        let mut all = conversation(task.model.system.as_deref(), &stored, &messages);
+        if task.model.strip_thoughts {
+            strip_past_thoughts(&mut all);
+        }
+        let mut tools: Vec<_> = tools.iter().map(|tool| tool.0.clone()).collect();
+        let mut variables = task.variables.clone();
+        let beside = tools.iter_mut().chain(variables.values_mut());
+        mark_written(&mut all, beside, |text| self.generator.controls_in(text));
+        let rules = Some(self.templates.rules(&template));
+        let chat = Chat { tools: &tools, variables, rules, ..Chat::new(&all) };
+        // Places are those of the request's messages.
+        let before = all.len() - messages.len();
+        self.fitted(handle, task, template, &chat, "").map_err(|error| match error {
+            PromptError::Message { index, error } if index >= before => {
+                failure(PromptError::Message { index: index - before, error })
+            }
+            PromptError::Message { error, .. } => failure(*error),
+            error => failure(error),
+        })
+    }
+
+    /// The prompt of a single text.
+    fn prompt(&self, handle: &Handle, task: &Generate, prompt: &Prompt) -> Result<Text, Failure> {
+        if let Some(tokens) = &prompt.tokens {
+            self.known(tokens)?;
+            return Ok(Text::new(self.generator.decode(tokens), None));
+        }
+        if prompt.raw {
+            return Ok(Text::new(prompt.text.clone(), None));
+        }
+        // Not kept: clients could push the models' own templates out.
+        let own = prompt.template.as_deref().map(|source| Template::parse(Kind::Go, source));
+        let own = own.transpose().map_err(failure)?.map(Arc::new);
+        let template = match &own {
+            Some(own) => own.clone(),
+            None if !prompt.suffix.is_empty() => self.insert_template(&task.model)?,
+            None => self.template(&task.model)?,
+        };
+        let before = self.earlier(prompt.context.as_deref())?;
+        if !prompt.suffix.is_empty() {
+            let think = think(task);
+            let text =
+                render_insert(&template, &prompt.text, &prompt.suffix, think.as_ref()).map_err(failure)?;
+            return Ok(Text { own: own.is_some(), ..Text::new(before + &text, Some(template)) });
+        }
+        // Who goes on with an earlier answer has the stored messages in it already.
+        let stored =
+            if prompt.context.is_some() { Vec::new() } else { prompt_messages(&task.model.messages) };
+        let system = prompt.system.as_deref().or(task.model.system.as_deref());
+        let messages = generation(system, &stored, &prompt.text, &[]);
+        let chat = Chat { variables: task.variables.clone(), ..Chat::new(&messages) };
+        if own.is_some() {
+            let chat = self.template_input(task, &chat);
+            let text = render(&template, &chat).map_err(failure)?;
+            return Ok(Text { own: true, ..Text::new(before + &text, Some(template)) });
+        }
+        self.fitted(handle, task, template, &chat, &before).map_err(failure)
+    }
+
+    /// The text of an earlier answer's tokens.
+    fn earlier(&self, context: Option<&[u32]>) -> Result<String, Failure> {
+        let Some(tokens) = context else { return Ok(String::new()) };
+        self.known(tokens).map_err(|e| Failure::bad_request(format!("context: {}", e.message)))?;
+        Ok(self.generator.decode(tokens))
+    }
+
+    /// Renders messages; leaves out the oldest until they fit, if that is allowed.
+    fn fitted(
+        &self,
+        handle: &Handle,
+        task: &Generate,
+        template: Arc<Template>,
+        chat: &Chat<'_>,
+        before: &str,
+    ) -> Result<Text, PromptError> {
+        let chat = self.template_input(task, chat);
+        let (prompt, dropped_messages, dropped_tokens, adaptations) = if task.overflow != Overflow::Refuse {
+            let limit = self.context(task.options.num_ctx) as usize;
+            let mut count = |text: &str| {
+                // Every attempt costs as much as the first.
+                listening(handle).map_err(|gone| PromptError::Count(gone.message))?;
+                Ok(self.encode(task, &format!("{before}{text}"), Some(&template)).len())
+            };
+            let fitted = match task.overflow {
+                Overflow::DropTurns => {
+                    // What has to be cut anyway leaves room for an answer.
+                    let room = u64::try_from(task.options.num_predict).unwrap_or(u64::MAX);
+                    let room = room.min(limit as u64 / 8) as usize;
+                    let most = limit.saturating_sub(1);
+                    fit_turns(&template, &chat, most, most - room, &mut count)?
+                }
+                _ => fit(&template, &chat, limit, &mut count)?,
+            };
+            (fitted.prompt, fitted.dropped_messages, fitted.dropped_tokens, fitted.adaptations)
+        } else {
+            let rendered = render_adapted(&template, &chat)?;
+            (rendered.prompt, 0, 0, rendered.adaptations)
+        };
+        let (tools, last) = (chat.tools.to_vec(), chat.messages.last().cloned());
+        let mut text = Text::new(format!("{before}{prompt}"), Some(template));
+        if may_be_marked(task) && is_marked(&text.prompt) {
+            let prompt = unmarked(&text.prompt);
+            text.marked = Some(std::mem::replace(&mut text.prompt, prompt));
+        }
+        Ok(Text { tools, last, dropped_messages, dropped_tokens, adaptations, ..text })
+    }
+
+    fn template_input<'a>(&'a self, task: &Generate, chat: &Chat<'a>) -> Chat<'a> {
+        let facts = self.generator.facts();
+        Chat { think: think(task), bos: &facts.bos, eos: &facts.eos, ..chat.clone() }
+    }
+
+    /// The template of a model: its renderer, Go's or the file's own.
+    fn template(&self, model: &ModelText) -> Result<Arc<Template>, Failure> {
+        if let Some(renderer) = &model.renderer {
+            return self.parsed(Kind::BuiltIn, renderer);
+        }
+        let jinja = self.generator.facts().chat_template.as_deref();
+        match (model.template.as_deref(), jinja) {
+            (None, None) => self.parsed(Kind::Go, PLAIN_TEMPLATE),
+            (Some(go), None) => self.parsed(Kind::Go, go),
+            (None, Some(jinja)) => self.parsed(Kind::Jinja, jinja),
+            (Some(go), Some(_)) if model.go_template == Some(true) => self.parsed(Kind::Go, go),
+            (Some(_), Some(jinja)) if model.go_template == Some(false) => self.parsed(Kind::Jinja, jinja),
+            (Some(go), Some(jinja)) => {
+                let go = self.parsed(Kind::Go, go)?;
+                match self.parsed(Kind::Jinja, jinja) {
+                    Ok(jinja) if prefer_jinja(&jinja, &go) => Ok(jinja),
+                    _ => Ok(go),
+                }
+            }
+        }
+    }
+
+    /// The template that fills gaps: only Go's can, even where another one renders conversations.
+    fn insert_template(&self, model: &ModelText) -> Result<Arc<Template>, Failure> {
+        match &model.template {
+            Some(go) => self.parsed(Kind::Go, go),
+            None => self.template(model),
+        }
+    }
+
+    fn parsed(&self, kind: Kind, source: &str) -> Result<Arc<Template>, Failure> {
+        self.templates.get(kind, source).map_err(failure)
+    }
+
+    /// The tokens of a prompt: those of the request, if it brought some.
+    pub(super) fn prompt_tokens(&self, text: &Text, task: &Generate) -> Vec<u32> {
+        match &task.input {
+            Input::Prompt(Prompt { tokens: Some(tokens), .. }) => tokens.clone(),
+            _ => self.encode(task, text.marked.as_ref().unwrap_or(&text.prompt), text.template.as_deref()),
+        }
+    }
+
+    /// Tokens of a text that a template wrote.
+    fn encode(&self, task: &Generate, text: &str, template: Option<&Template>) -> Vec<u32> {
+        let parts = if may_be_marked(task) { marked_parts(text) } else { vec![(text, true)] };
+        self.generator.encode_prompt(&parts, template.map_or("", Template::leading_bos))
+    }
+
+    /// A prompt whose tokens are too many for the context is cut in the middle, or refused.
+    pub(super) fn tokens(&self, mut tokens: Vec<u32>, task: &Generate) -> Result<Tokens, Failure> {
+        let (length, num_ctx) = (tokens.len(), self.context(task.options.num_ctx) as usize);
+        let bos = usize::from(tokens.first().is_some_and(|t| self.generator.is_bos(*t)));
+        let keep =
+            usize::try_from(task.options.num_keep).map_or(length, |n| n.saturating_add(bos)).min(length);
+        if length == 0 {
+            return Err(Failure::bad_request("the prompt is empty"));
+        }
+        if length < num_ctx {
+            return Ok(Tokens { tokens, cut: 0, keep });
+        }
+        let lengths = Some((length as u64, num_ctx as u64));
+        if matches!(task.overflow, Overflow::Refuse | Overflow::DropTurns) {
+            let message = format!("prompt is too long: {length} tokens, context is {num_ctx}");
+            return Err(Failure { lengths, ..Failure::bad_request(message) });
+        }
+        if !task.shift {
+            let message = "the prompt is longer than the context length currently available to the model; shorten the \
+                           prompt, adjust the context length in settings, or use a model with a longer context length";
+            return Err(Failure { lengths, ..Failure::bad_request(message) });
+        }
+        let keep = keep.min(num_ctx.saturating_sub(2));
+        let left = num_ctx - ((num_ctx - keep) / 2).max(1);
+        let cut = length - left;
+        tokens.drain(keep..keep + cut);
+        Ok(Tokens { tokens, cut, keep })
+    }
+}
+
+/// Whether a prompt may have marks of what users wrote. One of one's own may have the same letters, and they are no marks.
+fn may_be_marked(task: &Generate) -> bool {
+    matches!(task.input, Input::Chat { .. })
+}
+
+/// The thinking switch as templates take it: a model that thinks does so unless told otherwise.
+pub(super) fn think(task: &Generate) -> Option<Think> {
+    match task.think {
+        None => task.model.thinking.then_some(Think::Switch(true)),
+        Some(native::Think::Off) => Some(Think::Switch(false)),
+        Some(native::Think::On) => Some(Think::Switch(true)),
+        Some(level) => Some(Think::Level(level.level().to_owned())),
+    }
+}
+
+fn prompt_messages(messages: &[native::Message]) -> Vec<Message> {
+    messages.iter().map(prompt_message).collect()
+}
+
+/// A message as templates take it, without its images.
+pub(crate) fn prompt_message(message: &native::Message) -> Message {
+    let text = |text: &String| Some(text.clone()).filter(|t| !t.is_empty());
+    let call = |call: &native::ToolCall| ToolCall {
+        id: call.id.clone(),
+        function: FunctionCall {
+            index: usize::try_from(call.function.index).unwrap_or(0),
+            name: call.function.name.clone(),
+            arguments: call.function.arguments.clone(),
+        },
+    };
+    Message {
+        thinking: text(&message.thinking),
+        tool_calls: message.tool_calls.iter().map(call).collect(),
+        tool_name: text(&message.tool_name),
+        tool_call_id: text(&message.tool_call_id),
+        ..Message::new(message.role.to_lowercase(), &message.content)
+    }
+}
+
+/// A template that refuses a conversation is the client's matter, like one that the client brought.
+fn failure(error: PromptError) -> Failure {
+    Failure::bad_request(error.to_string())
+}
