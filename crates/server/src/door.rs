@@ -220,7 +220,8 @@ impl Door {
         let ignored = Ignored::default();
         request.extensions_mut().insert(self.0.room.clone());
         let schema_notes = SchemaNotes::default();
-        let handled = schema_notes.during(Held::during(self.handle(request)));
+        // On the heap: it is large, and every wrapper around it would hold it once more.
+        let handled = schema_notes.during(Held::during(Box::pin(self.handle(request))));
         let mut response = ignored.during(handled).await;
         schema_notes.write(response.headers_mut());
         if let Some(fields) = ignored.header() {

@@ -315,8 +315,7 @@ async fn tools_that_cannot_be_called_are_refused_by_name() {
         (json!({"name": "a b\"c{}<tool_call>"}), vec!["a b\\\"c{}<tool_call>", "letters"]),
         (f(json!({"type": "string"})), vec!["\"f\"", "\"string\"", "always an object"]),
         (f(json!({"anyOf": [{"type": "integer"}, {"type": "null"}]})), vec!["\"f\""]),
-        (a(json!({"not": {}})), vec!["\"f\"", "not"]),
-        (a(json!({"type": "string", "pattern": "(?=a)b"})), vec!["\"f\"", "\"(?=a)b\"", "look-ahead"]),
+        (a(json!({"type": "string", "pattern": "(b"})), vec!["\"f\"", "(b"]),
     ];
     for (tool, words) in cases {
         let failure = demand(&link, vec![fine.clone(), tool.clone()]).await.unwrap_err();
