@@ -132,7 +132,7 @@ def test_the_context_s_end_completes_an_answer(server):
 def test_a_bias_does_not_keep_an_answer_from_its_end(server):
     least = refused(server, chat)
     plain = ask(server, chat, least)[1]["choices"][0]["message"]["content"]
-    _, tokens = server.post("/tokenize", {"model": "cria", "content": plain})
+    _, tokens = server.post("/api/tokenize", {"model": "cria", "text": plain, "add_special": False})
     biases = {str(token): -100 for token in tokens["tokens"]}
     status, answer = ask(server, chat, least, logit_bias=biases)
     assert status == 200 and value_of(chat, answer)[1], answer
