@@ -113,20 +113,27 @@ fn shorten_longest(
     Ok(best)
 }
 
+/// Where the messages begin that are behind the task.
+fn behind_task(messages: &[Message]) -> usize {
+    messages.iter().position(|m| m.role == "user").map_or(messages.len(), |task| task + 1)
+}
+
 /// Whether the middle of a message may be left out: that of a tool result, or of a system message behind the task.
-fn is_shortable(messages: &[Message], at: usize) -> bool {
-    let is_late = || messages[..at].iter().any(|m| m.role == "user");
-    messages[at].role == "tool" || (is_instruction(&messages[at]) && is_late())
+fn is_shortable(message: &Message, is_behind_task: bool) -> bool {
+    message.role == "tool" || (is_instruction(message) && is_behind_task)
 }
 
 fn shortable(messages: &[Message]) -> impl Iterator<Item = &Message> {
-    (0..messages.len()).filter(|at| is_shortable(messages, *at)).map(|at| &messages[at])
+    let behind = behind_task(messages);
+    let all = messages.iter().enumerate();
+    all.filter(move |(at, message)| is_shortable(message, *at >= behind)).map(|(_, message)| message)
 }
 
 /// The messages with no more than `most` bytes of each that may be cut.
 fn shortened(messages: &[Message], most: usize) -> Vec<Message> {
+    let behind = behind_task(messages);
     let short = |(at, message): (usize, &Message)| match message.content.len() > most {
-        true if is_shortable(messages, at) => {
+        true if is_shortable(message, at >= behind) => {
             Message { content: without_middle(&message.content, most).into_owned(), ..message.clone() }
         }
         _ => message.clone(),
@@ -142,8 +149,12 @@ fn without_middle(text: &str, most: usize) -> Cow<'_, str> {
         return text.into();
     }
     let left_out = tail - head;
+    let mark = format!("\n[… {left_out} bytes were left out, since the context is too small …]\n");
+    if mark.len() >= left_out {
+        return text.into();
+    }
     let (head, tail) = (&text[..head], &text[tail..]);
-    format!("{head}\n[… {left_out} bytes were left out, since the context is too small …]\n{tail}").into()
+    format!("{head}{mark}{tail}").into()
 }
 
 /// The messages of a conversation that are never left out.
@@ -180,8 +191,8 @@ impl Turns {
             "assistant" => second.is_none_or(|second| at < second) || Some(at) > self.newest,
             _ => false,
         };
-        let leaves_out = |at: usize| (0..at).any(|index| !self.stays(messages, index));
-        (1..=self.last_step).filter(|&at| begins_step(at) && leaves_out(at)).collect()
+        let first = (0..messages.len()).find(|index| !self.stays(messages, *index)).unwrap_or(messages.len());
+        (1..=self.last_step).filter(|&at| at > first && begins_step(at)).collect()
     }
 
     fn stays(&self, messages: &[Message], at: usize) -> bool {

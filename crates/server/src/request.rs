@@ -1,5 +1,7 @@
 //! A request for a generation, as every dialect writes it before its model is known.
 
+use std::collections::HashSet;
+
 use puna_api::KeepAlive;
 use puna_api::native::{Message, Think, Tool, ToolChoice};
 use puna_sampler::Constraint;
@@ -110,13 +112,14 @@ impl GenerationRequest {
     pub(crate) fn set_tools(&mut self, offered: Vec<Tool>, choice: ToolChoice) -> Result<(), Failure> {
         let (mut offered, mut choice) = (offered, choice);
         if let ToolChoice::Allowed { required, names } = choice {
-            let is_missing = |name: &&String| !offered.iter().any(|tool| tool.name() == **name);
-            if let Some(name) = names.iter().find(is_missing) {
+            let known: HashSet<&str> = offered.iter().map(Tool::name).collect();
+            if let Some(name) = names.iter().find(|name| !known.contains(name.as_str())) {
                 return Err(Failure::bad_request(format!(
                     "tool_choice allows the function {name:?}, which is not among the tools"
                 )));
             }
-            offered.retain(|tool| names.iter().any(|name| name == tool.name()));
+            let names: HashSet<&str> = names.iter().map(String::as_str).collect();
+            offered.retain(|tool| names.contains(tool.name()));
             choice = if required { ToolChoice::Required } else { ToolChoice::Auto };
         }
         if let Input::Chat { tools, .. } = &mut self.input {

@@ -10,6 +10,9 @@ use fancy_regex::{Regex, RegexBuilder};
 use llguidance::derivre::{self, RegexAst};
 use llguidance::regex_to_lark;
 
+/// Characters of a quantifier at most; longer ones are text.
+const QUANTIFIER_CHARS: usize = 24;
+
 /// Steps that one search may go back at most.
 const BACKTRACK_MAX: usize = 20_000;
 /// Bytes of a compiled expression at most.
@@ -197,7 +200,8 @@ impl Translator<'_> {
 
     /// Whether the brace is that of `{1}`, `{1,}` or `{1,2}`.
     fn is_quantifier(&self) -> bool {
-        let inside: String = self.chars[self.at + 1..].iter().take_while(|c| **c != '}').collect();
+        let inside = self.chars[self.at + 1..].iter().take(QUANTIFIER_CHARS);
+        let inside: String = inside.take_while(|c| **c != '}').collect();
         let is_closed = self.chars.get(self.at + 1 + inside.chars().count()) == Some(&'}');
         let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
         let (least, most) = inside.split_once(',').unwrap_or((&inside, ""));

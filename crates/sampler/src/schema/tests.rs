@@ -55,3 +55,31 @@ fn enforced(schema: &Value, yes: &[&str], no: &[&str]) {
         assert!(!takes(&grammar, text), "{schema} takes {text}");
     }
 }
+
+/// Schemas that are small, and would take a stack, minutes or gigabytes if their parts were followed without a limit.
+#[test]
+fn hostile_schemas_are_refused_or_read_soon() {
+    let begun = std::time::Instant::now();
+    let many = |count: usize, one: &dyn Fn(usize) -> (String, Value)| -> Value {
+        Value::Object((0..count).map(one).collect())
+    };
+    let cases = [
+        json!({"type": "object", "propertyNames": {"$ref": "#/$defs/N"}, "$defs": {"N": {"anyOf": [{"$ref": "#/$defs/N"}, {"pattern": "a"}]}}}),
+        json!({"type": "object", "properties": {"a": {"type": "object", "properties": {}, "dependentSchemas": {"d": {"$ref": "#"}}}}}),
+        json!({"type": "object", "properties": {"a": {"type": "object", "properties": {}, "if": {}, "then": {"$ref": "#"}}}}),
+        json!({"type": "object", "properties": {"b": true}, "dependentSchemas": many(2500, &|i| {
+            (format!("n{i}"), json!({"properties": {"x": {"minLength": i}}}))
+        })}),
+        json!({"type": "object", "patternProperties": many(2500, &|i| (format!("(?!{i})a"), json!({"minLength": i})))}),
+        json!({"type": "string", "pattern": "{".repeat(150_000)}),
+        json!({"unevaluatedProperties": false, "properties": many(8000, &|i| (format!("n{i}"), json!(true))), "allOf": [{"$ref": "#"}]}),
+    ];
+    for schema in cases {
+        // Refused or not: what counts is that there is an answer.
+        let _ = super::relax(&schema);
+        let _ = super::check_strict(&schema);
+    }
+    let long = json!({"description": "x".repeat(300 << 10)});
+    assert!(super::relax(&long).err().unwrap().contains("bytes, of which"));
+    assert!(begun.elapsed().as_secs() < 60, "{:?}", begun.elapsed());
+}

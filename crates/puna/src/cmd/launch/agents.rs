@@ -35,7 +35,7 @@ impl Target {
 
     /// Tokens of one answer at most: an eighth of the window, since agents keep that much of it free.
     pub fn output(&self) -> Option<u64> {
-        self.window.map(|window| (window / 8).clamp(1024, 32_000))
+        self.window.map(|window| (window / 8).clamp(1024, 32_000).min(window / 2))
     }
 }
 

@@ -20,12 +20,16 @@ use serde_json::{Map, Value, json};
 use super::UnenforcedKeyword;
 use super::references::{References, child};
 use super::validate::Validator;
-use crate::grammar::Overlaps;
+use crate::grammar::{CONSTRAINT_BYTES_MAX, Overlaps};
 
 type Object = Map<String, Value>;
 
 /// Schemas that are written at most. No more fit into a constraint, but a part may be written more than once.
-const SCHEMAS_MAX: usize = 400_000;
+const SCHEMAS_MAX: usize = 200_000;
+/// Schemas within each other that are written at most. Those of requests are less deep, but a part may stand within itself.
+const DEPTH_MAX: usize = 128;
+/// Bytes of the stack on which schemas are read; only what is used of it is memory.
+const STACK_BYTES: usize = 64 << 20;
 /// Keywords that are listed at most.
 const UNENFORCED_MAX: usize = 256;
 /// References that are followed from one to the next at most.
@@ -87,6 +91,19 @@ pub(crate) struct RelaxedSchema {
 /// # Errors
 /// A sentence about a schema that is too large, or that no value fits.
 pub(crate) fn relax(root: &Value) -> Result<RelaxedSchema, String> {
+    let bytes = root.to_string().len();
+    if bytes > CONSTRAINT_BYTES_MAX {
+        return Err(format!("it has {bytes} bytes, of which {CONSTRAINT_BYTES_MAX} are read"));
+    }
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("puna-schema".into()).stack_size(STACK_BYTES);
+        let thread = thread.spawn_scoped(scope, || relax_here(root));
+        let thread = thread.map_err(|error| format!("there is no thread to read it: {error}"))?;
+        thread.join().unwrap_or_else(|_| Err("it cannot be read".into()))
+    })
+}
+
+fn relax_here(root: &Value) -> Result<RelaxedSchema, String> {
     let references = References::new(root);
     let mut relaxer = Relaxer {
         references: &references,
@@ -98,6 +115,7 @@ pub(crate) fn relax(root: &Value) -> Result<RelaxedSchema, String> {
         definitions: HashMap::new(),
         waiting: Vec::new(),
         schemas: 0,
+        depth: 0,
         branches: 0,
     };
     relaxer.find_shared(root, false);
@@ -129,6 +147,8 @@ struct Relaxer<'a> {
     /// Definitions to write: pointer, schema, keyword and name.
     waiting: Vec<(String, &'a Value, &'static str, String)>,
     schemas: usize,
+    /// How many schemas the one that is written stands within.
+    depth: usize,
     /// Branches that were written for counts of properties.
     branches: usize,
 }
@@ -149,6 +169,24 @@ impl<'a> Relaxer<'a> {
             return Err("its parts refer to each other too often".into());
         }
         let Value::Object(map) = schema else { return Ok(schema.clone()) };
+        if self.depth >= DEPTH_MAX {
+            return Err(format!(
+                "its parts are nested too deeply: more than {DEPTH_MAX} stand within each other"
+            ));
+        }
+        self.depth += 1;
+        let relaxed = self.object_schema(schema, map, pointer, part);
+        self.depth -= 1;
+        relaxed
+    }
+
+    fn object_schema(
+        &mut self,
+        schema: &'a Value,
+        map: &'a Object,
+        pointer: &str,
+        part: bool,
+    ) -> Result<Value, String> {
         values::check_kinds(map, pointer)?;
         let part = part || self.is_composed(map) || self.shared.contains(pointer);
         let relaxed = match self.only_part(map) {

@@ -2,9 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::{Object, Relaxer, allows, child, fits_everything, fits_nothing};
+use super::{Object, REFERENCES_MAX, Relaxer, SCHEMAS_MAX, allows, child, fits_everything, fits_nothing};
 use crate::grammar::format_pattern;
 use crate::schema::patterns::{FORMATS, for_grammar, is_pattern, widened};
+
+/// Patterns of names of which one expression is made at most.
+const PATTERNS_MAX: usize = 64;
 
 /// Names of an object's properties.
 enum Names {
@@ -21,7 +24,7 @@ enum Names {
 impl<'a> Relaxer<'a> {
     pub(super) fn property_names(&mut self, map: &'a Object, pointer: &str, part: bool, out: &mut Object) {
         let Some(names) = map.get("propertyNames") else { return };
-        let kept = match self.names(names) {
+        let kept = match self.names(names, 0) {
             Names::Any => true,
             Names::Unknown => false,
             _ if part || out.contains_key("patternProperties") => false,
@@ -39,7 +42,12 @@ impl<'a> Relaxer<'a> {
         }
     }
 
-    fn names(&mut self, schema: &'a Value) -> Names {
+    /// The names that fit a schema. `depth`: how many schemas it stands within.
+    fn names(&mut self, schema: &'a Value, depth: usize) -> Names {
+        self.schemas += 1;
+        if depth > REFERENCES_MAX || self.schemas > SCHEMAS_MAX {
+            return Names::Unknown;
+        }
         let schema = self.referred(schema);
         if fits_everything(schema) {
             return Names::Any;
@@ -73,7 +81,11 @@ impl<'a> Relaxer<'a> {
         let parts = ["allOf", "anyOf", "oneOf"].into_iter().find_map(|k| Some((k, map.get(k)?.as_array()?)));
         match parts {
             Some((keyword, parts)) if only(&[keyword]) && (keyword != "allOf" || parts.len() == 1) => {
-                let parts: Vec<Names> = parts.iter().map(|part| self.names(part)).collect();
+                let parts: Vec<Names> = parts.iter().map(|part| self.names(part, depth + 1)).collect();
+                let patterns = parts.iter().filter(|names| matches!(names, Names::Fitting(..))).count();
+                if patterns > PATTERNS_MAX {
+                    return Names::Unknown;
+                }
                 parts.into_iter().reduce(Names::or).unwrap_or(Names::Unknown)
             }
             _ => Names::Unknown,

@@ -1,6 +1,6 @@
 //! Keywords of objects, but for names and counts of properties.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{Object, Relaxer, allows, child};
 use crate::schema::patterns::{for_grammar, is_pattern};
@@ -60,7 +60,7 @@ impl<'a> Relaxer<'a> {
                 translated => {
                     let pattern = translated.unwrap_or_else(|| pattern.clone());
                     match written.get_mut(&pattern) {
-                        Some(known) => *known = json!({"allOf": [known.take(), schema]}),
+                        Some(known) => *known = join("allOf", known.take(), schema),
                         None => drop(written.insert(pattern, schema)),
                     }
                 }
@@ -87,5 +87,17 @@ pub(super) fn will_close(out: &Object, part: bool) -> bool {
 }
 
 fn either(one: Value, other: Value) -> Value {
-    if one == other { one } else { json!({"anyOf": [one, other]}) }
+    if one == other { one } else { join("anyOf", one, other) }
+}
+
+/// Both schemas in one list; `one` may be such a list already.
+fn join(keyword: &str, mut one: Value, other: Value) -> Value {
+    if let Value::Object(map) = &mut one
+        && map.len() == 1
+        && let Some(Value::Array(list)) = map.get_mut(keyword)
+    {
+        list.push(other);
+        return one;
+    }
+    Value::Object(Object::from_iter([(keyword.to_owned(), Value::Array(vec![one, other]))]))
 }

@@ -1,5 +1,7 @@
 //! `unevaluatedProperties`: enforced where it can be told which properties are evaluated.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use super::{Object, Relaxer, child};
@@ -17,6 +19,8 @@ struct EvaluatedNames {
     /// Some of them are evaluated on a condition only.
     has_conditions: bool,
     steps: usize,
+    /// Schemas that were looked at.
+    seen: HashSet<*const Object>,
 }
 
 impl<'a> Relaxer<'a> {
@@ -58,6 +62,9 @@ impl<'a> Relaxer<'a> {
 
     /// Collects what a schema evaluates; `false` where that takes too long. `is_own`: it is the schema that asks.
     fn evaluated_names(&self, map: &'a Object, is_own: bool, found: &mut EvaluatedNames) -> bool {
+        if !found.seen.insert(std::ptr::from_ref(map)) {
+            return true;
+        }
         found.steps += 1;
         if found.steps > STEPS_MAX {
             return false;
