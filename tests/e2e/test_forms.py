@@ -3,7 +3,6 @@ import json
 import threading
 import time
 
-import openai
 import pytest
 
 QUESTION = [{"role": "user", "content": "Hello, who are you?"}]
@@ -77,16 +76,17 @@ TOOLS = [
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "share_invoice"}}, "auto"])
 def test_fifty_tools_are_called_with_arguments_that_fit(server, choice):
     assert len(TOOLS) == 50
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    start = time.monotonic()
-    said = client.chat.completions.create(model="cria", messages=QUESTION, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, temperature=1, seed=5, max_tokens=600, reasoning_effort="none", extra_body={"truncate": True}).choices[0]
-    assert time.monotonic() - start < 60
-    calls = said.message.tool_calls or []
-    assert choice == "auto" or (len(calls) == 1 and said.finish_reason == "tool_calls"), said
+    # The tools are longer than cria's context: this route cuts the prompt.
+    body = {"model": "cria", "messages": QUESTION, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "think": False, "stream": False, "options": {"temperature": 1, "seed": 5, "num_predict": 600}}
+    status, said = server.post("/api/chat", body)
+    assert status == 200, said
+    calls = said["message"].get("tool_calls", [])
+    assert choice == "auto" or (len(calls) == 1 and said["done_reason"] == "stop"), said
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
     for call in calls:
-        check(json.loads(call.function.arguments), schemas[call.function.name])
-        assert choice in ("required", "auto") or call.function.name == "share_invoice"
+        name = call["function"]["name"]
+        check(call["function"]["arguments"], schemas[name])
+        assert choice in ("required", "auto") or name == "share_invoice"
 
 
 # Regular expressions and schemas that blow up in other engines. Each is answered, or refused by name.

@@ -76,11 +76,12 @@ def test_regular_expressions_and_grammars_hold(client):
 
 
 def test_a_schema_that_cannot_be_kept_is_refused_by_keyword(server, client):
+    # What is checked on the finished answer is refused where strictness is asked for.
     for schema, word in [({"type": "array", "uniqueItems": True}, "uniqueItems"), ({"type": "strange"}, "strange")]:
         with pytest.raises(openai.BadRequestError, match=word):
-            client.chat.completions.create(model="cria", messages=QUESTION, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
-        status, body = server.post("/api/chat", {"model": "cria", "messages": QUESTION, "format": schema})
-        assert status == 400 and body["error"].startswith("invalid JSON schema in format: ")
+            client.chat.completions.create(model="cria", messages=QUESTION, response_format={"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}})
+    status, body = server.post("/api/chat", {"model": "cria", "messages": QUESTION, "format": {"type": "strange"}})
+    assert status == 400 and body["error"].startswith("invalid JSON schema in format: ")
 
 
 def test_what_is_no_grammar_is_refused(server):

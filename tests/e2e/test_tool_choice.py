@@ -82,5 +82,6 @@ def test_anthropic_s_choices_hold(server):
 
 def test_a_tool_whose_schema_cannot_be_kept_is_named(client):
     bad = function("odd", {"list": {"type": "array", "uniqueItems": True}}, ["list"])
+    bad["function"]["strict"] = True
     with pytest.raises(openai.BadRequestError, match="uniqueItems"):
         client.chat.completions.create(model="cria", messages=QUESTION, tools=[bad], tool_choice="required")

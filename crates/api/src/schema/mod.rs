@@ -72,12 +72,7 @@ schemas! {
         "properties": {
             "type": {"type": "string", "description": "`function`; in chats of OpenAI's dialect also `custom`."},
             "custom": {
-                "type": "object", "description": "In place of the function: a tool that takes free text.",
-                "properties": {
-                    "name": {"type": "string", "description": "Its name."},
-                    "description": {"type": "string", "description": "What it does."},
-                    "format": {"type": "object", "description": "The form of its text."},
-                },
+                "description": "In place of the function: `name`, `description` and `format` of a tool that takes free text.",
             },
             "function": {
                 "type": "object",

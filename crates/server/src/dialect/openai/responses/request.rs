@@ -82,7 +82,14 @@ fn format(format: &Value) -> Result<(Option<Constraint>, SchemaLabel), Failure> 
             Some(grammar_format(kind, text("pattern"), text("grammar"))?)
         }
         (Some("json_schema"), schema @ Value::Object(_)) => {
-            let strict = format["strict"].as_bool();
+            let strict = match &format["strict"] {
+                Value::Null => None,
+                Value::Bool(strict) => Some(*strict),
+                other => {
+                    let text = format!("text.format: strict must be true or false, but is {other}");
+                    return Err(Failure::bad_request(text));
+                }
+            };
             if strict == Some(true) {
                 let wrong = |error| Failure::bad_request(format!("text.format: schema: {error}"));
                 check_strict(schema).map_err(wrong)?;
