@@ -59,29 +59,37 @@ pub fn fit(
     // Only a message that is no system message makes a shorter candidate.
     let last = chat.messages.len().saturating_sub(1);
     let cuts: Vec<usize> = (1..=last).filter(|cut| chat.messages[cut - 1].role != "system").collect();
-    let mut best: Option<Fitted> = None;
-    let mut shortest = whole;
+    let (enough, shortest) = smallest_cut(&cuts, &mut attempt)?;
+    Ok(enough.or(shortest).unwrap_or(whole))
+}
+
+/// Finds the smallest cut whose prompt is not too long, by bisection, and of those that are too long the last one tried.
+pub(crate) fn smallest_cut(
+    cuts: &[usize],
+    attempt: &mut impl FnMut(usize) -> Result<Fitted, PromptError>,
+) -> Result<(Option<Fitted>, Option<Fitted>), PromptError> {
+    let (mut enough, mut shortest) = (None, None);
     let (mut low, mut high) = (0, cuts.len());
     while low < high {
         let middle = low + (high - low) / 2;
-        match accepted(&cuts[middle..high], &mut attempt)? {
+        match accepted(&cuts[middle..high], attempt)? {
             Some((_, fitted)) if !fitted.too_long => {
                 high = middle;
-                best = Some(fitted);
+                enough = Some(fitted);
             }
             Some((passed, fitted)) => {
                 low = middle + passed + 1;
-                shortest = fitted;
+                shortest = Some(fitted);
             }
             // From here on the template refuses everything.
             None => high = middle,
         }
     }
-    Ok(best.unwrap_or(shortest))
+    Ok((enough, shortest))
 }
 
 /// How many cuts in a row a template may refuse before it is taken to refuse all.
-pub(crate) const REFUSALS_MAX: usize = 8;
+const REFUSALS_MAX: usize = 8;
 
 /// The first of the cuts at which the template takes the rest, and how many it refused before.
 fn accepted(

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::adapt::Adaptation;
 use crate::chat::{Chat, Rendered, render_messages};
-use crate::fit::{Fitted, REFUSALS_MAX};
+use crate::fit::{Fitted, smallest_cut};
 use crate::message::Message;
 use crate::{PromptError, Template};
 
@@ -44,29 +44,8 @@ pub fn fit_turns(
     }
     let turns = Turns::of(chat.messages);
     let cuts = turns.cuts(chat.messages);
-    let mut best = None;
-    let (mut low, mut high) = (0, cuts.len());
-    // The smallest cut that is enough. A cut that the template refuses is passed over.
-    while low < high {
-        let middle = low + (high - low) / 2;
-        let mut tried = None;
-        for (at, cut) in cuts[middle..high].iter().enumerate().take(REFUSALS_MAX) {
-            match attempt(&turns.kept_from(chat.messages, *cut), target) {
-                Ok(fitted) => {
-                    tried = Some((middle + at, fitted));
-                    break;
-                }
-                Err(error) if error.is_refusal() => {}
-                Err(error) => return Err(error),
-            }
-        }
-        match tried {
-            Some((_, fitted)) if !fitted.too_long => (best, high) = (Some(fitted), middle),
-            Some((at, _)) => low = at + 1,
-            None => high = middle,
-        }
-    }
-    if let Some(fitted) = best {
+    let mut attempt_cut = |cut: usize| attempt(&turns.kept_from(chat.messages, cut), target);
+    if let (Some(fitted), _) = smallest_cut(&cuts, &mut attempt_cut)? {
         return Ok(fitted);
     }
     let last = cuts.last().copied().unwrap_or(0);
