@@ -19,6 +19,8 @@ BIN = REPOSITORY / ".cache/agents/node_modules/.bin"
 # Nobody waits longer for a loop, however slow the machine is.
 TIMEOUT = 300
 BRIEF = "You answer in one sentence."
+# Tokens of a brief answer at most.
+BRIEF_TOKENS = 200
 
 
 class Proxy(http.server.BaseHTTPRequestHandler):
@@ -161,6 +163,7 @@ class Claude(Agent):
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1", "DISABLE_TELEMETRY": "1",
             # It runs as root in a container, where all permissions are fine.
             "IS_SANDBOX": "1",
+            **({"CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(BRIEF_TOKENS)} if self.brief else {}),
             **({"CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(self.window)} if self.window < WINDOW else {}),
         }  # fmt: skip
 
@@ -217,7 +220,8 @@ class Opencode(Agent):
     compaction = {"contains": ["anchored summary"]}
 
     def configure(self):
-        models = {self.model: {"name": self.model, "limit": {"context": self.window, "output": 8192 if self.window > 40000 else 2048}}}
+        output = BRIEF_TOKENS if self.brief else 8192 if self.window > 40000 else 2048
+        models = {self.model: {"name": self.model, "limit": {"context": self.window, "output": output}}}
         provider = {"npm": "@ai-sdk/openai-compatible", "name": "Puna", "options": {"baseURL": f"{self.url}/v1", "apiKey": "none"}, "models": models}
         config = {"model": f"puna/{self.model}", "small_model": f"puna/{self.model}", "autoupdate": False, "share": "disabled", "provider": {"puna": provider}}
         if self.brief:
@@ -258,7 +262,7 @@ class Qwen(Agent):
         settings = {
             "privacy": {"usageStatisticsEnabled": False}, "telemetry": {"enabled": False},
             "general": {"enableAutoUpdate": False, "disableAutoUpdate": True, "disableUpdateNag": True},
-            "model": {"generationConfig": {"contextWindowSize": self.window}},
+            "model": {"generationConfig": {"contextWindowSize": self.window, **({"samplingParams": {"max_tokens": BRIEF_TOKENS}} if self.brief else {})}},
         }  # fmt: skip
         if self.mcp:
             [command, *args] = self.mcp
