@@ -135,7 +135,7 @@ impl Generate {
         let object = |map: &Map<String, Value>| map.values().map(json_bytes).sum::<usize>();
         let message = |m: &Message| {
             let calls = m.tool_calls.iter().map(|call| 64 + object(&call.function.arguments));
-            let images = m.images.iter().map(|image| image.0.len());
+            let images = m.images.iter().map(|image| image.bytes().len());
             m.content.len() + m.thinking.len() + calls.chain(images).sum::<usize>()
         };
         let input = match &self.input {

@@ -40,7 +40,7 @@ impl Kept {
             call.id.len() + call.function.name.len() + size(&call.function.arguments.clone().into())
         };
         let message = |m: &Message| {
-            let images: usize = m.images.iter().map(|image| image.0.len()).sum();
+            let images: usize = m.images.iter().map(|image| image.bytes().len()).sum();
             let texts = m.content.len() + m.thinking.len() + m.tool_name.len() + m.tool_call_id.len();
             size_of::<Message>() + texts + images + m.tool_calls.iter().map(call).sum::<usize>()
         };

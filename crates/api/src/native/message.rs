@@ -33,29 +33,48 @@ pub struct Message {
     pub tool_call_id: String,
 }
 
-/// The bytes of an image or a sound; base64 on the wire.
+/// An image or a sound; base64 on the wire.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Image(pub Vec<u8>);
+pub enum Image {
+    /// Its bytes.
+    Bytes(Vec<u8>),
+    /// The client sent something that is no image, for this reason; `null` on the wire.
+    Unreadable(String),
+}
+
+impl Image {
+    /// Decodes base64.
+    pub fn from_base64(text: &str) -> Self {
+        crate::base64_decode(text).map_or_else(Self::illegal, Self::Bytes)
+    }
+
+    /// The bytes; none of an image that could not be read.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Unreadable(_) => &[],
+        }
+    }
+
+    fn illegal(at: usize) -> Self {
+        Self::Unreadable(format!("illegal base64 data at input byte {at}"))
+    }
+}
 
 impl Serialize for Image {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_str(&crate::base64_encode(&self.0))
+        match self {
+            Self::Bytes(bytes) => s.serialize_str(&crate::base64_encode(bytes)),
+            Self::Unreadable(_) => s.serialize_none(),
+        }
     }
 }
 
 impl<'de> Deserialize<'de> for Image {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        // Among images `null` is none.
-        let text = Option::<String>::deserialize(d)?.ok_or(0).map_err(illegal)?;
-        match crate::base64_decode(&text) {
-            Ok(bytes) => Ok(Self(bytes)),
-            Err(at) => Err(illegal(at)),
-        }
+        let text = Option::<String>::deserialize(d)?;
+        Ok(text.map_or_else(|| Self::illegal(0), |text| Self::from_base64(&text)))
     }
-}
-
-fn illegal<E: de::Error>(at: usize) -> E {
-    E::custom(format_args!("illegal base64 data at input byte {at}"))
 }
 
 /// A function call of the model.

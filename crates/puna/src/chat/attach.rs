@@ -41,7 +41,7 @@ pub fn attach_files(prompt: &str, err: &mut dyn Write) -> Result<Attached> {
         for written in [format!("'{path}'"), format!("'{found}'"), found.to_owned()] {
             attached.text = attached.text.replace(&written, "");
         }
-        attached.images.push(Image(bytes));
+        attached.images.push(Image::Bytes(bytes));
     }
     attached.text = attached.text.trim().to_owned();
     Ok(attached)
@@ -188,7 +188,7 @@ mod tests {
         let mut told = Vec::new();
         let attached = attach_files(&prompt, &mut told).expect("attached");
         assert_eq!(attached.text, "describe  and /nowhere/x.jpg please");
-        assert_eq!(attached.images, [Image(PNG.to_vec())]);
+        assert_eq!(attached.images, [Image::Bytes(PNG.to_vec())]);
         assert_eq!(String::from_utf8_lossy(&told), format!("Added image '{}'\n", path.display()));
     }
 

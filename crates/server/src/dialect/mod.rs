@@ -3,6 +3,7 @@
 mod answer_events;
 pub(crate) mod anthropic;
 mod arguments;
+mod images;
 pub(crate) mod native;
 pub(crate) mod openai;
 #[cfg(test)]
@@ -19,8 +20,8 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use futures_util::stream::unfold;
-use puna_api::native::{Logprob, Message, Metrics, PromptLogprob, Think};
-use puna_prompt::{Adaptation, Renderer};
+use puna_api::native::{Logprob, Metrics, PromptLogprob, Think};
+use puna_prompt::Renderer;
 use puna_sampler::Constraint;
 use puna_store::{Facts, Model};
 use serde::Serialize;
@@ -29,6 +30,7 @@ use tokio::time::{Instant, timeout_at};
 
 pub(crate) use answer_events::{AnswerEvent, CollectedCall};
 pub(crate) use arguments::{read_arguments, repaired_arguments, unparsed_arguments};
+pub(crate) use images::{check_images, check_readable, hide_old_images, hide_unreadable_images};
 pub(crate) use waiting::respond_when;
 
 use answer_events::AnswerEvents;
@@ -362,42 +364,6 @@ pub(crate) fn check_capability(model: &Model, wanted: bool, capability: &str) ->
         return Ok(());
     }
     Err(Failure::bad_request(format!("{} does not support {capability}", model.name.full())))
-}
-
-/// Refuses images where the model has no eyes. One on other servers sees with theirs.
-pub(crate) fn check_images(model: &Model, count: usize) -> Result<(), Failure> {
-    let (sees, is_remote) = (has(model, "vision"), !model.config.remote_host.is_empty());
-    if count == 0 || (sees && is_remote) {
-        return Ok(());
-    }
-    Err(Failure::bad_request(match sees {
-        false => "model does not support image input",
-        true => "image input is not supported yet",
-    }))
-}
-
-/// What a model that cannot see reads in place of an image.
-const HIDDEN_IMAGE: &str = "[image: this model cannot see images]";
-
-/// Puts a text in place of each image that the model cannot see. A conversation that has images from earlier turns, or in
-/// results of tools, goes on so.
-///
-/// # Errors
-/// A user's message of the newest turn has an image: the answer would be about something else.
-pub(crate) fn hide_old_images(model: &Model, messages: &mut [Message]) -> Result<(), Failure> {
-    let newest = messages.iter().rposition(|m| m.role == "assistant").map_or(0, |at| at + 1);
-    let asked = messages[newest..].iter().filter(|m| m.role != "tool").map(|m| m.images.len()).sum::<usize>();
-    check_images(model, asked)?;
-    if check_images(model, 1).is_ok() {
-        return Ok(());
-    }
-    for message in messages.iter_mut().filter(|message| !message.images.is_empty()) {
-        let texts = message.images.drain(..).map(|_| HIDDEN_IMAGE.to_owned());
-        let own = Some(std::mem::take(&mut message.content)).filter(|text| !text.is_empty());
-        message.content = own.into_iter().chain(texts).collect::<Vec<_>>().join("\n\n");
-        note_adapted(Adaptation::Placeholder.as_str().to_owned());
-    }
-    Ok(())
 }
 
 /// How many alternatives to report with each token, if any. Without `logprobs` there are none, as Ollama has it.

@@ -10,7 +10,8 @@ use serde::Serialize;
 
 use super::answer_events::{CallId, EndedCall};
 use super::{
-    AnswerEvent, Collected, CollectedCall, Encoder, Times, format, logprobs, metrics, prompt_logprobs,
+    AnswerEvent, Collected, CollectedCall, Encoder, Times, check_readable, format, hide_unreadable_images,
+    logprobs, metrics, prompt_logprobs,
 };
 use crate::canonical::{Done, Failure, Input, Overflow, Prompt};
 use crate::http::{Wire, error_body, json};
@@ -23,6 +24,7 @@ pub(crate) fn generate(request: GenerateRequest) -> Result<GenerationRequest, Fa
     let tokens = request.context.unwrap_or_default().into_iter().map(u32::try_from);
     let context = tokens.collect::<Result<Vec<u32>, _>>().map_err(wrong)?;
     let text = |text: String| Some(text).filter(|t| !t.is_empty());
+    check_readable(&request.images)?;
     let prompt = Prompt {
         text: request.prompt,
         suffix: request.suffix,
@@ -54,6 +56,7 @@ pub(crate) fn chat(request: ChatRequest) -> Result<GenerationRequest, Failure> {
     for message in &mut messages {
         message.role = message.role.to_lowercase();
     }
+    hide_unreadable_images(&mut messages)?;
     let mut chat = GenerationRequest {
         options: RequestOptions::named(request.options.as_ref()),
         think: request.think,

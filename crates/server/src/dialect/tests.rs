@@ -243,7 +243,7 @@ fn chat_completions_become_canonical_requests() {
 fn images_of_earlier_turns_become_a_text_and_those_of_the_newest_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let model = puna_store::Store::open(folder.path()).unwrap().resolve(&"cria".parse().unwrap()).unwrap();
-    let image = || vec![puna_api::native::Image(vec![1])];
+    let image = || vec![puna_api::native::Image::Bytes(vec![1])];
     let seen = |role: &str| Message { images: image(), ..Message::text(role, "look") };
     let mut earlier = vec![seen("user"), Message::text("assistant", "a"), Message::text("user", "b")];
     super::hide_old_images(&model, &mut earlier).unwrap();
@@ -256,6 +256,45 @@ fn images_of_earlier_turns_become_a_text_and_those_of_the_newest_are_refused() {
     let mut result = vec![Message::text("assistant", "a"), seen("tool")];
     super::hide_old_images(&model, &mut result).unwrap();
     assert!(result[1].content.starts_with("look\n\n[image"));
+    // The beginning of an answer does not make its question an old one.
+    let mut begun = vec![seen("user"), Message::text("assistant", "I see")];
+    assert!(super::hide_old_images(&model, &mut begun).is_err());
+}
+
+#[test]
+fn unreadable_images_of_earlier_turns_become_a_text_and_those_of_the_newest_are_refused() {
+    let request = |body: Value| {
+        let request = puna_api::decode::from_value(&body).map_err(|e| e.to_string())?;
+        openai::to_request(request).map_err(|f| f.message)
+    };
+    let (link, broken) = ("http://x/y.png", "data:image/png;base64,!!");
+    let user = |content: Value| json!({"role": "user", "content": content});
+    let answer = json!({"role": "assistant", "content": "a"});
+    let hidden = "[image: this model cannot see images]";
+    for url in [link, broken] {
+        let part = json!({"type": "image_url", "image_url": {"url": url}});
+        let chat = |messages: Value| request(json!({"model": "m", "messages": messages}));
+        assert!(chat(json!([user(json!([part]))])).is_err());
+        assert!(chat(json!([user(json!("hi")), answer, user(json!([part]))])).is_err());
+        let text = json!({"type": "text", "text": "look"});
+        let got = chat(json!([user(json!([text, part, part])), answer, user(json!("b"))])).unwrap();
+        assert_eq!(got.messages()[0].content, format!("look\n\n{hidden}\n\n{hidden}"));
+        assert!(got.messages()[0].images.is_empty());
+        let result = json!({"role": "tool", "tool_call_id": "c", "content": [part]});
+        let got = chat(json!([user(json!("hi")), answer, result])).unwrap();
+        assert_eq!(got.messages()[2].content, hidden);
+    }
+    let native = |messages: Value| {
+        let request = puna_api::decode::from_value(&json!({"model": "m", "messages": messages})).unwrap();
+        super::native::chat(request).map_err(|failure| failure.message)
+    };
+    let seen = json!({"role": "user", "content": "look", "images": [link, null]});
+    assert_eq!(native(json!([seen])).unwrap_err(), "illegal base64 data at input byte 4");
+    let got = native(json!([seen, answer, user(json!("b"))])).unwrap();
+    assert_eq!(got.messages()[0].content, format!("look\n\n{hidden}\n\n{hidden}"));
+    let prompt =
+        puna_api::decode::from_value(&json!({"model": "m", "prompt": "x", "images": ["!!"]})).unwrap();
+    assert_eq!(super::native::generate(prompt).unwrap_err().message, "illegal base64 data at input byte 0");
 }
 
 #[test]

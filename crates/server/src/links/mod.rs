@@ -21,7 +21,7 @@ use reqwest::{Client, Response, Url};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 
-pub(crate) use places::{Place, in_messages, in_openai};
+pub(crate) use places::{Author, Content, Place, in_messages, in_openai};
 
 use crate::canonical::Failure;
 use crate::config::Config;
@@ -122,25 +122,33 @@ impl Links {
         Self { hosts, turns: Semaphore::new(AT_ONCE), tls, resolver }
     }
 
-    /// Puts images where their addresses are, one after the other.
+    /// Puts images where their addresses are, one after the other. Addresses of earlier turns stay where they are if their
+    /// images cannot be fetched.
+    ///
+    /// # Errors
+    /// An image of the newest turn cannot be fetched, or there are too many.
     pub(crate) async fn fetch_all(&self, places: Vec<Place<'_>>) -> Result<(), Failure> {
-        if places.len() > COUNT {
+        let (newest, earlier): (Vec<_>, Vec<_>) = places.into_iter().partition(Place::is_newest);
+        let Some(rest) = COUNT.checked_sub(newest.len()) else {
             return Err(Failure::bad_request(format!(
                 "{} image URLs are too many: {COUNT} are fetched for a request",
-                places.len()
+                newest.len()
             )));
-        }
+        };
         let (mut left, end) = (BYTES_TOGETHER, Instant::now() + TIME_TOGETHER);
-        for place in places {
-            let url = place.url().to_owned();
-            let failure = |error: LinkError| {
-                let shown: String = url.chars().take(SHOWN).collect();
-                Failure::bad_request(format!("image URL {shown:?} {error}"))
-            };
-            let image = timeout_at(end, self.fetch(&url, left.min(BYTES))).await;
-            let image = image.unwrap_or(Err(LinkError::Slow)).map_err(failure)?;
-            left -= image.len();
-            place.put(&image);
+        for place in newest.into_iter().chain(earlier.into_iter().rev().take(rest)) {
+            let image = timeout_at(end, self.fetch(place.url(), left.min(BYTES))).await;
+            match image.unwrap_or(Err(LinkError::Slow)) {
+                Ok(image) => {
+                    left -= image.len();
+                    place.put(&image);
+                }
+                Err(error) if place.is_newest() => {
+                    let shown: String = place.url().chars().take(SHOWN).collect();
+                    return Err(Failure::bad_request(format!("image URL {shown:?} {error}")));
+                }
+                Err(_) => {}
+            }
         }
         Ok(())
     }

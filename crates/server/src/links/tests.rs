@@ -223,12 +223,13 @@ async fn images_come_in_the_place_of_their_addresses_and_others_stay() {
             {"type": "image_url", "image_url": url}, {"type": "input_image", "image_url": url}, {"type": "image_url"}, 5])
     };
     let mut content = openai(&url);
-    links.fetch_all(in_openai(std::iter::once(&mut content))).await.unwrap();
+    links.fetch_all(in_openai(vec![(Author::Other, &mut content)])).await.unwrap();
     let mut want = openai(&inline);
     want[0]["text"] = json!(url);
     assert_eq!(content, want);
-    assert!(in_openai(std::iter::once(&mut content)).is_empty(), "data is no address");
-    assert!(crate::dialect::openai::request_image(&inline).is_ok(), "the dialect reads what stands there");
+    assert!(in_openai(vec![(Author::Other, &mut content)]).is_empty(), "data is no address");
+    let read = crate::dialect::openai::request_image(&inline);
+    assert_eq!(read.bytes(), PNG, "the dialect reads what stands there");
 
     let source = json!({"type": "url", "url": url});
     let messages = |source: &Value| {
@@ -236,15 +237,27 @@ async fn images_come_in_the_place_of_their_addresses_and_others_stay() {
             {"type": "tool_result", "content": [{"type": "image", "source": source}]}, {"type": "text", "text": "http://"}])
     };
     let mut content = messages(&source);
-    links.fetch_all(in_messages(std::iter::once(&mut content))).await.unwrap();
+    links.fetch_all(in_messages(vec![(Author::Other, &mut content)])).await.unwrap();
     assert_eq!(content, messages(&json!({"type": "base64", "data": data})));
+
+    // Images of earlier turns come if they can, and after those of the newest turn.
+    let mut earlier = json!([{"type": "image_url", "image_url": url}, {"type": "image_url", "image_url": "http://inside.test/"}]);
+    let (mut answer, mut newest) = (json!("a"), openai(&url));
+    let contents =
+        vec![(Author::Other, &mut earlier), (Author::Assistant, &mut answer), (Author::Other, &mut newest)];
+    links.fetch_all(in_openai(contents)).await.unwrap();
+    assert_eq!(
+        (&earlier[0]["image_url"], &earlier[1]["image_url"]),
+        (&json!(inline), &json!("http://inside.test/"))
+    );
+    assert_eq!(newest[1]["image_url"]["url"], inline);
 
     let mut many = json!(vec![json!({"type": "image_url", "image_url": url}); COUNT + 1]);
     let before = host.asked();
-    let failure = links.fetch_all(in_openai(std::iter::once(&mut many))).await.unwrap_err();
+    let failure = links.fetch_all(in_openai(vec![(Author::Other, &mut many)])).await.unwrap_err();
     assert_eq!((failure.status, host.asked()), (400, before));
     let mut bad = json!([{"type": "image_url", "image_url": "http://inside.test/?token=a"}]);
-    let failure = links.fetch_all(in_openai(std::iter::once(&mut bad))).await.unwrap_err();
+    let failure = links.fetch_all(in_openai(vec![(Author::Other, &mut bad)])).await.unwrap_err();
     assert!(
         failure.message.starts_with("image URL \"http://inside.test/?token=a\" has no address"),
         "{failure}"

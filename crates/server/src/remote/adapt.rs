@@ -43,7 +43,8 @@ mod tests {
 
     #[test]
     fn a_conversation_of_an_agent_has_turns_that_every_template_accepts() {
-        let picture = Message { images: vec![native::Image(vec![1, 2])], ..Message::text("user", "see") };
+        let picture =
+            Message { images: vec![native::Image::Bytes(vec![1, 2])], ..Message::text("user", "see") };
         let messages = [
             Message::text("developer", "a"),
             Message::text("developer", "b"),
@@ -58,7 +59,7 @@ mod tests {
         let turns: Vec<_> = got.iter().map(|m| (m.role.as_str(), m.content.as_str())).collect();
         let user = "c\n\nsee\n\n<system>\nd\n</system>";
         assert_eq!(turns, [("system", "a\n\nb"), ("user", user), ("assistant", "e\n\nf"), ("user", "g")]);
-        assert_eq!(got[1].images, [native::Image(vec![1, 2])]);
+        assert_eq!(got[1].images, [native::Image::Bytes(vec![1, 2])]);
         assert_eq!(kinds, ["merged", "renamed"]);
         let plain = [Message::text("system", "a"), Message::text("user", "b")];
         assert_eq!(adapted(&plain), (plain.to_vec(), Vec::new()));

@@ -203,8 +203,9 @@ fn content(message: &Message) -> Value {
     if message.images.is_empty() {
         return message.content.as_str().into();
     }
-    let image = |Image(bytes): &Image| {
-        let kind = match bytes.as_slice() {
+    let image = |image: &Image| {
+        let bytes = image.bytes();
+        let kind = match bytes {
             [0xff, 0xd8, ..] => "image/jpeg",
             [b'R', b'I', b'F', b'F', ..] => "image/webp",
             _ => "image/png",

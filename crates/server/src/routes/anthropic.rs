@@ -14,7 +14,7 @@ use crate::canonical::Failure;
 use crate::dialect::anthropic::{MessagesEncoder, SEARCH, left_out, to_request, wishes_to_think};
 use crate::dialect::{collect, has, respond_when};
 use crate::http::{Anthropic, Client, Json, Refused, json_plain, note_ignored};
-use crate::links;
+use crate::links::{self, Author};
 use crate::names::Name;
 use crate::plans::Size;
 use crate::request::GenerationRequest;
@@ -66,8 +66,9 @@ async fn checked(
     if request.model.is_empty() {
         return Err(Failure::bad_request("model is required"));
     }
-    let places = links::in_messages(request.messages.iter_mut().map(|message| &mut message.content));
-    chat::fetch_images(app, &request.model, places).await?;
+    let contents = request.messages.iter_mut();
+    let contents = contents.map(|message| (Author::of_role(&message.role), &mut message.content));
+    chat::fetch_images(app, &request.model, links::in_messages(contents.collect())).await?;
     let wishes = wishes_to_think(&request);
     let mut request = to_request(request)?;
     let (name, model) = chat::find(app, &request.model).await?;

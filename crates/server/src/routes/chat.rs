@@ -78,13 +78,19 @@ pub(super) async fn find(app: &App, given: &str) -> Result<(Name, Arc<Model>), F
     Ok((name, model))
 }
 
-/// Fetches the images that a request for a model names by address, if the configuration allows that and the model sees; else
-/// those stay where they are, for the dialect to refuse.
+/// Fetches the images that a request for a model names by address, if the configuration allows that and the model sees.
+/// Otherwise the addresses stay, and the dialect refuses them or puts a text in their place.
+///
+/// # Errors
+/// The newest turn has an image, and the model sees none or the image cannot be fetched.
 pub(super) async fn fetch_images(app: &App, model: &str, places: Vec<Place<'_>>) -> Result<(), Failure> {
     let Some(links) = app.links().filter(|_| !places.is_empty()) else { return Ok(()) };
     let name = Name::to_run(model)?;
     let model = app.find(&name, || format!("model '{}' not found", name.given)).await?;
-    check_images(&model, places.len())?;
+    check_images(&model, places.iter().filter(|place| place.is_newest()).count())?;
+    if check_images(&model, 1).is_err() {
+        return Ok(());
+    }
     links.fetch_all(places).await
 }
 

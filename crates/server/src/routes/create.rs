@@ -13,6 +13,7 @@ use super::lines::{self, Line, WAITING};
 use super::transfer;
 use crate::app::{App, store_failure};
 use crate::canonical::{Failure, RunOptions};
+use crate::dialect::check_readable;
 use crate::http::{Json, Native, Refused, note_ignored};
 use crate::options::{self, RequestOptions};
 use crate::runner::{check_draft, check_model, check_template, detect_template};
@@ -37,6 +38,7 @@ pub(super) async fn create(
         note_ignored("files".into());
     }
     check_parameters(request.parameters.as_ref())?;
+    request.messages.iter().try_for_each(|message| check_readable(&message.images))?;
     let ranges = request.parameters.as_ref().map_or(Ok(()), puna_store::check_ranges);
     ranges.map_err(|e| Failure::bad_request(e.to_string()))?;
     let wanted = store_request(request);

@@ -23,7 +23,7 @@ use crate::dialect::openai::completions::{self, CompletionEncoder};
 use crate::dialect::openai::{self, ChatEncoder, to_request};
 use crate::dialect::{Encoder, collect_all, respond_when};
 use crate::http::{Client, Dialect, Json, OpenAi, Refused, json_plain};
-use crate::links;
+use crate::links::{self, Author};
 use crate::names::Name;
 use crate::plans::Size;
 
@@ -33,8 +33,9 @@ pub(super) async fn chat_completions(
     client: Client,
     Json(mut request, _): Json<OpenAi, ChatCompletionRequest>,
 ) -> Result<Response, Refused<OpenAi>> {
-    let places = links::in_openai(request.messages.iter_mut().map(|message| &mut message.content));
-    chat::fetch_images(&app, &request.model, places).await?;
+    let contents = request.messages.iter_mut();
+    let contents = contents.map(|message| (Author::of_role(&message.role), &mut message.content));
+    chat::fetch_images(&app, &request.model, links::in_openai(contents.collect())).await?;
     let stream = request.stream;
     let include_usage = request.stream_options.is_some_and(|o| o.include_usage);
     let answers = openai::count("n", request.n)?;

@@ -18,7 +18,7 @@ use crate::dialect::openai::responses::{
 };
 use crate::dialect::{collect, respond_when};
 use crate::http::{self, Client, Json, OpenAi, Owner, Refused, Wire, json_plain, note_ignored};
-use crate::links;
+use crate::links::{self, Author, Content};
 use crate::request::GenerationRequest;
 
 /// `POST /v1/responses`
@@ -88,17 +88,26 @@ async fn to_chat(
             None => break,
         }
     }
-    let items = request.input.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut);
-    let contents = items.flat_map(|item| {
-        item.iter_mut()
-            .filter(|(field, _)| matches!(field.as_str(), "content" | "output"))
-            .map(|(_, value)| value)
-    });
-    chat::fetch_images(app, &request.model, links::in_openai(contents)).await?;
+    let contents = request.input.as_array_mut().into_iter().flatten().flat_map(item_contents);
+    chat::fetch_images(app, &request.model, links::in_openai(contents.collect())).await?;
     let chat = to_request(request, &earlier)?;
     // What was said is in there; the answer repeats the rest.
     request.input = Value::Null;
     Ok(chat)
+}
+
+/// What an item of the input says, and who says it.
+fn item_contents(item: &mut Value) -> impl Iterator<Item = Content<'_>> {
+    let kind = item["type"].as_str().unwrap_or_default();
+    let author = match kind {
+        _ if kind.ends_with("_output") => Author::Tool,
+        _ if kind.ends_with("_call") => Author::Assistant,
+        _ => Author::of_role(item["role"].as_str().unwrap_or_default()),
+    };
+    let fields = item.as_object_mut().into_iter().flatten();
+    // The type of a call says that the assistant has answered.
+    let fields = fields.filter(|(field, _)| matches!(field.as_str(), "content" | "output" | "type"));
+    fields.map(move |(_, value)| (author, value))
 }
 
 /// The conversation that a request goes on from.

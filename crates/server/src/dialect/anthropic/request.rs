@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json as value};
 
 use super::{defined, documents};
 use crate::canonical::Failure;
-use crate::dialect::{go_type, grammar_format, read_arguments, repaired_arguments};
+use crate::dialect::{go_type, grammar_format, hide_unreadable_images, read_arguments, repaired_arguments};
 use crate::links::OFF;
 use crate::options::RequestOptions;
 use crate::request::GenerationRequest;
@@ -37,6 +37,7 @@ pub(crate) fn to_request(request: MessagesRequest) -> Result<GenerationRequest, 
     if messages.len() == before {
         return Err(Failure::bad_request("messages is required"));
     }
+    hide_unreadable_images(&mut messages)?;
     let config = request.output_config.unwrap_or_default();
     let choice = request.tool_choice.unwrap_or_default();
     let format = config.format.or(request.output_format).map(format).transpose()?.flatten();
@@ -344,15 +345,16 @@ fn found(content: &Value) -> String {
 fn image(block: &Value, missing: &str) -> Result<Image, Failure> {
     let source = block["source"].as_object().ok_or_else(|| Failure::bad_request(missing))?;
     let text = |field: &str| source.get(field).and_then(Value::as_str).unwrap_or_default();
-    match text("type") {
-        "base64" => puna_api::base64_decode(text("data")).map(Image).map_err(|at| {
-            Failure::bad_request(format!("invalid base64 image data: illegal base64 data at input byte {at}"))
-        }),
-        "url" => Err(Failure::bad_request(format!(
+    Ok(match text("type") {
+        "base64" => match Image::from_base64(text("data")) {
+            Image::Unreadable(reason) => Image::Unreadable(format!("invalid base64 image data: {reason}")),
+            image => image,
+        },
+        "url" => Image::Unreadable(format!(
             "invalid image source type: url. Only base64 images are supported: {OFF}"
-        ))),
-        other => Err(Failure::bad_request(format!(
+        )),
+        other => Image::Unreadable(format!(
             "invalid image source type: {other}. Only base64 images are supported."
-        ))),
-    }
+        )),
+    })
 }

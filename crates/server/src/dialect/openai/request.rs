@@ -12,7 +12,9 @@ use serde_json::Value;
 use super::custom::{arguments_of, as_functions};
 use super::{stop_texts, whole_only};
 use crate::canonical::{Failure, SchemaLabel};
-use crate::dialect::{go_type, grammar_format, logprobs, prompt_logprobs, read_arguments};
+use crate::dialect::{
+    go_type, grammar_format, hide_unreadable_images, logprobs, prompt_logprobs, read_arguments,
+};
 use crate::links::{OFF, is_link};
 use crate::options::{RequestOptions, effort};
 use crate::request::GenerationRequest;
@@ -22,7 +24,8 @@ pub(crate) fn to_request(request: ChatCompletionRequest) -> Result<GenerationReq
     if request.messages.is_empty() {
         return Err(Failure::bad_request("[] is too short - 'messages'"));
     }
-    let messages = messages(&request.messages)?;
+    let mut messages = messages(&request.messages)?;
+    hide_unreadable_images(&mut messages)?;
     let options = options(&request)?;
     let top_logprobs = request.top_logprobs;
     let logprobs = logprobs(request.logprobs.unwrap_or(false), top_logprobs)?;
@@ -208,7 +211,7 @@ fn content_parts(parts: &[Value], message: &mut native::Message) -> Result<(), F
             "image_url" => {
                 let url =
                     part["image_url"]["url"].as_str().or(part["image_url"].as_str()).ok_or_else(wrong)?;
-                message.images.push(image(url)?);
+                message.images.push(image(url));
             }
             "input_audio" => message.images.push(audio(&part["input_audio"])?),
             _ => return Err(wrong()),
@@ -218,15 +221,16 @@ fn content_parts(parts: &[Value], message: &mut native::Message) -> Result<(), F
     Ok(())
 }
 
-pub(crate) fn image(url: &str) -> Result<Image, Failure> {
+/// The image that an `image_url` brings.
+pub(crate) fn image(url: &str) -> Image {
     if is_link(url) {
         let text = "image URLs are not currently supported, please use base64 encoded data instead";
-        return Err(Failure::bad_request(format!("{text}: {OFF}")));
+        return Image::Unreadable(format!("{text}: {OFF}"));
     }
     let kinds = ["image/jpeg", "image/jpg", "image/png", "image/webp", ""];
     let data = kinds.iter().find_map(|kind| url.strip_prefix(&format!("data:{kind};base64,")));
     let bytes = data.and_then(|data| puna_api::base64_decode(data).ok());
-    bytes.map(Image).ok_or_else(|| Failure::bad_request("invalid image input"))
+    bytes.map_or_else(|| Image::Unreadable("invalid image input".into()), Image::Bytes)
 }
 
 fn audio(part: &Value) -> Result<Image, Failure> {
@@ -235,9 +239,8 @@ fn audio(part: &Value) -> Result<Image, Failure> {
     }
     let data = part["data"].as_str().filter(|d| !d.is_empty());
     let data = data.ok_or_else(|| Failure::bad_request("invalid input_audio format: missing data"))?;
-    puna_api::base64_decode(data).map(Image).map_err(|at| {
-        Failure::bad_request(format!(
-            "invalid input_audio base64 data: illegal base64 data at input byte {at}"
-        ))
+    Ok(match Image::from_base64(data) {
+        Image::Unreadable(reason) => Image::Unreadable(format!("invalid input_audio base64 data: {reason}")),
+        sound => sound,
     })
 }

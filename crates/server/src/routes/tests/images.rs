@@ -32,8 +32,7 @@ async fn images_by_address_are_refused_by_the_switch_s_name_or_for_want_of_eyes_
         (
             "/v1/messages/count_tokens",
             json!({"model": "cria", "messages": [{"role": "user", "content": [
-            {"type": "tool_result", "tool_use_id": "a", "content": [
-                {"type": "image", "source": {"type": "url", "url": url}}]}]}]}),
+            {"type": "image", "source": {"type": "url", "url": url}}]}]}),
         ),
     ];
     let off = Bench::new();
@@ -47,4 +46,56 @@ async fn images_by_address_are_refused_by_the_switch_s_name_or_for_want_of_eyes_
     }
     let asked = tokio::time::timeout(Duration::from_millis(100), host.accept()).await;
     assert!(asked.is_err(), "somebody was asked for an image that nobody sees");
+}
+
+#[tokio::test]
+async fn a_conversation_goes_on_after_an_image_that_nobody_could_read() {
+    let (link, broken) = ("http://127.0.0.1:9/a.png", "data:image/png;base64,!!");
+    let source = |url: &str| match url.split_once(',') {
+        Some((_, data)) => json!({"type": "base64", "media_type": "image/png", "data": data}),
+        None => json!({"type": "url", "url": url}),
+    };
+    let turns = |content: Value| {
+        json!([{"role": "user", "content": content},
+        {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}])
+    };
+    let requests = |url: &str| {
+        let image = json!({"type": "image", "source": source(url)});
+        let result = json!({"type": "tool_result", "tool_use_id": "a", "content": [image]});
+        [
+            (
+                "/v1/chat/completions",
+                json!({"max_tokens": 2,
+                "messages": turns(json!([{"type": "image_url", "image_url": {"url": url}}]))}),
+            ),
+            (
+                "/v1/responses",
+                json!({"max_output_tokens": 2,
+                "input": turns(json!([{"type": "input_image", "image_url": url}]))}),
+            ),
+            (
+                "/v1/responses",
+                json!({"max_output_tokens": 2, "input": [{"role": "user", "content": "hi"},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": url}]}]}),
+            ),
+            ("/v1/messages", json!({"max_tokens": 2, "messages": turns(json!([image]))})),
+            (
+                "/v1/messages",
+                json!({"max_tokens": 2, "messages": [{"role": "user", "content": "hi"},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
+                {"role": "user", "content": [result]}]}),
+            ),
+        ]
+    };
+    let off = Bench::new();
+    let on = Bench::with(|config| (config.image_urls, config.image_hosts) = (true, vec!["127.0.0.1".into()]));
+    for (url, bench) in [(link, &off), (link, &on), (broken, &off)] {
+        for (path, mut body) in requests(url) {
+            body["model"] = json!("cria");
+            let answer = bench.post(path, body).await;
+            assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+            assert!(answer.header("x-puna-adapted").contains("placeholder"), "{path}");
+        }
+    }
 }

@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 
-use puna_api::native::{Message, ToolCall, ToolCallFunction};
+use puna_api::native::{Image, Message, ToolCall, ToolCallFunction};
 use puna_api::responses::ResponsesRequest;
 use puna_sampler::{Constraint, check_strict};
 use serde_json::Value;
 
 use super::tools::{self, Form};
 use crate::canonical::{Failure, SchemaLabel};
-use crate::dialect::grammar_format;
 use crate::dialect::openai::request::image;
+use crate::dialect::{grammar_format, hide_unreadable_images};
 use crate::options::{RequestOptions, effort};
 use crate::request::GenerationRequest;
 
@@ -38,6 +38,7 @@ pub(crate) fn to_request(
     let mut conversation = Conversation { messages: earlier.to_vec(), called, thinking: String::new() };
     conversation.input(&request.input)?;
     let mut messages = conversation.messages;
+    hide_unreadable_images(&mut messages)?;
     if let Some(text) = request.instructions.as_ref().filter(|text| !text.is_empty() && !messages.is_empty())
     {
         messages.insert(0, Message::text("system", text));
@@ -253,10 +254,11 @@ fn content(i: usize, content: &Value, message: &mut Message) -> Result<(), Failu
             "input_text" | "output_text" | "text" => message.content.push_str(text("text")),
             "refusal" => message.content.push_str(text("refusal")),
             "input_image" => match part["image_url"].as_str() {
-                Some(url) => message.images.push(image(url)?),
+                Some(url) => message.images.push(image(url)),
                 None => {
                     let text = "an image needs its data in image_url: no files are kept here";
-                    return Err(Failure::bad_request(format!("input[{i}]: content[{j}]: {text}")));
+                    let reason = format!("input[{i}]: content[{j}]: {text}");
+                    message.images.push(Image::Unreadable(reason));
                 }
             },
             "input_file" => return Err(Failure::bad_request("file inputs are not currently supported")),
