@@ -17,6 +17,7 @@ use puna_api::json::{MAX_VALUES, SyntaxError};
 use ruzstd::decoding::StreamingDecoder;
 use serde::de::DeserializeOwned;
 
+use super::header_list::list_value;
 use super::room::{ROOM, Room, Share, hold};
 use super::{ErrorForm, Refused};
 use crate::canonical::Failure;
@@ -144,11 +145,7 @@ impl Ignored {
     }
 
     fn value(names: &Mutex<Vec<String>>) -> Option<HeaderValue> {
-        let fields = lock(names);
-        let plain = |c: char| if c.is_ascii_graphic() && c != ',' { c } else { '?' };
-        let names: Vec<String> =
-            fields.iter().map(|name| name.chars().take(MAX_NAME).map(plain).collect()).collect();
-        HeaderValue::from_str(&names.join(", ")).ok().filter(|_| !names.is_empty())
+        list_value(&lock(names), MAX_NAME)
     }
 }
 

@@ -4,6 +4,7 @@ mod body;
 mod client;
 mod dialect;
 mod ending;
+mod header_list;
 pub(crate) mod hosts;
 pub(crate) mod journal;
 mod lingering;

@@ -3,8 +3,9 @@
 use std::future::Future;
 use std::sync::{Arc, Mutex};
 
-use axum::http::{HeaderMap, HeaderValue};
+use axum::http::HeaderMap;
 
+use super::header_list::list_value;
 use crate::lock::lock;
 
 /// Names the keywords that are not enforced while the answer is written.
@@ -58,30 +59,11 @@ impl SchemaNotes {
     pub(crate) fn write(&self, headers: &mut HeaderMap) {
         let notes = lock(&self.0);
         for (name, keywords) in [(UNENFORCED, &notes.unenforced), (VIOLATIONS, &notes.violations)] {
-            if let Some(value) = header_value(keywords) {
+            if let Some(value) = list_value(keywords, NAME_MAX) {
                 headers.insert(name, value);
             }
         }
     }
-}
-
-/// The keywords with commas between them. What a header cannot hold is percent-encoded, as in a URI.
-fn header_value(keywords: &[String]) -> Option<HeaderValue> {
-    if keywords.is_empty() {
-        return None;
-    }
-    let encoded = |keyword: &String| {
-        let mut text = String::new();
-        for c in keyword.chars().take(NAME_MAX) {
-            if (c.is_ascii_graphic() || c == ' ') && c != ',' && c != '%' {
-                text.push(c);
-            } else {
-                c.encode_utf8(&mut [0; 4]).bytes().for_each(|byte| text += &format!("%{byte:02X}"));
-            }
-        }
-        text
-    };
-    HeaderValue::from_str(&keywords.iter().map(encoded).collect::<Vec<_>>().join(", ")).ok()
 }
 
 #[cfg(test)]
