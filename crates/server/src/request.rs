@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::canonical::{Failure, Generate, Input, Overflow, RunOptions, SchemaLabel};
 use crate::config::Config;
+use crate::dialect::openai::hosted;
 use crate::dialect::{
     check_capability, check_completion, check_images, check_think, has, hide_old_images, model_text,
 };
@@ -111,7 +112,14 @@ impl GenerationRequest {
     /// Offers tools. A choice among some of them leaves the others out.
     pub(crate) fn set_tools(&mut self, offered: Vec<Tool>, choice: ToolChoice) -> Result<(), Failure> {
         let (mut offered, mut choice) = (offered, choice);
-        if let ToolChoice::Allowed { required, names } = choice {
+        if let ToolChoice::Allowed { required, names, hosted } = choice {
+            ignore_hosted(&hosted)?;
+            if names.is_empty() {
+                return Err(Failure::bad_request(format!(
+                    "tool_choice allows only tools of other services ({}), which are not offered here: allow a function",
+                    hosted.join(", ")
+                )));
+            }
             let known: HashSet<&str> = offered.iter().map(Tool::name).collect();
             if let Some(name) = names.iter().find(|name| !known.contains(name.as_str())) {
                 return Err(Failure::bad_request(format!(
@@ -187,6 +195,17 @@ impl GenerationRequest {
             render_only: self.render_only,
         })
     }
+}
+
+/// Leaves tools of other services out of a choice, as they are left out of the tools, and names them in the answer's header.
+fn ignore_hosted(kinds: &[String]) -> Result<(), Failure> {
+    if let Some(kind) = kinds.iter().find(|kind| !hosted::is_ignored(kind)) {
+        return Err(Failure::bad_request(format!(
+            "tool_choice allows tools of type {kind:?}, which are not supported: allow functions"
+        )));
+    }
+    kinds.iter().for_each(|kind| note_ignored(format!("tool_choice.{kind}")));
+    Ok(())
 }
 
 /// Takes the switch for thinking out of the variables of a template, where the model can think, so that there is one answer to

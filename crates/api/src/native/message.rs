@@ -192,6 +192,8 @@ pub enum ToolChoice {
         required: bool,
         /// The names of those that may be called.
         names: Vec<String>,
+        /// The types of those that have no name, since a service runs them itself: `web_search`, `mcp` ….
+        hosted: Vec<String>,
     },
 }
 
@@ -202,10 +204,11 @@ impl Serialize for ToolChoice {
             Self::None => s.serialize_str("none"),
             Self::Required => s.serialize_str("required"),
             Self::Named(name) => json!({"type": "function", "function": {"name": name}}).serialize(s),
-            Self::Allowed { required, names } => {
+            Self::Allowed { required, names, hosted } => {
                 let mode = if *required { "required" } else { "auto" };
-                let tool = |name: &String| json!({"type": "function", "function": {"name": name}});
-                let allowed = json!({"mode": mode, "tools": names.iter().map(tool).collect::<Vec<_>>()});
+                let named = names.iter().map(|name| json!({"type": "function", "function": {"name": name}}));
+                let hosted = hosted.iter().map(|kind| json!({"type": kind}));
+                let allowed = json!({"mode": mode, "tools": named.chain(hosted).collect::<Vec<_>>()});
                 json!({"type": "allowed_tools", "allowed_tools": allowed}).serialize(s)
             }
         }
@@ -247,13 +250,21 @@ fn allowed(choice: &Value) -> Result<ToolChoice, String> {
     };
     let tools = list["tools"].as_array().filter(|tools| !tools.is_empty());
     let tools = tools.ok_or("tool_choice: allowed_tools needs a list of tools")?;
-    let name = |tool: &Value| {
+    let (mut names, mut hosted) = (Vec::new(), Vec::new());
+    for (at, tool) in tools.iter().enumerate() {
         let inner = ["function", "custom"].iter().find_map(|kind| tool[*kind]["name"].as_str());
         let name = tool["name"].as_str().or(inner).filter(|name| !name.is_empty());
-        let kind = || tool["type"].as_str().filter(|kind| *kind == "local_shell");
-        name.or_else(kind).map(str::to_owned).ok_or("tool_choice: a tool of allowed_tools has no name")
-    };
-    Ok(ToolChoice::Allowed { required, names: tools.iter().map(name).collect::<Result<_, _>>()? })
+        match (tool["type"].as_str().unwrap_or_default(), name) {
+            ("" | "function" | "custom", Some(name)) | (name @ "local_shell", None) => {
+                names.push(name.to_owned())
+            }
+            ("" | "function" | "custom", None) => {
+                return Err(format!("tool_choice: tools[{at}] of allowed_tools has no name"));
+            }
+            (kind, _) => hosted.push(kind.to_owned()),
+        }
+    }
+    Ok(ToolChoice::Allowed { required, names, hosted })
 }
 
 /// Whether, and how hard, the model is to think before it answers.

@@ -314,3 +314,53 @@ fn the_store_knows_the_parsers_that_there_are() {
     let known: Vec<_> = puna_store::PARSERS.iter().map(|one| one.name).collect();
     assert_eq!(known, puna_prompt::OutputParser::names().collect::<Vec<_>>());
 }
+
+#[test]
+fn malformed_tools_and_calls_of_chats_are_refused_with_their_position() {
+    let body = |extra: Value| {
+        let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let request = puna_api::decode::from_value(&body).map_err(|e| e.to_string())?;
+        openai::to_request(request).map_err(|f| f.message)
+    };
+    let function = json!({"type": "function", "function": {"name": "f"}});
+    let custom = |extra: Value| {
+        let mut custom = json!({"name": "c"});
+        custom.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        json!({"type": "custom", "custom": custom})
+    };
+    let same = custom(json!({"name": "f"}));
+    for (tool, want) in [
+        (json!({"type": "custom", "custom": null}), "tools[1]: a custom tool has no name"),
+        (json!({"type": "custom", "custom": {"name": ""}}), "tools[1]: a custom tool has no name"),
+        (same, "the custom tool and the function at tools[0] and tools[1] have the same name \"f\""),
+        (json!({"type": "function", "function": {"name": "g", "strict": "yes"}}), "tools[1]: strict must be"),
+        (custom(json!({"format": "text"})), "tools[1]: format must be an object"),
+        (custom(json!({"format": {"type": "weird"}})), "format: there is no type \"weird\""),
+        (custom(json!({"format": {"type": "grammar", "grammar": {"syntax": "lark"}}})), "in definition"),
+        (custom(json!({"format": {"type": "grammar", "grammar": 5}})), "in definition"),
+        (
+            custom(json!({"format": {"type": "grammar", "grammar": {"syntax": "x", "definition": "a"}}})),
+            "no syntax \"x\"",
+        ),
+    ] {
+        let error = body(json!({"tools": [function, tool]})).unwrap_err();
+        assert!(error.contains(want), "{tool}: {error}");
+    }
+    let call = |call: Value| {
+        let messages =
+            json!([{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]);
+        body(json!({"messages": messages})).map(|got| got.messages()[1].tool_calls[0].function.name.clone())
+    };
+    for (given, want) in [
+        (json!({"id": "a", "type": "weird", "function": {"name": "f"}}), "there is no type \"weird\""),
+        (json!({"id": "a", "type": "function"}), "needs the object function"),
+        (json!({"id": "a", "type": "custom", "custom": null}), "needs the object custom"),
+        (json!({"id": "a"}), "needs the object function"),
+    ] {
+        let error = call(given.clone()).unwrap_err();
+        assert!(error.starts_with("messages[1].tool_calls[0]: ") && error.contains(want), "{given}: {error}");
+    }
+    assert_eq!(call(json!({"custom": {"name": "c", "input": "x"}})).unwrap(), "c");
+    assert_eq!(call(json!({"function": {"name": "f", "arguments": ""}})).unwrap(), "f");
+}

@@ -3,6 +3,7 @@
 pub(crate) mod chat;
 pub(crate) mod completions;
 mod custom;
+pub(crate) mod hosted;
 mod request;
 pub(crate) mod responses;
 

@@ -150,11 +150,11 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
     // The last call with an id counts.
     let calls = messages.iter().flat_map(|m| &m.tool_calls);
     let name = |call: &ToolCall| match &call.custom {
-        Some(custom) => custom.name.clone(),
-        None => call.function.name.clone(),
+        Some(custom) if call.kind != "function" => custom.name.clone(),
+        _ => call.function.name.clone(),
     };
     let called: HashMap<_, _> = calls.map(|call| (call.id.as_str(), name(call))).collect();
-    for message in messages {
+    for (at, message) in messages.iter().enumerate() {
         let mut native = native::Message {
             role: message.role.clone(),
             thinking: [&message.reasoning, &message.reasoning_content]
@@ -162,7 +162,7 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
                 .find(|thoughts| !thoughts.is_empty())
                 .cloned()
                 .unwrap_or_default(),
-            tool_calls: message.tool_calls.iter().map(tool_call).collect(),
+            tool_calls: tool_calls(at, &message.tool_calls)?,
             tool_call_id: message.tool_call_id.clone(),
             tool_name: message.name.clone(),
             ..native::Message::default()
@@ -186,13 +186,33 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
     Ok(all)
 }
 
-fn tool_call(call: &ToolCall) -> native::ToolCall {
-    let (name, arguments) = match &call.custom {
-        Some(custom) => (custom.name.clone(), arguments_of(&custom.input)),
-        None => (call.function.name.clone(), read_arguments(&call.function.arguments)),
+/// The calls of the message at a position.
+fn tool_calls(message: usize, calls: &[ToolCall]) -> Result<Vec<native::ToolCall>, Failure> {
+    let wrong = |at: usize, text: String| {
+        Failure::bad_request(format!("messages[{message}].tool_calls[{at}]: {text}"))
+    };
+    let call = |(at, call)| tool_call(call).map_err(|text| wrong(at, text));
+    calls.iter().enumerate().map(call).collect()
+}
+
+fn tool_call(call: &ToolCall) -> Result<native::ToolCall, String> {
+    let (name, arguments) = match (call.kind.as_str(), &call.custom) {
+        ("" | "custom", Some(custom)) if !custom.name.is_empty() => {
+            (custom.name.clone(), arguments_of(&custom.input))
+        }
+        ("custom", _) => return Err("a call of type custom needs the object custom with a name".into()),
+        ("" | "function", _) if is_default(&call.function) => {
+            return Err("a call of type function needs the object function".into());
+        }
+        ("" | "function", _) => (call.function.name.clone(), read_arguments(&call.function.arguments)),
+        (other, _) => return Err(format!("there is no type {other:?}: use function or custom")),
     };
     let function = ToolCallFunction { index: call.index, name, arguments };
-    native::ToolCall { id: call.id.clone(), function }
+    Ok(native::ToolCall { id: call.id.clone(), function })
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// Whether there is sound in a conversation, which among images goes for one.

@@ -1,5 +1,7 @@
 //! `/v1/responses` behind the door.
 
+use std::collections::HashSet;
+
 use super::*;
 
 async fn respond(b: &Bench, extra: Value) -> Answer {
@@ -130,6 +132,41 @@ async fn what_the_model_is_not_offered_is_named() {
     let b = Bench::new();
     let search = respond(&b, json!({"tools": [{"type": "web_search"}]})).await;
     assert_eq!((search.status.as_u16(), search.header("x-puna-ignored")), (200, "tools.web_search"));
+}
+
+#[tokio::test]
+async fn tools_of_other_services_are_left_out_of_a_choice_as_they_are_of_the_tools() {
+    let b = Bench::new();
+    let chat = async |allowed: Value| {
+        let function = json!({"type": "function", "function": {"name": "f"}});
+        let allowed = json!({"mode": "auto", "tools": allowed});
+        let body = json!({"model": "cria", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2,
+            "tools": [function, {"type": "web_search"}],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}});
+        b.post("/v1/chat/completions", body).await
+    };
+    let response = async |allowed: Value| {
+        let tools = json!([{"type": "function", "name": "f"}, {"type": "web_search"}]);
+        let choice = json!({"type": "allowed_tools", "mode": "auto", "tools": allowed});
+        respond(&b, json!({"tools": tools, "tool_choice": choice})).await
+    };
+    let named = json!({"type": "function", "name": "f"});
+    let search = json!({"type": "web_search"});
+    let got = response(json!([named, search, {"type": "image_generation"}])).await;
+    assert_eq!(got.status, 200, "{}", got.body);
+    let ignored: HashSet<&str> = got.header("x-puna-ignored").split(", ").collect();
+    let want = ["tools.web_search", "tool_choice.web_search", "tool_choice.image_generation"];
+    assert_eq!(ignored, HashSet::from(want));
+    assert_eq!(got.json()["tool_choice"]["tools"].as_array().unwrap().len(), 3);
+    let got = chat(json!([{"type": "function", "function": {"name": "f"}}, search])).await;
+    assert_eq!(got.status, 200, "{}", got.body);
+    let ignored: HashSet<&str> = got.header("x-puna-ignored").split(", ").collect();
+    assert_eq!(ignored, HashSet::from(["tools.web_search", "tool_choice.web_search"]));
+    for allowed in [json!([search]), json!([named, {"type": "mcp", "server_label": "x"}])] {
+        for refused in [response(allowed.clone()).await, chat(allowed).await] {
+            assert_eq!(refused.status, 400, "{}", refused.body);
+        }
+    }
 }
 
 #[tokio::test]

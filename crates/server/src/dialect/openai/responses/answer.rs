@@ -135,9 +135,10 @@ impl ResponseEncoder {
     fn choice(&self, choice: &ToolChoice) -> Value {
         let name = match choice {
             ToolChoice::Named(name) => name,
-            ToolChoice::Allowed { required, names } => {
-                let tools: Vec<_> =
-                    names.iter().map(|name| self.choice(&ToolChoice::Named(name.clone()))).collect();
+            ToolChoice::Allowed { required, names, hosted } => {
+                let named = names.iter().map(|name| self.choice(&ToolChoice::Named(name.clone())));
+                let hosted = hosted.iter().map(|kind| value!({"type": kind}));
+                let tools: Vec<_> = named.chain(hosted).collect();
                 let mode = if *required { "required" } else { "auto" };
                 return value!({"type": "allowed_tools", "mode": mode, "tools": tools});
             }

@@ -36,6 +36,10 @@ pub(crate) fn to_request(
     let calls = earlier.iter().flat_map(|m| &m.tool_calls);
     let called = calls.map(|call| (call.id.clone(), call.function.name.clone())).collect();
     let mut conversation = Conversation { messages: earlier.to_vec(), called, thinking: String::new() };
+    let is_instructed = request.instructions.as_ref().is_some_and(|text| !text.is_empty());
+    if request.input.as_array().is_some_and(Vec::is_empty) && earlier.is_empty() && !is_instructed {
+        return Err(Failure::bad_request("input must not be empty: give it a text or at least one item"));
+    }
     conversation.input(&request.input)?;
     let mut messages = conversation.messages;
     hide_unreadable_images(&mut messages)?;
@@ -156,8 +160,7 @@ impl Conversation {
             if kind.ends_with("_output") {
                 return self.result(i, item);
             }
-            self.call(form, item);
-            return Ok(());
+            return self.call(form, item).or_else(wrong);
         }
         match kind {
             "message" => self.message(i, role, item),
@@ -198,8 +201,8 @@ impl Conversation {
         Ok(())
     }
 
-    fn call(&mut self, form: Form, item: &Value) {
-        let (name, arguments) = form.call(item);
+    fn call(&mut self, form: Form, item: &Value) -> Result<(), String> {
+        let (name, arguments) = form.call(item)?;
         let id = item["call_id"].as_str().or(item["id"].as_str()).unwrap_or_default().to_owned();
         if self.messages.last().is_none_or(|last| last.role != "assistant") || !self.thinking.is_empty() {
             let thinking = std::mem::take(&mut self.thinking);
@@ -210,6 +213,7 @@ impl Conversation {
             self.called.insert(id.clone(), name.clone());
             last.tool_calls.push(ToolCall { id, function: ToolCallFunction { index, name, arguments } });
         }
+        Ok(())
     }
 
     fn result(&mut self, i: usize, item: &Value) -> Result<(), Failure> {

@@ -31,7 +31,6 @@ fn items_become_messages() {
     let user = json!({"role": "user", "content": "x"});
     assert_eq!(input(json!("x")).unwrap(), json!([user]));
     assert_eq!(input(json!("")).unwrap(), json!([]));
-    assert_eq!(input(json!([])).unwrap(), json!([]));
     let parts = json!([{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]);
     let got = input(json!([{"type": "message", "role": "User", "content": parts}])).unwrap();
     assert_eq!(got, json!([{"role": "user", "content": "a", "images": ["AAAA"]}]));
@@ -187,6 +186,44 @@ fn tools_that_are_no_functions_are_offered_as_functions() {
         ["tools.web_search", "tools.web_search_preview", "tools.image_generation"]
     );
     assert!(request(json!({"tools": tools, "tool_choice": {"type": "web_search"}})).is_err());
+}
+
+#[test]
+fn malformed_tools_and_calls_are_refused_with_their_position() {
+    let function = json!({"type": "function", "name": "f"});
+    for (tool, want) in [
+        (json!({"type": "custom"}), "tools[1]: a custom tool has no name"),
+        (json!({"type": "custom", "name": "f"}), "at tools[0] and tools[1] have the same name \"f\""),
+        (
+            json!({"type": "function", "name": "g", "strict": 1}),
+            "tools[1]: strict must be true or false, but is 1",
+        ),
+        (json!({"type": "custom", "name": "c", "format": {"type": "weird"}}), "there is no type \"weird\""),
+        (
+            json!({"type": "custom", "name": "c", "format": {"type": "grammar"}}),
+            "needs its text in definition",
+        ),
+    ] {
+        let error = request(json!({"tools": [function, tool], "input": "x"})).unwrap_err();
+        assert!(error.contains(want), "{tool}: {error}");
+    }
+    for item in [
+        json!({"type": "function_call", "call_id": "a", "arguments": "{}"}),
+        json!({"type": "custom_tool_call", "call_id": "a", "input": "x"}),
+        json!({"type": "local_shell_call", "call_id": "a"}),
+    ] {
+        let error = request(json!({"input": [{"role": "user", "content": "x"}, item]})).unwrap_err();
+        assert!(error.starts_with("input[1]: a call "), "{item}: {error}");
+    }
+}
+
+#[test]
+fn a_response_to_nothing_is_refused() {
+    let error = request(json!({"input": []})).unwrap_err();
+    assert!(error.starts_with("input must not be empty"), "{error}");
+    assert!(request(json!({"input": [], "instructions": "Be brief."})).is_ok());
+    let body = puna_api::decode::from_value(&json!({"model": "m", "input": []})).unwrap();
+    assert!(to_request(&body, &[Message::text("user", "x")]).is_ok());
 }
 
 #[test]

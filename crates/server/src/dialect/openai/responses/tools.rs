@@ -6,14 +6,12 @@ use puna_api::responses::ResponsesRequest;
 use serde_json::{Map, Value, json as value};
 
 use crate::canonical::Failure;
-use crate::dialect::openai::custom::{INPUT, arguments_of, function_of, input_of};
+use crate::dialect::openai::custom::{INPUT, Names, arguments_of, check_strict_type, function_of, input_of};
+use crate::dialect::openai::hosted::is_ignored;
 use crate::dialect::read_arguments;
 
 /// The function that stands for the client's shell.
 const SHELL: &str = "local_shell";
-
-/// Tools of the service itself that agents name by habit and do without: they are left out, and the answer says so.
-const LEFT_OUT: [&str; 3] = ["web_search", "image_generation", "tool_search"];
 
 /// The name of a tool: agents group tools, and call a group a namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -73,9 +71,9 @@ pub(crate) fn take_additional_tools(request: &mut ResponsesRequest) {
 pub(super) fn full_choice(choice: ToolChoice, tools: &[Value]) -> ToolChoice {
     match choice {
         ToolChoice::Named(name) => ToolChoice::Named(full_name_of(name, tools)),
-        ToolChoice::Allowed { required, names } => {
+        ToolChoice::Allowed { required, names, hosted } => {
             let names = names.into_iter().map(|name| full_name_of(name, tools)).collect();
-            ToolChoice::Allowed { required, names }
+            ToolChoice::Allowed { required, names, hosted }
         }
         other => other,
     }
@@ -165,21 +163,27 @@ impl Form {
     }
 
     /// Name and arguments of the call that an item of a conversation is.
-    pub(super) fn call(self, item: &Value) -> (String, Map<String, Value>) {
+    ///
+    /// # Errors
+    /// The call lacks its name, or the command of a shell.
+    pub(super) fn call(self, item: &Value) -> Result<(String, Map<String, Value>), String> {
         let text = |field: &str| item[field].as_str().unwrap_or_default().to_owned();
+        let name = ToolName::of_item(item);
         match self {
+            Self::Function | Self::Custom if name.name.is_empty() => Err("a call needs the text name".into()),
             Self::Function => {
                 let arguments = match &item["arguments"] {
                     Value::Object(arguments) => arguments.clone(),
                     _ => read_arguments(&text("arguments")),
                 };
-                (ToolName::of_item(item).full(), arguments)
+                Ok((name.full(), arguments))
             }
-            Self::Custom => (ToolName::of_item(item).full(), arguments_of(&text(INPUT))),
+            Self::Custom => Ok((name.full(), arguments_of(&text(INPUT)))),
             Self::Shell => {
-                let mut arguments = item["action"].as_object().cloned().unwrap_or_default();
+                let action = item["action"].as_object().cloned();
+                let mut arguments = action.ok_or("a call of the shell needs the object action")?;
                 arguments.retain(|field, value| field != "type" && !value.is_null());
-                (SHELL.to_owned(), arguments)
+                Ok((SHELL.to_owned(), arguments))
             }
         }
     }
@@ -202,53 +206,49 @@ fn action(arguments: &Map<String, Value>) -> Value {
 
 /// The functions that stand for a request's tools.
 pub(super) fn native(tools: &[Value]) -> Result<Vec<Tool>, Failure> {
-    let mut all = Vec::new();
+    let (mut all, mut names) = (Vec::new(), Names::default());
     for (i, tool) in tools.iter().enumerate() {
+        let wrong = |text: String| Failure::bad_request(format!("tools[{i}]: {text}"));
+        let mut offer = |tool: &Value, namespace: &str| {
+            let is_custom = tool["type"] == "custom";
+            let made = if is_custom { function_of(tool)? } else { tool.clone() };
+            let function = function(&made, namespace)?;
+            names.add(i, function.name(), is_custom)?;
+            all.push(function);
+            Ok(())
+        };
         match tool["type"].as_str().unwrap_or_default() {
-            "function" => all.push(function(i, tool, "")?),
+            "function" | "custom" => offer(tool, "").map_err(wrong)?,
             "namespace" => {
                 let prefix = tool["name"].as_str().unwrap_or_default();
-                for member in tool["tools"].as_array().into_iter().flatten() {
-                    match member["type"] == "custom" {
-                        true => all.push(function(i, &function_of(member), prefix)?),
-                        false => all.push(function(i, member, prefix)?),
-                    }
-                }
+                let mut members = tool["tools"].as_array().into_iter().flatten();
+                members.try_for_each(|member| offer(member, prefix)).map_err(wrong)?;
             }
-            "custom" => all.push(function(i, &function_of(tool), "")?),
-            SHELL => all.push(function(i, &shell(), "")?),
-            kind if is_left_out(kind) => {}
-            kind => {
-                let text = format!("tools[{i}]: tools of type {kind:?} are not supported");
-                return Err(Failure::bad_request(text));
-            }
+            SHELL => offer(&shell(), "").map_err(wrong)?,
+            kind if is_ignored(kind) => {}
+            kind => return Err(wrong(format!("tools of type {kind:?} are not supported"))),
         }
     }
     Ok(all)
 }
 
-fn is_left_out(kind: &str) -> bool {
-    LEFT_OUT.iter().any(|known| kind.starts_with(known))
-}
-
 /// The tools of a request that the model is not offered.
 pub(crate) fn left_out(tools: &[Value]) -> Vec<String> {
     let kinds = tools.iter().filter_map(|tool| tool["type"].as_str());
-    kinds.filter(|kind| is_left_out(kind)).map(|kind| format!("tools.{kind}")).collect()
+    kinds.filter(|kind| is_ignored(kind)).map(|kind| format!("tools.{kind}")).collect()
 }
 
-fn function(i: usize, tool: &Value, namespace: &str) -> Result<Tool, Failure> {
-    let name = tool["name"].as_str().filter(|name| !name.is_empty());
-    let name = name.ok_or_else(|| Failure::bad_request(format!("tools[{i}]: a function has no name")))?;
+fn function(tool: &Value, namespace: &str) -> Result<Tool, String> {
+    let name = tool["name"].as_str().filter(|name| !name.is_empty()).ok_or("a function has no name")?;
     let name = if namespace.is_empty() { name.to_owned() } else { format!("{namespace}.{name}") };
+    check_strict_type(&tool["strict"])?;
     let mut function = Map::from_iter([("name".to_owned(), value!(name))]);
     for field in ["description", "parameters", "strict"] {
         if !tool[field].is_null() {
             function.insert(field.into(), tool[field].clone());
         }
     }
-    serde_json::from_value(value!({"type": "function", "function": function}))
-        .map_err(|e| Failure::bad_request(format!("tools[{i}]: {e}")))
+    serde_json::from_value(value!({"type": "function", "function": function})).map_err(|e| e.to_string())
 }
 
 fn shell() -> Value {
