@@ -18,6 +18,8 @@ STAND_IN = f"""#!{sys.executable}
 import json, os, pathlib, signal, sys, time
 ends = lambda number, _: (pathlib.Path(os.environ["RECORD"] + ".signal").write_text(str(number)), os._exit(7))
 signal.signal(signal.SIGTERM, ends)
+if "INTERRUPTS" in os.environ:
+    signal.signal(signal.SIGINT, lambda *_: open(os.environ["INTERRUPTS"], "a").write("x"))
 named = [word for word in [*sys.argv, *os.environ.values()] if "puna-launch-" in word and os.path.exists(word)]
 record = {{"arguments": sys.argv[1:], "environment": dict(os.environ), "input": sys.stdin.read() if "READ" in os.environ else None,
            "files": {{path: pathlib.Path(path).read_text() for path in named}}}}
@@ -168,6 +170,42 @@ def test_signals_go_to_the_agent(server, clients):
     assert (record.parent / f"{record.name}.signal").read_text() == str(int(signal.SIGTERM))
     files = json.loads(record.read_text())["files"]
     assert files and not any(pathlib.Path(path).exists() for path in files)
+
+
+def test_ctrl_c_reaches_the_agent_once_whatever_its_streams_are(server, clients):
+    interrupts = clients.parent / "interrupts"
+    env = variables(server, clients, WAIT="1", INTERRUPTS=str(interrupts))
+    child, terminal = pty.fork()
+    if child == 0:
+        # The terminal is the one of the session, though the input comes from elsewhere.
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.execve(BINARY, [BINARY, "launch", "qwen", "--model", "agent"], env)
+    try:
+        wait_for(pathlib.Path(env["RECORD"]).exists)
+        os.write(terminal, b"\x03")
+        wait_for(interrupts.exists)
+        time.sleep(0.5)
+        assert interrupts.read_text() == "x"
+    finally:
+        os.kill(child, signal.SIGTERM)
+        os.waitpid(child, 0)
+        os.close(terminal)
+
+
+def test_a_configuration_of_opencode_that_cannot_be_read_is_an_error(server, clients):
+    env = variables(server, clients, OPENCODE_CONFIG_CONTENT='{"theme": ')
+    done = puna("launch", "opencode", "--model", "agent", env=env)
+    assert done.returncode == 1 and "cannot take over OPENCODE_CONFIG_CONTENT: it is no JSON object" in done.stderr, done.stderr
+    assert not pathlib.Path(env["RECORD"]).exists()
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_print_never_shows_a_key(server, clients, agent):
+    config = json.dumps({"provider": {"other": {"options": {"apiKey": "sk-own"}}}})
+    env = variables(server, clients, PUNA_API_KEY='sk-"puna\\1', OPENCODE_CONFIG_CONTENT=config)
+    text = puna("launch", agent, "--model", "agent", "--print", env=env, check=True).stdout
+    assert "$PUNA_API_KEY" in text
+    assert "sk-" not in text, text
 
 
 def test_an_agent_that_is_missing_is_named_with_the_command_that_installs_it(server, tmp_path):

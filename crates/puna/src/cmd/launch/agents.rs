@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
+use serde_json::Value;
 
 use super::claude::ClaudeCode;
 use super::codex::Codex;
@@ -50,7 +51,12 @@ pub struct Setup {
     pub arguments: Vec<String>,
     /// Files that exist as long as the agent runs: their names in the folder of this run, and what they hold.
     pub files: Vec<(String, String)>,
+    /// Keys in settings of the user that were taken over, which are not printed.
+    pub secrets: Vec<String>,
 }
+
+/// Parts of the names of fields with secrets.
+const SECRET: [&str; 6] = ["key", "token", "secret", "password", "authorization", "credential"];
 
 impl Setup {
     /// Sets a variable.
@@ -58,10 +64,29 @@ impl Setup {
         self.set.push((name.to_owned(), value.into()));
     }
 
+    /// Keeps the secrets in settings of the user out of what is printed.
+    pub fn hide(&mut self, settings: &Value) {
+        match settings {
+            Value::Array(list) => list.iter().for_each(|item| self.hide(item)),
+            Value::Object(fields) => fields.iter().for_each(|(name, value)| match value {
+                Value::String(text) if is_secret(name, text) => self.secrets.push(text.clone()),
+                value => self.hide(value),
+            }),
+            _ => {}
+        }
+    }
+
     /// Adds arguments.
     pub fn arguments(&mut self, arguments: &[&str]) {
         self.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
     }
+}
+
+/// Whether a field holds a secret, and not the name of a variable (`envKey`, `{env:…}`) with one.
+fn is_secret(name: &str, text: &str) -> bool {
+    let name = name.to_lowercase();
+    let names_variable = name.starts_with("env") || text.starts_with('{');
+    !text.is_empty() && !names_variable && SECRET.iter().any(|part| name.contains(part))
 }
 
 /// A coding agent that Puna can start.

@@ -1,9 +1,10 @@
 //! opencode: a configuration of its own stands in a variable, and goes over the files of the user and the project.
 
+use std::ffi::OsString;
 use std::path::Path;
 
-use anyhow::Result;
-use serde_json::{Value, json};
+use anyhow::{Result, anyhow};
+use serde_json::{Map, Value, json};
 
 use super::agents::{Agent, Setup, Target};
 
@@ -51,17 +52,28 @@ impl Agent for Opencode {
             "options": {"baseURL": target.openai_url(), "apiKey": target.key, "timeout": false},
             "models": {(target.model.clone()): model},
         });
-        let config = with_provider(given(), &name, provider);
+        let given = given(std::env::var_os(CONFIG))?;
         let mut setup = Setup::default();
+        setup.hide(&given);
+        let config = with_provider(given, &name, provider);
         setup.set(CONFIG, config.to_string());
         Ok(setup)
     }
 }
 
 /// The configuration that the variable has already.
-fn given() -> Value {
-    let text = std::env::var(CONFIG).unwrap_or_default();
-    serde_json::from_str(&text).ok().filter(Value::is_object).unwrap_or_else(|| json!({}))
+///
+/// # Errors
+/// It is no JSON object: this run's configuration would replace it.
+fn given(content: Option<OsString>) -> Result<Value> {
+    let Some(content) = content.filter(|content| !content.is_empty()) else { return Ok(json!({})) };
+    let advice = "correct it, without comments in it, or unset it";
+    let text =
+        content.to_str().ok_or_else(|| anyhow!("cannot take over {CONFIG}: it is not UTF-8; {advice}"))?;
+    // The error of the parser has the place and no text of the configuration, which may have keys in it.
+    let config: Map<String, Value> = serde_json::from_str(text)
+        .map_err(|error| anyhow!("cannot take over {CONFIG}: it is no JSON object ({error}); {advice}"))?;
+    Ok(Value::Object(config))
 }
 
 /// A configuration with a provider of this run and its model.
@@ -89,5 +101,20 @@ mod tests {
         let expected = json!({"theme": "x", "model": "puna/m", "small_model": "puna/m", "provider": {"a": 1, "puna": {"name": "Puna"}}});
         assert_eq!(config, expected);
         assert_eq!(with_provider(json!({"provider": 5}), "m", json!(1))["provider"], json!({"puna": 1}));
+    }
+
+    #[test]
+    fn a_configuration_that_cannot_be_read_is_an_error() {
+        for empty in [None, Some(OsString::new())] {
+            assert_eq!(given(empty).unwrap(), json!({}));
+        }
+        assert_eq!(given(Some("{\"theme\": \"x\"}".into())).unwrap(), json!({"theme": "x"}));
+        for wrong in ["{\"theme\": ", "[1]", "{} // mine"] {
+            let error = given(Some(wrong.into())).unwrap_err().to_string();
+            assert!(
+                error.starts_with("cannot take over OPENCODE_CONFIG_CONTENT: it is no JSON object"),
+                "{error}"
+            );
+        }
     }
 }

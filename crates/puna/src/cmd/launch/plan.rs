@@ -3,10 +3,13 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use super::agents::{Agent, Setup, Target};
+use super::agents::{Agent, Setup, Target, quoted};
 
 /// What stands for the key, which is not printed.
 const KEY: &str = "$PUNA_API_KEY";
+
+/// What stands for secrets in settings of the user.
+const HIDDEN: &str = "\"[hidden]\"";
 
 /// The files, the variables and the command of a launch.
 pub fn plan(
@@ -17,9 +20,10 @@ pub fn plan(
     folder: &Path,
 ) -> String {
     let mut text = about(target);
+    let hidden = |text: &str| hidden(&without_secrets(text, setup), target);
     for (name, content) in &setup.files {
         let path = folder.join(name);
-        let content = hidden(content, target);
+        let content = hidden(content);
         let _ = write!(text, "\n# {}, as long as {} runs:\n{content}", path.display(), agent.title());
     }
     text.push_str("\nenv");
@@ -27,11 +31,11 @@ pub fn plan(
         let _ = write!(text, " -u {name}");
     }
     for (name, value) in &setup.set {
-        let _ = write!(text, " \\\n  {name}={}", shell(&hidden(value, target)));
+        let _ = write!(text, " \\\n  {name}={}", shell(&hidden(value)));
     }
     let _ = write!(text, " \\\n  {}", agent.program());
     for argument in setup.arguments.iter().chain(arguments) {
-        let _ = write!(text, " {}", shell(argument));
+        let _ = write!(text, " {}", shell(&hidden(argument)));
     }
     text.push('\n');
     text
@@ -62,12 +66,18 @@ fn about(target: &Target) -> String {
     format!("# server {}, model {}, context window {window}\n", target.url, target.model)
 }
 
-/// A value without the key in it.
+/// A value without the key in it, as it is or as a part of JSON.
 fn hidden(value: &str, target: &Target) -> String {
-    match target.key == NO_KEY {
-        true => value.to_owned(),
-        false => value.replace(&target.key, KEY),
+    if target.key == NO_KEY || target.key.is_empty() {
+        return value.to_owned();
     }
+    let escaped = quoted(&target.key);
+    value.replace(&escaped[1..escaped.len() - 1], KEY).replace(&target.key, KEY)
+}
+
+/// A text without the secrets of the user's settings, which are strings of JSON in it.
+fn without_secrets(text: &str, setup: &Setup) -> String {
+    setup.secrets.iter().fold(text.to_owned(), |text, secret| text.replace(&quoted(secret), HIDDEN))
 }
 
 /// The key where a server asks for none: some clients do not start without one.

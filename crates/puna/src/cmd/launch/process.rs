@@ -1,17 +1,18 @@
 //! Running an agent: finding its program, passing signals on, and its exit status.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
 use anyhow::{Context, Result};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getpgrp, kill_process};
+use rustix::termios::tcgetpgrp;
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::agents::Setup;
-use super::choice::has_terminal;
 
 /// The program of a name on the search path.
 pub fn find(program: &str, path: Option<&OsStr>) -> Option<PathBuf> {
@@ -55,17 +56,22 @@ async fn wait(mut command: Command, program: &Path) -> Result<u8> {
             let _ = kill_process(id, to);
         }
     };
-    // Ctrl-C and Ctrl-\ in a terminal go to both processes.
-    let is_shared = has_terminal();
     loop {
         tokio::select! {
             status = child.wait() => return status.map(code).context("cannot wait for the program"),
             _ = terminate.recv() => send(Signal::TERM),
             _ = hang_up.recv() => send(Signal::HUP),
-            _ = interrupt.recv(), if !is_shared => send(Signal::INT),
-            _ = quit.recv(), if !is_shared => send(Signal::QUIT),
+            _ = interrupt.recv() => if !is_from_terminal() { send(Signal::INT) },
+            _ = quit.recv() => if !is_from_terminal() { send(Signal::QUIT) },
         }
     }
+}
+
+/// Whether a terminal sends Ctrl-C and Ctrl-\ to this process, and so to the child, which is in the same process group. The
+/// streams say nothing about it: a process with a pipe as its input has a terminal, too.
+fn is_from_terminal() -> bool {
+    let foreground = File::open("/dev/tty").ok().and_then(|terminal| tcgetpgrp(terminal).ok());
+    foreground == Some(getpgrp())
 }
 
 /// The exit status that a shell would have.

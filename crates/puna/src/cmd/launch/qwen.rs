@@ -46,7 +46,9 @@ impl Agent for QwenCode {
         setup.set("OPENAI_BASE_URL", target.openai_url());
         setup.set("OPENAI_MODEL", &target.model);
         setup.set(SETTINGS, folder.join(FILE).display().to_string());
-        let settings = with_model(system_settings()?, target);
+        let system = system_settings()?;
+        setup.hide(&system);
+        let settings = with_model(system, target);
         setup.files.push((FILE.to_owned(), format!("{settings:#}\n")));
         setup.arguments(&["--auth-type", "openai", "--model", &target.model]);
         Ok(setup)

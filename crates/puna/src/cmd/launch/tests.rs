@@ -138,6 +138,28 @@ fn no_agent_is_told_a_window_that_is_not_known_and_none_prints_the_key() {
 }
 
 #[test]
+fn no_agent_prints_a_key_that_is_escaped_or_one_in_the_users_own_settings() {
+    let key = "sk-\"quoted\\secret";
+    let target = Target { key: key.into(), ..target(Some(65_536)) };
+    let folder = Path::new("/tmp/puna-launch");
+    for agent in AGENTS {
+        let mut setup = agent.setup(&target, folder).unwrap();
+        let own = json!({"mcp": [{"headers": {"Authorization": "Bearer \"own"}, "envKey": "OWN_VARIABLE"}],
+            "apiKey": "sk-own", "maxTokens": 5});
+        setup.hide(&own);
+        setup.files.push(("own.json".into(), format!("{own:#}")));
+        let text = plan::plan(agent, &target, &setup, &["--api-key".to_owned(), key.to_owned()], folder);
+        assert!(text.contains("$PUNA_API_KEY") && text.contains("OWN_VARIABLE"), "{text}");
+        for part in ["secret", "quoted", "sk-own", "Bearer"] {
+            assert!(!text.contains(part), "{}: {text}", agent.name());
+        }
+        let arguments = text.lines().last().unwrap();
+        assert!(arguments.ends_with("--api-key \"$PUNA_API_KEY\""), "{arguments}");
+    }
+    assert!(!plan::instructions("zed", &target).contains("secret"));
+}
+
+#[test]
 fn other_clients_get_instructions() {
     let text = plan::instructions("zed", &target(Some(40_960)));
     for part in [
