@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use puna_store::Digest;
 
@@ -15,6 +15,10 @@ use crate::scheduler::{Key, LoadOptions, Memory, Need, Phase, planned_context};
 
 /// Models of which plans are kept.
 const KEPT: usize = 16_384;
+
+/// How long a model that could not be read or planned is left alone. Its files may be repaired in place: neither its digest nor
+/// its manifest changes then.
+const RETRY: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 60_000 });
 
 /// What is known of a model's size without loading it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -36,9 +40,16 @@ pub(crate) struct Size {
 /// Plans of stored models.
 #[derive(Default)]
 pub(crate) struct Plans {
-    models: Mutex<HashMap<Digest, Arc<Plan>>>,
+    models: Mutex<HashMap<Digest, Known>>,
     /// One request plans at a time.
     pub(crate) planning: tokio::sync::Mutex<()>,
+}
+
+/// What is known of the model of a manifest.
+enum Known {
+    Plan(Arc<Plan>),
+    /// The model could not be read at this time.
+    Unreadable(Instant),
 }
 
 /// A model with what its loads would need.
@@ -56,8 +67,7 @@ pub(crate) enum Place {
         spec: Box<LoadSpec>,
         /// The limit that the model's parameters or the configuration set.
         limit: Option<u32>,
-        /// Bytes that it needs with some options; `None` where it cannot be planned.
-        needs: Mutex<Vec<(LoadOptions, Option<Need>)>>,
+        needs: Needs,
     },
     /// On another server.
     Remote {
@@ -77,18 +87,47 @@ pub(crate) struct Machine {
 }
 
 impl Plans {
-    /// The plan of a manifest, if it was made before.
-    pub(crate) fn get(&self, manifest: &Digest) -> Option<Arc<Plan>> {
-        lock(&self.models).get(manifest).cloned()
+    /// The plan of a manifest, if it was made before: `Some(None)` if its model could not be read a short time ago.
+    pub(crate) fn get(&self, manifest: &Digest) -> Option<Option<Arc<Plan>>> {
+        match lock(&self.models).get(manifest)? {
+            Known::Plan(plan) => Some(Some(plan.clone())),
+            Known::Unreadable(at) => (at.elapsed() < RETRY).then_some(None),
+        }
     }
 
-    /// Keeps the plan of a manifest.
-    pub(crate) fn keep(&self, manifest: Digest, plan: Arc<Plan>) {
+    /// Keeps the plan of a manifest, or that its model cannot be read.
+    pub(crate) fn keep(&self, manifest: Digest, plan: Option<Arc<Plan>>) {
         let mut models = lock(&self.models);
         if models.len() >= KEPT {
             models.clear();
         }
-        models.insert(manifest, plan);
+        models.insert(manifest, plan.map_or_else(|| Known::Unreadable(Instant::now()), Known::Plan));
+    }
+}
+
+/// What a model needs when it is loaded with some options.
+#[derive(Default)]
+pub(crate) struct Needs(Mutex<Vec<Planned>>);
+
+struct Planned {
+    options: LoadOptions,
+    /// `None` where the load could not be planned.
+    need: Option<Need>,
+    at: Instant,
+}
+
+impl Needs {
+    /// What is known of a load: `Some(None)` if it could not be planned a short time ago.
+    fn get(&self, options: &LoadOptions) -> Option<Option<Need>> {
+        let planned = lock(&self.0);
+        let known = planned.iter().find(|planned| planned.options == *options)?;
+        (known.need.is_some() || known.at.elapsed() < RETRY).then_some(known.need)
+    }
+
+    fn keep(&self, options: &LoadOptions, need: Option<Need>) {
+        let mut planned = lock(&self.0);
+        planned.retain(|planned| planned.options != *options);
+        planned.push(Planned { options: options.clone(), need, at: Instant::now() });
     }
 }
 
@@ -105,8 +144,7 @@ impl Plan {
         let others = machine.residents.iter().filter(|r| r.key != *key && r.phase != Phase::Waiting);
         let others = others.map(|resident| resident.size).fold(0, u64::saturating_add);
         let window = planned_context(spec.options.clone(), machine.memory, others, |options| {
-            let known = lock(needs).iter().find(|(of, _)| of == options).map(|(_, need)| *need);
-            if let Some(need) = known {
+            if let Some(need) = needs.get(options) {
                 return need;
             }
             if Instant::now() >= until {
@@ -114,7 +152,7 @@ impl Plan {
             }
             let planned = launcher.plan(&LoadSpec { options: options.clone(), ..LoadSpec::clone(spec) });
             let need = planned.ok().map(|memory| Need { total: memory.total(), cache: memory.kv });
-            lock(needs).push((options.clone(), need));
+            needs.keep(options, need);
             need
         });
         window.map(limited)
@@ -137,5 +175,29 @@ impl Plan {
             n_params: told.n_params,
             ..self.size.clone()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_read_or_planned_is_left_alone_for_some_time() {
+        let (plans, manifest) = (Plans::default(), Digest::of(b"manifest"));
+        assert!(plans.get(&manifest).is_none());
+        plans.keep(manifest.clone(), None);
+        assert!(matches!(plans.get(&manifest), Some(None)), "it is not read again at once");
+        let (needs, options) = (Needs::default(), LoadOptions::default());
+        needs.keep(&options, None);
+        assert_eq!(needs.get(&options), Some(None));
+        std::thread::sleep(RETRY);
+        assert!(plans.get(&manifest).is_none(), "its file may have been repaired");
+        assert_eq!(needs.get(&options), None);
+        let need = Some(Need { total: 2, cache: 1 });
+        needs.keep(&options, need);
+        std::thread::sleep(RETRY);
+        assert_eq!(needs.get(&options), Some(need), "what is planned lasts");
+        assert_eq!(lock(&needs.0).len(), 1);
     }
 }

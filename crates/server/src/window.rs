@@ -1,7 +1,7 @@
 //! The context windows of stored models: what a request without options gets. No model is loaded to find out: of one that is loaded
 //! the runner's window counts, of others its memory is planned from the file's header, as a load does first.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use puna_engine::DIFFUSION_CONTEXT;
@@ -13,7 +13,7 @@ use crate::app::{App, key, weights};
 use crate::http::Ignored;
 use crate::memory;
 use crate::options::RequestOptions;
-use crate::plans::{Machine, Place, Plan, Size};
+use crate::plans::{Machine, Needs, Place, Plan, Size};
 use crate::remote::Description;
 
 /// Time for models that were not planned before, in one answer. Those that take longer are told without a window; the next answer
@@ -31,13 +31,17 @@ impl App {
             let digest = entry.shown_digest();
             let known = self.plans().get(&digest);
             let plan = match known {
-                Some(plan) => Some(plan),
+                Some(plan) => plan,
                 None => {
                     if planning.is_none() {
                         planning = timeout_at(until.into(), self.plans().planning.lock()).await.ok();
                     }
                     match planning.is_some() && Instant::now() < until {
-                        true => self.plan(entry).await,
+                        true => {
+                            let plan = self.plan(entry).await;
+                            self.plans().keep(digest, plan.clone());
+                            plan
+                        }
                         false => None,
                     }
                 }
@@ -66,9 +70,9 @@ impl App {
         self.sizes(std::slice::from_ref(entry)).await.pop().unwrap_or_default()
     }
 
-    /// Reads what a plan of a model needs, and keeps it. `None`: the model is broken.
+    /// Reads what a plan of a model needs; `None` if the model is broken.
     async fn plan(&self, entry: &Entry) -> Option<Arc<Plan>> {
-        let (digest, wanted) = (entry.shown_digest(), entry.clone());
+        let wanted = entry.clone();
         let read = move |store: &puna_store::Store| {
             let model = store.resolve_entry(&wanted).ok()?;
             let n_vocab = vocabulary(&model);
@@ -97,12 +101,10 @@ impl App {
                     false => run.num_ctx,
                 },
                 spec: Box::new(self.load_spec(&model, options)),
-                needs: Mutex::default(),
+                needs: Needs::default(),
             },
         };
-        let plan = Arc::new(Plan { size: size_without_window(&model, n_vocab), place });
-        self.plans().keep(digest, plan.clone());
-        Some(plan)
+        Some(Arc::new(Plan { size: size_without_window(&model, n_vocab), place }))
     }
 
     /// What other servers say of the models that they run.

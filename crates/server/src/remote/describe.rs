@@ -39,6 +39,12 @@ const MOST: usize = 8 << 20;
 /// Answers that are kept.
 const ANSWERS: usize = 4096;
 
+/// Bytes of memory of all answers that are kept.
+const BYTES: usize = 32 << 20;
+
+/// Bytes of memory of one answer that is kept. A larger one counts as none.
+const ANSWER_BYTES: usize = BYTES / 4;
+
 /// The largest context that is believed.
 const LARGEST: u64 = u32::MAX as u64;
 
@@ -59,33 +65,83 @@ pub(crate) struct Description {
     pub(crate) takes_limit: bool,
 }
 
+/// What a server says of its models, by their names.
+type Models = BTreeMap<String, Description>;
+
 /// Descriptions by the address that was asked and the model's name there.
 #[derive(Default)]
-pub(super) struct Descriptions(Mutex<HashMap<String, Kept>>);
+pub(super) struct Descriptions(Mutex<Cache>);
+
+#[derive(Default)]
+struct Cache {
+    answers: HashMap<String, Kept>,
+    /// Bytes of all answers.
+    bytes: usize,
+}
 
 struct Kept {
+    /// When the server was asked.
+    asked: Instant,
     until: Instant,
-    models: Arc<BTreeMap<String, Description>>,
+    bytes: usize,
+    models: Arc<Models>,
 }
 
 impl Descriptions {
-    fn get(&self, address: &str) -> Option<Arc<BTreeMap<String, Description>>> {
-        let kept = lock(&self.0);
-        kept.get(address).filter(|kept| kept.until > Instant::now()).map(|kept| kept.models.clone())
+    fn get(&self, address: &str) -> Option<Arc<Models>> {
+        let cache = lock(&self.0);
+        let kept = cache.answers.get(address).filter(|kept| kept.until > Instant::now());
+        kept.map(|kept| kept.models.clone())
     }
 
-    fn keep(&self, address: String, answer: Option<BTreeMap<String, Description>>) {
-        let mut kept = lock(&self.0);
+    /// Keeps the answer to a request that was sent at a time, unless there is an answer to a later one.
+    fn keep(&self, address: String, asked: Instant, answer: Option<Models>) {
+        let answer = answer.filter(|models| size(&address, models) <= ANSWER_BYTES);
         let now = Instant::now();
-        if kept.len() >= ANSWERS {
-            kept.retain(|_, kept| kept.until > now);
-        }
-        if kept.len() >= ANSWERS {
-            kept.clear();
-        }
         let until = now + if answer.is_some() { KEPT } else { RETRY };
-        kept.insert(address, Kept { until, models: Arc::new(answer.unwrap_or_default()) });
+        let models = Arc::new(answer.unwrap_or_default());
+        let mut cache = lock(&self.0);
+        if cache.answers.get(&address).is_some_and(|kept| kept.asked > asked) {
+            return;
+        }
+        cache.remove(&address);
+        let bytes = size(&address, &models);
+        cache.make_room(bytes, now);
+        cache.bytes += bytes;
+        cache.answers.insert(address, Kept { asked, until, bytes, models });
     }
+}
+
+impl Cache {
+    fn remove(&mut self, address: &str) {
+        let removed = self.answers.remove(address);
+        self.bytes -= removed.map_or(0, |kept| kept.bytes);
+    }
+
+    fn has_room(&self, bytes: usize) -> bool {
+        self.answers.len() < ANSWERS && self.bytes + bytes <= BYTES
+    }
+
+    /// Makes room for an answer: expired answers go first, then those that expire next.
+    fn make_room(&mut self, bytes: usize, now: Instant) {
+        if self.has_room(bytes) {
+            return;
+        }
+        self.answers.retain(|_, kept| kept.until > now);
+        self.bytes = self.answers.values().map(|kept| kept.bytes).sum();
+        while !self.has_room(bytes) {
+            let next = self.answers.iter().min_by_key(|(_, kept)| kept.until);
+            let Some(address) = next.map(|(address, _)| address.clone()) else { return };
+            self.remove(&address);
+        }
+    }
+}
+
+/// Bytes of memory that an answer takes, roughly.
+fn size(address: &str, models: &Models) -> usize {
+    let texts = models.iter().map(|(name, of)| name.len() + of.architecture.as_ref().map_or(0, String::len));
+    let texts: usize = texts.sum();
+    size_of::<Kept>() + address.len() + texts + models.len() * size_of::<(String, Description)>()
 }
 
 impl Remotes {
@@ -133,13 +189,7 @@ impl Remotes {
         Description::default()
     }
 
-    async fn describe_at(
-        &self,
-        host: &Host,
-        listed: &BTreeMap<String, Description>,
-        model: &str,
-        via: &[String],
-    ) -> Description {
+    async fn describe_at(&self, host: &Host, listed: &Models, model: &str, via: &[String]) -> Description {
         let listed = listed.get(model).or_else(|| listed.get(&format!("{model}:latest"))).cloned();
         let listed = listed.unwrap_or_default();
         match host.protocol {
@@ -159,7 +209,7 @@ impl Remotes {
     }
 
     /// The models that a server lists.
-    async fn list(&self, host: &Host, via: &[String]) -> Arc<BTreeMap<String, Description>> {
+    async fn list(&self, host: &Host, via: &[String]) -> Arc<Models> {
         let address = match host.protocol {
             Protocol::OpenAi => format!("{}/models", host.base),
             Protocol::Native => format!("{}/v1/models", host.base),
@@ -168,12 +218,13 @@ impl Remotes {
             return kept;
         }
         // Where the time is over before there is an answer, the next listing does not wait for this server again.
-        self.descriptions.keep(address.clone(), None);
+        let asked = Instant::now();
+        self.descriptions.keep(address.clone(), asked, None);
         let answer = match self.http() {
             Some(http) => self.fetch(host, http.get(&address), via).await,
             None => None,
         };
-        self.descriptions.keep(address.clone(), answer.map(|answer| listed(&answer)));
+        self.descriptions.keep(address.clone(), asked, answer.map(|answer| listed(&answer)));
         self.descriptions.get(&address).unwrap_or_default()
     }
 
@@ -184,14 +235,15 @@ impl Remotes {
         if let Some(kept) = self.descriptions.get(&kept_as) {
             return kept.get(model).cloned().unwrap_or_default();
         }
-        self.descriptions.keep(kept_as.clone(), None);
+        let asked = Instant::now();
+        self.descriptions.keep(kept_as.clone(), asked, None);
         let answer = match self.http() {
             Some(http) => self.fetch(host, http.post(&address).json(&json!({"model": model})), via).await,
             None => None,
         };
         let description = answer.map(|answer| shown(&answer));
         let kept = description.clone().map(|description| BTreeMap::from([(model.to_owned(), description)]));
-        self.descriptions.keep(kept_as, kept);
+        self.descriptions.keep(kept_as, asked, kept);
         description.unwrap_or_default()
     }
 
@@ -207,7 +259,7 @@ impl Remotes {
 }
 
 /// The models of an answer of `GET /v1/models`: of Puna, vLLM, SGLang, llama.cpp or a service.
-fn listed(answer: &Value) -> BTreeMap<String, Description> {
+fn listed(answer: &Value) -> Models {
     let models = answer["data"].as_array().map(Vec::as_slice).unwrap_or_default();
     let one = |model: &Value| {
         let number = |value: &Value| tokens(value);
@@ -279,6 +331,41 @@ mod tests {
             (Some(131_072), Some(1024))
         );
         assert!(super::listed(&json!([])).is_empty() && super::listed(&json!({"data": 5})).is_empty());
+    }
+
+    fn models(name: &str, n_ctx: u64) -> Models {
+        Models::from([(name.to_owned(), Description { n_ctx: Some(n_ctx), ..Description::default() })])
+    }
+
+    #[test]
+    fn a_late_answer_does_not_replace_one_to_a_later_request() {
+        let (descriptions, first) = (Descriptions::default(), Instant::now());
+        let second = first + Duration::from_millis(1);
+        descriptions.keep("a".into(), first, None);
+        descriptions.keep("a".into(), second, None);
+        descriptions.keep("a".into(), second, Some(models("m", 2)));
+        descriptions.keep("a".into(), first, Some(models("m", 1)));
+        assert_eq!(descriptions.get("a").unwrap()["m"].n_ctx, Some(2));
+    }
+
+    #[test]
+    fn answers_are_limited_in_number_and_in_bytes() {
+        let (descriptions, now) = (Descriptions::default(), Instant::now());
+        let large = || Some(models(&"x".repeat(ANSWER_BYTES - 1024), 1));
+        for i in 0..9 {
+            descriptions.keep(i.to_string(), now, large());
+            assert!(lock(&descriptions.0).bytes <= BYTES);
+        }
+        assert!(descriptions.get("8").is_some() && descriptions.get("0").is_none());
+        descriptions.keep("8".into(), now, Some(models("m", 1)));
+        descriptions.keep("huge".into(), now, Some(models(&"x".repeat(ANSWER_BYTES), 1)));
+        assert!(descriptions.get("huge").unwrap().is_empty(), "it counts as no answer");
+        for i in 0..=ANSWERS {
+            descriptions.keep(format!("a{i}"), now, None);
+        }
+        let cache = lock(&descriptions.0);
+        assert!(cache.answers.len() <= ANSWERS && cache.answers.contains_key(&format!("a{ANSWERS}")));
+        assert_eq!(cache.bytes, cache.answers.values().map(|kept| kept.bytes).sum::<usize>());
     }
 
     #[test]
