@@ -123,7 +123,7 @@ shapes! {
             ("function", &Shape::of(&["name"])),
             ("custom", &Shape::of(&["name"])),
             ("allowed_tools", &ALLOWED_TOOLS),
-            ("tools", &Shape::of(&["type", "name"])),
+            ("tools", &ALLOWED_TOOL),
         ],
     };
 

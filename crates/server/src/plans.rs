@@ -40,14 +40,14 @@ pub(crate) struct Size {
 /// Plans of stored models.
 #[derive(Default)]
 pub(crate) struct Plans {
-    models: Mutex<HashMap<Digest, Known>>,
+    models: Mutex<HashMap<Digest, PlanState>>,
     /// One request plans at a time.
     pub(crate) planning: tokio::sync::Mutex<()>,
 }
 
 /// What is known of the model of a manifest.
-enum Known {
-    Plan(Arc<Plan>),
+enum PlanState {
+    Planned(Arc<Plan>),
     /// The model could not be read at this time.
     Unreadable(Instant),
 }
@@ -90,8 +90,8 @@ impl Plans {
     /// The plan of a manifest, if it was made before: `Some(None)` if its model could not be read a short time ago.
     pub(crate) fn get(&self, manifest: &Digest) -> Option<Option<Arc<Plan>>> {
         match lock(&self.models).get(manifest)? {
-            Known::Plan(plan) => Some(Some(plan.clone())),
-            Known::Unreadable(at) => (at.elapsed() < RETRY).then_some(None),
+            PlanState::Planned(plan) => Some(Some(plan.clone())),
+            PlanState::Unreadable(at) => (at.elapsed() < RETRY).then_some(None),
         }
     }
 
@@ -101,15 +101,16 @@ impl Plans {
         if models.len() >= KEPT {
             models.clear();
         }
-        models.insert(manifest, plan.map_or_else(|| Known::Unreadable(Instant::now()), Known::Plan));
+        models
+            .insert(manifest, plan.map_or_else(|| PlanState::Unreadable(Instant::now()), PlanState::Planned));
     }
 }
 
 /// What a model needs when it is loaded with some options.
 #[derive(Default)]
-pub(crate) struct Needs(Mutex<Vec<Planned>>);
+pub(crate) struct Needs(Mutex<Vec<PlannedNeed>>);
 
-struct Planned {
+struct PlannedNeed {
     options: LoadOptions,
     /// `None` where the load could not be planned.
     need: Option<Need>,
@@ -127,7 +128,7 @@ impl Needs {
     fn keep(&self, options: &LoadOptions, need: Option<Need>) {
         let mut planned = lock(&self.0);
         planned.retain(|planned| planned.options != *options);
-        planned.push(Planned { options: options.clone(), need, at: Instant::now() });
+        planned.push(PlannedNeed { options: options.clone(), need, at: Instant::now() });
     }
 }
 

@@ -12,7 +12,7 @@ mod responses;
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub use anthropic::{
     AnthropicContent, AnthropicPart, AnthropicSource, AnthropicSystem, AnthropicSystemPart, MessageEvent,
@@ -45,6 +45,31 @@ macro_rules! schemas {
             }
         }
     )*};
+}
+
+/// Whether one of the tools that `allowed_tools` lists must be called.
+fn allowed_mode() -> Value {
+    json!({"enum": ["auto", "required"], "description": "`auto` or `required`."})
+}
+
+/// The list of `allowed_tools`, which is the same in chats and in responses.
+fn allowed_tools() -> Value {
+    let named = |description: &str| {
+        let name = json!({"type": "string", "minLength": 1, "description": "Its name."});
+        json!({"type": "object", "required": ["name"], "description": description, "properties": {"name": name}})
+    };
+    json!({
+        "type": "array", "minItems": 1, "description": "The tools that may be called.",
+        "items": {
+            "type": "object", "required": ["type"],
+            "properties": {
+                "type": {"type": "string", "description": "`function`, `custom` or `local_shell`; `web_search`, `image_generation` and `tool_search` are ignored."},
+                "function": named("The function."),
+                "custom": named("The tool that takes free text."),
+                "name": {"type": "string", "minLength": 1, "description": "The name, in responses."},
+            },
+        },
+    })
 }
 
 schemas! {
@@ -134,25 +159,8 @@ schemas! {
                     "allowed_tools": {
                         "type": "object", "required": ["tools"], "description": "The tools that may be called.",
                         "properties": {
-                            "mode": {"enum": ["auto", "required"], "description": "`auto` or `required`."},
-                            "tools": {
-                                "type": "array", "minItems": 1, "description": "The tools.",
-                                "items": {
-                                    "type": "object", "required": ["type"],
-                                    "properties": {
-                                        "type": {"enum": ["function", "custom"], "description": "`function` or `custom`."},
-                                        "function": {
-                                            "type": "object", "required": ["name"], "description": "The function.",
-                                            "properties": {"name": {"type": "string", "minLength": 1, "description": "Its name."}},
-                                        },
-                                        "custom": {
-                                            "type": "object", "required": ["name"], "description": "The tool that takes free text.",
-                                            "properties": {"name": {"type": "string", "minLength": 1, "description": "Its name."}},
-                                        },
-                                        "name": {"type": "string", "minLength": 1, "description": "The name, in responses."},
-                                    },
-                                },
-                            },
+                            "mode": allowed_mode(),
+                            "tools": allowed_tools(),
                         },
                     },
                 },
@@ -161,17 +169,8 @@ schemas! {
                 "type": "object", "required": ["type", "tools"],
                 "properties": {
                     "type": {"const": "allowed_tools", "description": "`allowed_tools`."},
-                    "mode": {"enum": ["auto", "required"], "description": "`auto` or `required`."},
-                    "tools": {
-                        "type": "array", "minItems": 1, "description": "The tools that may be called.",
-                        "items": {
-                            "type": "object", "required": ["type"],
-                            "properties": {
-                                "type": {"type": "string", "description": "`function` or `custom`."},
-                                "name": {"type": "string", "minLength": 1, "description": "Its name."},
-                            },
-                        },
-                    },
+                    "mode": allowed_mode(),
+                    "tools": allowed_tools(),
                 },
             },
         ],

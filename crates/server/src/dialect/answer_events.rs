@@ -80,21 +80,14 @@ pub(crate) struct EndedCall {
     pub(crate) rest: String,
     /// How it ended.
     pub(crate) outcome: CallOutcome,
+    /// Whether the client is to handle the call: to run it, or to report to the model that its arguments are not JSON.
+    pub(crate) is_to_be_handled: bool,
 }
 
 impl EndedCall {
     /// Whether the arguments are a JSON object.
     pub(crate) fn is_complete(&self) -> bool {
         matches!(self.outcome, CallOutcome::Complete(_))
-    }
-
-    /// Whether the client is to handle the call: to run it, or to report to the model that its arguments are not JSON.
-    pub(crate) fn is_to_be_handled(&self) -> bool {
-        match self.outcome {
-            CallOutcome::Complete(_) => true,
-            CallOutcome::Invalid(_) => !self.text.trim().is_empty() && !is_object(&self.text),
-            CallOutcome::CutOff => false,
-        }
     }
 
     /// The arguments as an object: where they are none, their text as [`unparsed_arguments`].
@@ -241,19 +234,26 @@ impl AnswerEvents {
 
     fn end_call(&mut self, outcome: CallOutcome) {
         let Some(OpenCall { index, name, sent, .. }) = self.open.take() else { return };
-        let (rest, outcome) = match outcome {
+        // The text is parsed here alone, and once.
+        let (rest, outcome, is_to_be_handled) = match outcome {
             CallOutcome::Complete(arguments) if sent.trim().is_empty() => {
-                (Value::Object(arguments.clone()).to_string(), CallOutcome::Complete(arguments))
+                (Value::Object(arguments.clone()).to_string(), CallOutcome::Complete(arguments), true)
             }
-            CallOutcome::Complete(_) if !is_object(&sent) => (String::new(), CallOutcome::Invalid(None)),
-            CallOutcome::Invalid(Some(all)) => {
-                let rest = all.strip_prefix(sent.as_str()).unwrap_or_default().to_owned();
-                (rest, CallOutcome::Invalid(Some(all)))
+            CallOutcome::Complete(_) if !is_object(&sent) => {
+                (String::new(), CallOutcome::Invalid(None), true)
             }
-            outcome => (String::new(), outcome),
+            CallOutcome::Complete(arguments) => (String::new(), CallOutcome::Complete(arguments), true),
+            CallOutcome::Invalid(all) => {
+                let rest = all.as_deref().and_then(|all| all.strip_prefix(sent.as_str()));
+                let rest = rest.unwrap_or_default().to_owned();
+                let text = format!("{sent}{rest}");
+                (rest, CallOutcome::Invalid(all), !text.trim().is_empty() && !is_object(&text))
+            }
+            CallOutcome::CutOff => (String::new(), CallOutcome::CutOff, false),
         };
         let text = sent + &rest;
-        self.ready.push_back(AnswerEvent::CallEnd(EndedCall { index, name, text, rest, outcome }));
+        let ended = EndedCall { index, name, text, rest, outcome, is_to_be_handled };
+        self.ready.push_back(AnswerEvent::CallEnd(ended));
     }
 
     /// Ends the calls that are open, the waiting ones too: nothing comes of them any more.

@@ -114,8 +114,9 @@ impl Upstream {
         match task {
             Task::Generate(generate) => {
                 check(&generate)?;
+                let adapted = openai::AdaptedChat::new(&generate);
                 let form = |protocol| match protocol {
-                    Protocol::OpenAi => openai::generation(&generate, &self.model),
+                    Protocol::OpenAi => openai::generation(&adapted, &self.model),
                     Protocol::Native => {
                         native::generation(&generate, &self.model).map(|form| self.staying(form))
                     }
@@ -123,7 +124,7 @@ impl Upstream {
                 let answer = self.ask(form).await?;
                 match answer.protocol {
                     Protocol::OpenAi => {
-                        let kinds = openai::adaptations(&generate);
+                        let kinds = adapted.kinds();
                         if !kinds.is_empty() {
                             let _ = to.send(Event::Adapted(kinds)).await;
                         }

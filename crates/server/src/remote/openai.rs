@@ -1,5 +1,7 @@
 //! OpenAI's dialect as other servers speak it: vLLM, SGLang, llama.cpp's server, OpenAI itself.
 
+use std::sync::OnceLock;
+
 use puna_api::base64_encode;
 use puna_api::native::{Image, Logprob, Message, Think, ToolCall, ToolChoice, TopLogprob};
 use puna_prompt::JsonPrefix;
@@ -40,14 +42,41 @@ pub(crate) fn has_option(name: &str) -> bool {
     SAME.contains(&name) || RENAMED.contains(&name)
 }
 
+/// The conversation of a generation as every server accepts it. It is adapted when the first server of this dialect is asked,
+/// and once for all of them.
+pub(super) struct AdaptedChat<'a> {
+    generate: &'a Generate,
+    adapted: OnceLock<(Vec<Message>, Vec<String>)>,
+}
+
+impl<'a> AdaptedChat<'a> {
+    pub(super) fn new(generate: &'a Generate) -> Self {
+        Self { generate, adapted: OnceLock::new() }
+    }
+
+    /// The messages, and the ways in which they were changed.
+    fn get(&self) -> &(Vec<Message>, Vec<String>) {
+        self.adapted.get_or_init(|| match &self.generate.input {
+            Input::Chat { messages, .. } => adapted(&conversation(self.generate, None, messages)),
+            Input::Prompt(_) => Default::default(),
+        })
+    }
+
+    /// The ways in which the conversation was changed.
+    pub(super) fn kinds(&self) -> Vec<String> {
+        self.get().1.clone()
+    }
+}
+
 /// Path and body of a generation.
-pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static str, Value), Failure> {
+pub(super) fn generation(given: &AdaptedChat<'_>, model: &str) -> Result<(&'static str, Value), Failure> {
+    let generate = given.generate;
     let mut body = json!({"model": model, "stream": true, "stream_options": {"include_usage": true}});
     options(&mut body, &generate.options);
     let prompt = match &generate.input {
-        Input::Chat { messages, tools } => {
-            let messages = adapted(&conversation(generate, None, messages)).0;
-            body["messages"] = chat(&messages);
+        Input::Chat { tools, .. } => {
+            let (messages, _) = given.get();
+            body["messages"] = chat(messages);
             if messages.last().is_some_and(|last| last.role == "assistant" && last.tool_calls.is_empty()) {
                 // As vLLM and SGLang are asked to go on with a message instead of answering it.
                 body["add_generation_prompt"] = false.into();
@@ -98,14 +127,6 @@ pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static s
     }
     thinking(&mut body, generate);
     Ok(("/chat/completions", body))
-}
-
-/// The ways in which the conversation of a generation is changed for the other server.
-pub(super) fn adaptations(generate: &Generate) -> Vec<String> {
-    match &generate.input {
-        Input::Chat { messages, .. } => adapted(&conversation(generate, None, messages)).1,
-        Input::Prompt(_) => Vec::new(),
-    }
 }
 
 /// Whether and how hard to think, and what else the template is told.

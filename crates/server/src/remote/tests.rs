@@ -63,9 +63,13 @@ fn a_native_server_is_told_everything() {
     assert_eq!(native::embedding(&embed, "m").unwrap().1["options"], json!({"num_ctx": 9}));
 }
 
+fn openai_body(generate: &Generate) -> Value {
+    openai::generation(&openai::AdaptedChat::new(generate), "m").unwrap().1
+}
+
 #[test]
 fn what_openai_s_dialect_has_no_word_for_is_known() {
-    let body = |given| openai::generation(&generate(given), "m").unwrap().1;
+    let body = |given| openai_body(&generate(given));
     let without = body(json!({}));
     let schema = schemars::SchemaGenerator::default().into_root_schema_for::<puna_api::schema::Options>();
     let all = schema.get("properties").unwrap().as_object().unwrap();
@@ -81,7 +85,7 @@ fn a_schema_goes_out_with_the_name_and_strictness_that_the_client_gave() {
     let sent = |label: crate::canonical::SchemaLabel| {
         let format = Some(puna_sampler::Constraint::Schema(schema.clone()));
         let generate = Generate { format, schema_label: label, ..generate(json!({})) };
-        openai::generation(&generate, "m").unwrap().1["response_format"]["json_schema"].clone()
+        openai_body(&generate)["response_format"]["json_schema"].clone()
     };
     assert_eq!(sent(Default::default()), json!({"name": "answer", "schema": schema}));
     let label = crate::canonical::SchemaLabel {
@@ -98,7 +102,7 @@ fn an_assistant_s_last_message_is_to_be_continued() {
         let messages =
             messages.iter().map(|(role, text)| puna_api::native::Message::text(*role, *text)).collect();
         let input = Input::Chat { messages, tools: Vec::new() };
-        let body = openai::generation(&Generate { input, ..generate(json!({})) }, "m").unwrap().1;
+        let body = openai_body(&Generate { input, ..generate(json!({})) });
         [body["add_generation_prompt"].clone(), body["continue_final_message"].clone()]
     };
     assert_eq!(sent(&[("user", "q")]), [json!(null), json!(null)]);

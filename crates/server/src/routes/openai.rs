@@ -47,8 +47,7 @@ pub(super) async fn chat_completions(
     if sounds {
         return Err(Failure::bad_request("model does not support audio input").into());
     }
-    openai::set_default_temperature(&mut request.options, &model);
-    openai::set_default_top_p(&mut request.options, &model);
+    openai::set_defaults(&mut request.options, &model, &[openai::TEMPERATURE, openai::TOP_P]);
     chat::drop_wish_to_think(&mut request, &model, &wishes);
     let key = (!request.render_only).then(|| key(&model));
     let given = name.given.clone();
@@ -75,8 +74,7 @@ pub(super) async fn completions(
     let include_usage = request.stream_options.is_some_and(|o| o.include_usage);
     let (mut request, wanted) = completions::to_request(request)?;
     if let Ok((_, model)) = chat::find(&app, &request.model).await {
-        openai::set_default_temperature(&mut request.options, &model);
-        openai::set_default_top_p(&mut request.options, &model);
+        openai::set_defaults(&mut request.options, &model, &[openai::TEMPERATURE, openai::TOP_P]);
     }
     let (model, wanted, render_only) = (request.model.clone(), Arc::new(wanted), request.render_only);
     let all = wanted.clone();

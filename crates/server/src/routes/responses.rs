@@ -31,7 +31,7 @@ pub(super) async fn create(
     let mut chat = to_chat(&app, &mut request, owner).await?;
     left_out(&request.tools).into_iter().for_each(note_ignored);
     let (name, model) = chat::find(&app, &request.model).await?;
-    openai::set_default_temperature(&mut chat.options, &model);
+    openai::set_defaults(&mut chat.options, &model, &[openai::TEMPERATURE]);
     chat::drop_wish_to_think(&mut chat, &model, &["reasoning.effort"]);
     // The instructions are this response's alone.
     let instructed = request.instructions.as_ref().is_some_and(|text| !text.is_empty());

@@ -12,13 +12,15 @@ pub(crate) const PLAIN_TEMPLATE: &str = "{{ .Prompt }}";
 /// Parsed templates that are kept.
 const TEMPLATES: usize = 8;
 
-/// Templates of models, which are parsed once.
+/// Templates of models, which are parsed once. The most recently used is the last.
 #[derive(Default)]
-pub(super) struct Templates {
-    /// The most recently used last.
-    known: Mutex<Vec<Arc<Template>>>,
-    /// The rules of the most recently used ones, by their addresses.
-    rules: Mutex<Vec<(Arc<Template>, MessageRules)>>,
+pub(super) struct Templates(Mutex<Vec<ParsedTemplate>>);
+
+/// A template that was parsed.
+struct ParsedTemplate {
+    template: Arc<Template>,
+    /// Which messages it accepts, once that was asked.
+    rules: Option<MessageRules>,
 }
 
 impl Templates {
@@ -28,18 +30,16 @@ impl Templates {
 
     /// Which messages a template accepts. That is found out once.
     pub(super) fn rules(&self, template: &Arc<Template>) -> MessageRules {
-        let known =
-            lock(&self.rules).iter().find(|(of, _)| Arc::ptr_eq(of, template)).map(|(_, rules)| *rules);
-        if let Some(rules) = known {
-            return rules;
-        }
-        let found = MessageRules::of(template);
-        let mut rules = lock(&self.rules);
-        if rules.len() == TEMPLATES {
-            rules.remove(0);
-        }
-        rules.push((template.clone(), found));
-        found
+        let is_same = |known: &&mut ParsedTemplate| Arc::ptr_eq(&known.template, template);
+        let found = lock(&self.0).iter_mut().find(is_same).and_then(|known| known.rules);
+        found.unwrap_or_else(|| {
+            // This takes long, and others do not wait for it.
+            let rules = MessageRules::of(template);
+            if let Some(known) = lock(&self.0).iter_mut().find(is_same) {
+                known.rules = Some(rules);
+            }
+            rules
+        })
     }
 
     /// As [`Templates::get`]. While a new template is parsed, which may take long, others can be had.
@@ -49,17 +49,20 @@ impl Templates {
         source: &str,
         parse: impl FnOnce() -> Result<Template, PromptError>,
     ) -> Result<Arc<Template>, PromptError> {
-        let find = |known: &mut Vec<Arc<Template>>| {
-            let at = known.iter().position(|t| t.kind() == kind && t.source() == source)?;
-            let template = known.remove(at);
-            known.push(template.clone());
+        let is_it =
+            |known: &ParsedTemplate| known.template.kind() == kind && known.template.source() == source;
+        let find = |all: &mut Vec<ParsedTemplate>| {
+            let at = all.iter().position(is_it)?;
+            let known = all.remove(at);
+            let template = known.template.clone();
+            all.push(known);
             Some(template)
         };
-        if let Some(template) = find(&mut lock(&self.known)) {
+        if let Some(template) = find(&mut lock(&self.0)) {
             return Ok(template);
         }
         let template = Arc::new(parse()?);
-        let mut known = lock(&self.known);
+        let mut known = lock(&self.0);
         // Somebody else may have been faster.
         if let Some(template) = find(&mut known) {
             return Ok(template);
@@ -67,7 +70,7 @@ impl Templates {
         if known.len() == TEMPLATES {
             known.remove(0);
         }
-        known.push(template.clone());
+        known.push(ParsedTemplate { template: template.clone(), rules: None });
         Ok(template)
     }
 }
@@ -82,7 +85,7 @@ mod tests {
         let first = templates.get(Kind::Go, "{{ .Prompt }}").unwrap();
         let slow = templates.get_or(Kind::Go, "{{ .System }}", || {
             // A lock that was held here would never be had.
-            let meanwhile = templates.known.try_lock().map(|known| known.len());
+            let meanwhile = templates.0.try_lock().map(|known| known.len());
             assert_eq!(meanwhile.unwrap(), 1);
             assert!(Arc::ptr_eq(&templates.get(Kind::Go, "{{ .Prompt }}").unwrap(), &first));
             Template::parse(Kind::Go, "{{ .System }}")
@@ -91,6 +94,12 @@ mod tests {
         for i in 0..2 * TEMPLATES {
             templates.get(Kind::Go, &format!("{i}{{{{ .Prompt }}}}")).unwrap();
         }
-        assert_eq!(lock(&templates.known).len(), TEMPLATES);
+        assert_eq!(lock(&templates.0).len(), TEMPLATES);
+        // Rules stand beside their template, and go with it.
+        let last = templates.get(Kind::Go, &format!("{}{{{{ .Prompt }}}}", 2 * TEMPLATES - 1)).unwrap();
+        let rules = templates.rules(&last);
+        assert_eq!(lock(&templates.0).last().unwrap().rules, Some(rules));
+        templates.rules(&first);
+        assert_eq!(lock(&templates.0).iter().filter(|known| known.rules.is_some()).count(), 1);
     }
 }

@@ -58,6 +58,9 @@ pub struct Setup {
 /// Parts of the names of fields with secrets.
 const SECRET: [&str; 6] = ["key", "token", "secret", "password", "authorization", "credential"];
 
+/// Fields with texts of any kind, among them secrets.
+const CONTAINERS: [&str; 5] = ["headers", "env", "environment", "args", "command"];
+
 impl Setup {
     /// Sets a variable.
     pub fn set(&mut self, name: &str, value: impl Into<String>) {
@@ -66,12 +69,19 @@ impl Setup {
 
     /// Keeps the secrets in settings of the user out of what is printed.
     pub fn hide(&mut self, settings: &Value) {
-        match settings {
-            Value::Array(list) => list.iter().for_each(|item| self.hide(item)),
-            Value::Object(fields) => fields.iter().for_each(|(name, value)| match value {
-                Value::String(text) if is_secret(name, text) => self.secrets.push(text.clone()),
-                value => self.hide(value),
-            }),
+        self.hide_in(settings, false);
+    }
+
+    fn hide_in(&mut self, value: &Value, is_secret: bool) {
+        match value {
+            // `{env:NAME}` and `{file:PATH}` of opencode only name the place of a secret.
+            Value::String(text) if is_secret && !text.is_empty() && !text.starts_with('{') => {
+                self.secrets.push(text.clone());
+            }
+            Value::Array(list) => list.iter().for_each(|item| self.hide_in(item, is_secret)),
+            Value::Object(fields) => {
+                fields.iter().for_each(|(name, value)| self.hide_in(value, is_secret || holds_secrets(name)));
+            }
             _ => {}
         }
     }
@@ -82,11 +92,11 @@ impl Setup {
     }
 }
 
-/// Whether a field holds a secret, and not the name of a variable (`envKey`, `{env:…}`) with one.
-fn is_secret(name: &str, text: &str) -> bool {
+/// Whether a field of settings may hold secrets. `envKey` is the name of a variable.
+fn holds_secrets(name: &str) -> bool {
     let name = name.to_lowercase();
-    let names_variable = name.starts_with("env") || text.starts_with('{');
-    !text.is_empty() && !names_variable && SECRET.iter().any(|part| name.contains(part))
+    let may_hold = SECRET.iter().any(|part| name.contains(part)) || CONTAINERS.contains(&name.as_str());
+    may_hold && !matches!(name.as_str(), "envkey" | "env_key")
 }
 
 /// A coding agent that Puna can start.

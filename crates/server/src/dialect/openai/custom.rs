@@ -61,9 +61,9 @@ pub(super) fn check_strict_type(strict: &Value) -> Result<(), String> {
 
 /// The names of a request's tools.
 #[derive(Debug, Default)]
-pub(super) struct Names(HashMap<String, (usize, bool)>);
+pub(super) struct ToolNames(HashMap<String, (usize, bool)>);
 
-impl Names {
+impl ToolNames {
     /// Adds the name of the tool at a position.
     ///
     /// # Errors
@@ -99,7 +99,7 @@ pub(crate) fn name_of(tool: &Tool) -> Option<&str> {
 
 /// A chat's tools as functions, without those that are ignored.
 pub(super) fn as_functions(tools: Vec<Tool>) -> Result<Vec<Tool>, Failure> {
-    let (mut all, mut names) = (Vec::with_capacity(tools.len()), Names::default());
+    let (mut all, mut names) = (Vec::with_capacity(tools.len()), ToolNames::default());
     for (at, tool) in tools.into_iter().enumerate() {
         if let Some(kind) = ignored_kind(&tool) {
             note_ignored(format!("tools.{kind}"));

@@ -76,23 +76,25 @@ fn add_usage(usage: &mut Option<Usage>, done: &Done, cached: &mut Option<u64>) {
     usage.truncated_tokens = usage.truncated_tokens.max(done.dropped_tokens);
 }
 
-/// Draws at temperature 1, as the dialect does, unless request or model say otherwise or the model is on another server.
-pub(crate) fn set_default_temperature(options: &mut RequestOptions, model: &Model) {
-    if is_unset(options, "temperature", model) {
-        options.temperature.get_or_insert(1.0);
-    }
-}
+/// An option that is 1 in this dialect where nothing is said.
+pub(crate) type DefaultOption = (&'static str, fn(&mut RequestOptions) -> &mut Option<f64>);
 
-/// The same for `top_p`, which is 1.
-pub(crate) fn set_default_top_p(options: &mut RequestOptions, model: &Model) {
-    if is_unset(options, "top_p", model) {
-        options.top_p.get_or_insert(1.0);
-    }
-}
+/// The temperature.
+pub(crate) const TEMPERATURE: DefaultOption = ("temperature", |options| &mut options.temperature);
 
-fn is_unset(options: &RequestOptions, name: &str, model: &Model) -> bool {
-    let is_named = options.named.contains_key(name) || model.params.contains_key(name);
-    model.config.remote_host.is_empty() && !is_named
+/// The nucleus.
+pub(crate) const TOP_P: DefaultOption = ("top_p", |options| &mut options.top_p);
+
+/// Sets options to 1, as the dialect does, unless request or model say otherwise or the model is on another server.
+pub(crate) fn set_defaults(options: &mut RequestOptions, model: &Model, defaults: &[DefaultOption]) {
+    if !model.config.remote_host.is_empty() {
+        return;
+    }
+    for (name, field) in defaults {
+        if !options.named.contains_key(*name) && !model.params.contains_key(*name) {
+            field(options).get_or_insert(1.0);
+        }
+    }
 }
 
 /// Refuses log-probabilities of the prompt in a stream, which has no place for them.

@@ -6,7 +6,9 @@ use puna_api::responses::ResponsesRequest;
 use serde_json::{Map, Value, json as value};
 
 use crate::canonical::Failure;
-use crate::dialect::openai::custom::{INPUT, Names, arguments_of, check_strict_type, function_of, input_of};
+use crate::dialect::openai::custom::{
+    INPUT, ToolNames, arguments_of, check_strict_type, function_of, input_of,
+};
 use crate::dialect::openai::hosted::is_ignored;
 use crate::dialect::read_arguments;
 
@@ -206,7 +208,7 @@ fn action(arguments: &Map<String, Value>) -> Value {
 
 /// The functions that stand for a request's tools.
 pub(super) fn native(tools: &[Value]) -> Result<Vec<Tool>, Failure> {
-    let (mut all, mut names) = (Vec::new(), Names::default());
+    let (mut all, mut names) = (Vec::new(), ToolNames::default());
     for (i, tool) in tools.iter().enumerate() {
         let wrong = |text: String| Failure::bad_request(format!("tools[{i}]: {text}"));
         let mut offer = |tool: &Value, namespace: &str| {
