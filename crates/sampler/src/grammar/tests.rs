@@ -1,4 +1,5 @@
 mod closing;
+mod finite;
 mod gbnf;
 mod limits;
 mod schemas;
@@ -133,7 +134,7 @@ fn reasons_name_what_is_wrong_without_the_insides() {
         (Constraint::Regex("a(".into()), &["\"a(\"", "unclosed group"]),
         (Constraint::Regex("[^\\s\\S]".into()), &["no text that it allows"]),
         (Constraint::Gbnf("root ::= root".into()), &["no text that it allows"]),
-        (schema(json!({"$ref": "#"})), &["no text that it allows"]),
+        (schema(json!({"$ref": "#"})), &["no finite value fits #"]),
         (
             schema(json!({"properties": {"a": {"type": "string", "pattern": "a("}}})),
             &["pattern", "\"a(\"", "unclosed group"],

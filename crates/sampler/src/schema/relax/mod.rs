@@ -6,6 +6,7 @@
 
 mod choices;
 mod counts;
+mod finite;
 mod lists;
 mod names;
 mod objects;
@@ -130,7 +131,10 @@ fn relax_here(root: &Value) -> Result<RelaxedSchema, String> {
             definitions.insert(name, relaxed);
         }
     }
-    Ok(RelaxedSchema { schema: Value::Object(schema), unenforced: relaxer.unenforced })
+    let schema = Value::Object(schema);
+    let pointers = relaxer.definitions.iter().map(|(pointer, written)| (written.as_str(), pointer.as_str()));
+    finite::check_finite(&schema, &pointers.collect())?;
+    Ok(RelaxedSchema { schema, unenforced: relaxer.unenforced })
 }
 
 struct Relaxer<'a> {
