@@ -10,6 +10,8 @@ use fancy_regex::{Regex, RegexBuilder};
 use llguidance::derivre::{self, RegexAst};
 use llguidance::regex_to_lark;
 
+use super::expressions;
+
 /// Characters of a quantifier at most; longer ones are text.
 const QUANTIFIER_CHARS: usize = 24;
 
@@ -17,6 +19,12 @@ const QUANTIFIER_CHARS: usize = 24;
 const BACKTRACK_MAX: usize = 20_000;
 /// Bytes of a compiled expression at most.
 const COMPILED_MAX: usize = 1 << 20;
+/// Bytes of a text and states of an expression that a search takes in one step of a check.
+const TEXT_BYTES_A_STEP: usize = 16;
+const STATES_A_STEP: usize = 128;
+/// Steps of a search that goes back in the text, and of compiling an expression.
+const BACKTRACKING_STEPS: usize = BACKTRACK_MAX / 100;
+const COMPILING_STEPS: usize = 64;
 /// Work of finding whether an expression has a text.
 const SEARCH_FUEL: u64 = 10_000;
 
@@ -38,6 +46,11 @@ pub(crate) fn widened(pattern: &str, lengths: (u64, Option<u64>)) -> Option<Stri
     let plain = Some(plain).filter(|pattern| runs_in_grammar(pattern));
     let plain = plain.or_else(|| Some(without(&pattern, true)).filter(|pattern| runs_in_grammar(pattern)));
     plain.filter(|pattern| pattern != "(?:)" && has_text(pattern, lengths))
+}
+
+/// Whether some text may fit a pattern, for all that its anchors say.
+pub(crate) fn may_fit(pattern: &str) -> bool {
+    expressions::may_fit(&without(&translated(pattern, false), false))
 }
 
 /// Whether a pattern is an expression that can be run on a finished answer.
@@ -66,34 +79,62 @@ fn compile(pattern: &str) -> Option<Regex> {
     builder.backtrack_limit(BACKTRACK_MAX).delegate_size_limit(COMPILED_MAX).build().ok()
 }
 
-/// Compiled expressions, each once.
+/// Compiled expressions, each once; `None` for what is no expression.
 #[derive(Debug, Default)]
-pub(crate) struct Patterns(HashMap<String, Option<Regex>>);
+pub(crate) struct Patterns(HashMap<String, Option<Compiled>>);
+
+#[derive(Debug)]
+struct Compiled {
+    regex: Regex,
+    /// States of its automaton; `None` where it goes back in the text.
+    states: Option<usize>,
+}
 
 impl Patterns {
-    /// Whether a text fits a pattern of a schema; `None` where that takes too much work, or the pattern is no expression.
-    pub(crate) fn fits(&mut self, pattern: &str, text: &str) -> Option<bool> {
+    fn compiled(&mut self, pattern: &str) -> Option<&Compiled> {
         if !self.0.contains_key(pattern) {
-            self.0.insert(pattern.to_owned(), compile(pattern));
+            let compiled = compile(pattern).map(|regex| {
+                let states = expressions::states(&translated(pattern, true));
+                Compiled { regex, states }
+            });
+            self.0.insert(pattern.to_owned(), compiled);
         }
-        self.0.get(pattern)?.as_ref()?.is_match(text).ok()
+        self.0.get(pattern)?.as_ref()
     }
 
-    /// Whether a text has a format; one that is not enforced is had by every text.
-    pub(crate) fn has_format(&mut self, format: &str, text: &str) -> Option<bool> {
+    /// The work of comparing a text of some bytes with a pattern, in steps of a check.
+    pub(crate) fn steps(&mut self, pattern: &str, bytes: usize) -> usize {
+        let compiling = if self.0.contains_key(pattern) { 0 } else { COMPILING_STEPS + pattern.len() / 4 };
+        let parts = 1 + bytes / TEXT_BYTES_A_STEP;
+        let searching = match self.compiled(pattern).map(|compiled| compiled.states) {
+            Some(Some(states)) => parts.saturating_mul(1 + states / STATES_A_STEP),
+            Some(None) => parts.saturating_add(BACKTRACKING_STEPS),
+            None => 1,
+        };
+        searching.saturating_add(compiling)
+    }
+
+    /// Whether a text fits a pattern of a schema; `None` where that takes too much work. What is no expression fits every
+    /// text.
+    pub(crate) fn fits(&mut self, pattern: &str, text: &str) -> Option<bool> {
+        match self.compiled(pattern) {
+            Some(compiled) => compiled.regex.is_match(text).ok(),
+            None => Some(true),
+        }
+    }
+
+    /// The pattern of a format; `None` for one that is not enforced.
+    pub(crate) fn of_format(format: &str) -> Option<String> {
         let date = "[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])";
         let time = "[0-2][0-9]:[0-5][0-9]:[0-6][0-9](?:\\.[0-9]+)?(?:[zZ]|[+-][0-2][0-9]:[0-5][0-9])";
-        match format {
-            "date" => self.fits(&format!("^{date}$"), text),
-            "time" => self.fits(&format!("^{time}$"), text),
-            "date-time" => self.fits(&format!("^{date}[tT]{time}$"), text),
-            "email" => self.fits("^[^@\\s]+@[^@\\s]+$", text),
-            "uri" => self.fits("^[a-zA-Z][a-zA-Z0-9+.-]*:\\S*$", text),
-            other => match crate::grammar::format_pattern(other) {
-                Some(pattern) => self.fits(&format!("^(?:{pattern})$"), text),
-                None => Some(true),
-            },
-        }
+        Some(match format {
+            "date" => format!("^{date}$"),
+            "time" => format!("^{time}$"),
+            "date-time" => format!("^{date}[tT]{time}$"),
+            "email" => "^[^@\\s]+@[^@\\s]+$".into(),
+            "uri" => "^[a-zA-Z][a-zA-Z0-9+.-]*:\\S*$".into(),
+            other => format!("^(?:{})$", crate::grammar::format_pattern(other)?),
+        })
     }
 }
 
@@ -363,7 +404,7 @@ mod tests {
         ] {
             assert!(fits(pattern, yes) && !fits(pattern, no), "{pattern}: {}", translated(pattern, true));
         }
-        assert!(!is_pattern("("));
+        assert!(!is_pattern("(") && fits("(", "what is no expression"));
     }
 
     #[test]
@@ -389,6 +430,5 @@ mod tests {
     fn a_search_that_goes_back_for_ever_is_given_up() {
         let text = "a".repeat(2000);
         assert_eq!(Patterns::default().fits(r"^(?:(a+)\1?)+b$", &text), None);
-        assert_eq!(Patterns::default().fits("(", "a"), None);
     }
 }

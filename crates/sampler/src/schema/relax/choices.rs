@@ -1,5 +1,7 @@
 //! `not`, `if`, and values that are listed.
 
+use std::collections::HashSet;
+
 use serde_json::{Value, json};
 
 use super::{Object, Relaxer, allows, child, fits_everything, is_known};
@@ -99,12 +101,13 @@ impl<'a> Relaxer<'a> {
         });
         self.quiet -= 1;
         done?;
+        let mut known: HashSet<String> = found.iter().map(|(name, _)| name.clone()).collect();
         let lists = map.get("dependentRequired").and_then(Value::as_object).into_iter().flatten();
         let lists = lists.map(|(_, list)| list).chain(parts.iter().map(|(_, part)| *part));
         for list in lists {
             let names = list.as_array().or_else(|| list.get("required")?.as_array());
             for name in names.into_iter().flatten().filter_map(Value::as_str) {
-                if !found.iter().any(|(known, _)| known == name) {
+                if known.insert(name.to_owned()) {
                     found.push((name.to_owned(), Value::Bool(true)));
                 }
             }

@@ -1,5 +1,7 @@
 //! `minProperties` and `maxProperties`: enforced where all properties are declared, or none that may be left out.
 
+use std::collections::HashSet;
+
 use serde_json::{Value, json};
 
 use super::objects::will_close;
@@ -37,11 +39,12 @@ impl<'a> Relaxer<'a> {
         let is_closed = will_close(out, part)
             || out.get("additionalProperties") == Some(&Value::Bool(false))
                 && !out.contains_key("patternProperties");
-        let required: Vec<String> = names(out.get("required"));
+        let required = out.get("required").and_then(Value::as_array).into_iter().flatten();
+        let required: HashSet<&str> = required.filter_map(Value::as_str).collect();
         let declared = out.get("properties").and_then(Value::as_object);
         let declared = declared.into_iter().flatten().filter(|(_, schema)| **schema != Value::Bool(false));
         let optional: Vec<String> =
-            declared.map(|(name, _)| name.clone()).filter(|name| !required.contains(name)).collect();
+            declared.map(|(name, _)| name.clone()).filter(|name| !required.contains(name.as_str())).collect();
         let few = required.len() as u64;
         if is_closed && !is_composed {
             return self.count_declared(pointer, has_branches, (few, &optional), (least, most), out);
@@ -110,11 +113,6 @@ impl<'a> Relaxer<'a> {
     }
 }
 
-fn names(list: Option<&Value>) -> Vec<String> {
-    let list = list.and_then(Value::as_array).into_iter().flatten();
-    list.filter_map(Value::as_str).map(str::to_owned).collect()
-}
-
 /// One schema for each choice of properties; `None` where there are too many choices.
 fn branches_of(optional: &[String], least: Option<usize>, most: Option<usize>) -> Option<Vec<Value>> {
     let count = optional.len();
@@ -133,7 +131,8 @@ fn branches_of(optional: &[String], least: Option<usize>, most: Option<usize>) -
             if branches.len() == BRANCHES_MAX {
                 return None;
             }
-            let is_chosen = |at: &usize| chosen.contains(at);
+            // They are in order.
+            let is_chosen = |at: &usize| chosen.binary_search(at).is_ok();
             let required: Vec<&String> = chosen.iter().map(|at| &optional[*at]).collect();
             let last = chosen.last().copied().unwrap_or(0);
             let others = optional.iter().enumerate().filter(|(at, _)| !is_chosen(at));

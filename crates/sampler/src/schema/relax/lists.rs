@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::{Object, Relaxer, allows, child};
+use super::{Object, Relaxer, allows, child, count};
 
 impl<'a> Relaxer<'a> {
     pub(super) fn lists(&mut self, map: &'a Object, pointer: &str, out: &mut Object) -> Result<(), String> {
         if !allows(map, "array") {
             return Ok(());
         }
-        let most = map.get("maxItems").and_then(Value::as_u64);
+        let most = count(map, "maxItems");
         if map.get("uniqueItems") == Some(&Value::Bool(true)) && most.is_none_or(|most| most > 1) {
             self.note("uniqueItems", pointer);
             // No more items can differ than there are values.
@@ -19,7 +19,7 @@ impl<'a> Relaxer<'a> {
             }
         }
         if map.contains_key("contains") {
-            let bound = |keyword: &str| map.get(keyword).and_then(Value::as_f64).map(|bound| bound as u64);
+            let bound = |keyword: &str| count(map, keyword);
             let least = bound("minContains").unwrap_or(1);
             if least > 0 || bound("maxContains").is_some() {
                 self.note("contains", pointer);

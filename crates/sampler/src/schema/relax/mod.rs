@@ -16,6 +16,7 @@ mod values;
 
 use std::collections::{HashMap, HashSet};
 
+use indexmap::IndexSet;
 use serde_json::{Map, Value, json};
 
 use super::UnenforcedKeyword;
@@ -31,6 +32,8 @@ const SCHEMAS_MAX: usize = 200_000;
 const DEPTH_MAX: usize = 128;
 /// Bytes of the stack on which schemas are read; only what is used of it is memory.
 const STACK_BYTES: usize = 64 << 20;
+/// Characters, items and properties that are counted at most. No answer has more.
+const COUNTED_MAX: u64 = 1 << 31;
 /// Keywords that are listed at most.
 const UNENFORCED_MAX: usize = 256;
 /// References that are followed from one to the next at most.
@@ -52,6 +55,17 @@ const KEPT: [&str; 14] = [
     "required",
     "minProperties",
     "maxProperties",
+];
+/// Keywords that count characters, items or properties.
+const COUNTS: [&str; 8] = [
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "minContains",
+    "maxContains",
 ];
 /// Keywords that hold one schema of a part of a value.
 const PART: [&str; 2] = ["additionalProperties", "additionalItems"];
@@ -106,14 +120,17 @@ pub(crate) fn relax(root: &Value) -> Result<RelaxedSchema, String> {
 
 fn relax_here(root: &Value) -> Result<RelaxedSchema, String> {
     let references = References::new(root);
+    let own_names = root.get("$defs").and_then(Value::as_object);
     let mut relaxer = Relaxer {
         references: &references,
         validator: Validator::new(&references),
         overlaps: Overlaps::new(root),
         shared: HashSet::new(),
-        unenforced: Vec::new(),
+        unenforced: IndexSet::new(),
         quiet: 0,
         definitions: HashMap::new(),
+        own_names: own_names.into_iter().flatten().map(|(name, _)| name.as_str()).collect(),
+        names: 0,
         waiting: Vec::new(),
         schemas: 0,
         depth: 0,
@@ -134,7 +151,7 @@ fn relax_here(root: &Value) -> Result<RelaxedSchema, String> {
     let schema = Value::Object(schema);
     let pointers = relaxer.definitions.iter().map(|(pointer, written)| (written.as_str(), pointer.as_str()));
     finite::check_finite(&schema, &pointers.collect())?;
-    Ok(RelaxedSchema { schema, unenforced: relaxer.unenforced })
+    Ok(RelaxedSchema { schema, unenforced: relaxer.unenforced.into_iter().collect() })
 }
 
 struct Relaxer<'a> {
@@ -143,11 +160,15 @@ struct Relaxer<'a> {
     overlaps: Overlaps<'a>,
     /// Pointers of schemas that are referred to as a part of what is said about a value.
     shared: HashSet<String>,
-    unenforced: Vec<UnenforcedKeyword>,
+    unenforced: IndexSet<UnenforcedKeyword>,
     /// More than 0: nothing is listed.
     quiet: usize,
     /// References by the pointers of what they lead to.
     definitions: HashMap<String, String>,
+    /// Names in the schema's own `$defs`.
+    own_names: HashSet<&'a str>,
+    /// Names that were made for definitions.
+    names: usize,
     /// Definitions to write: pointer, schema, keyword and name.
     waiting: Vec<(String, &'a Value, &'static str, String)>,
     schemas: usize,
@@ -161,8 +182,8 @@ impl<'a> Relaxer<'a> {
     /// Lists a keyword of which the relaxed schema does not say all.
     fn note(&mut self, keyword: &str, pointer: &str) {
         let noted = UnenforcedKeyword { keyword: keyword.to_owned(), place: format!("#{pointer}") };
-        if self.quiet == 0 && self.unenforced.len() < UNENFORCED_MAX && !self.unenforced.contains(&noted) {
-            self.unenforced.push(noted);
+        if self.quiet == 0 && self.unenforced.len() < UNENFORCED_MAX {
+            self.unenforced.insert(noted);
         }
     }
 
@@ -221,7 +242,7 @@ impl<'a> Relaxer<'a> {
                 out.insert(keyword.clone(), value);
             }
         }
-        self.texts(map, pointer, &mut out);
+        self.texts(map, pointer, &mut out)?;
         self.lists(map, pointer, &mut out)?;
         self.objects(map, pointer, part, &mut out)?;
         self.count_properties(pointer, part, self.branches > branches, &mut out)?;
@@ -265,6 +286,11 @@ impl<'a> Relaxer<'a> {
                 self.listed(list, &inner, part)?
             }
             (_, Value::Array(list)) if SAME.contains(&keyword) => self.listed(list, &inner, part)?,
+            _ if KEPT.contains(&keyword) && COUNTS.contains(&keyword) => match count(map, keyword) {
+                Some(count) if count <= COUNTED_MAX => count.into(),
+                _ if keyword.starts_with("max") => return Ok(None),
+                _ => return Err(format!("{keyword} {value} at #{pointer} is more than any answer has")),
+            },
             _ if SAME.contains(&keyword) || KEPT.contains(&keyword) => value.clone(),
             _ if PART.contains(&keyword) => self.schema(value, &inner, false)?,
             _ => return Ok(None),
@@ -301,12 +327,23 @@ impl<'a> Relaxer<'a> {
         };
         let (keyword, name) = match under("$defs").or_else(|| under("definitions")) {
             Some((keyword, name)) => (keyword, name.to_owned()),
-            None => ("$defs", format!("puna-{}", self.definitions.len())),
+            None => ("$defs", self.free_name()),
         };
         let written = format!("#/{keyword}/{name}");
         self.definitions.insert(pointer.clone(), written.clone());
         self.waiting.push((pointer, target, keyword, name));
         Some(written)
+    }
+
+    /// A name for a definition that the schema does not have itself.
+    fn free_name(&mut self) -> String {
+        loop {
+            let name = format!("puna-{}", self.names);
+            self.names += 1;
+            if !self.own_names.contains(name.as_str()) {
+                return name;
+            }
+        }
     }
 
     /// The schema that another one refers to and says nothing more than, if it does.
@@ -369,6 +406,13 @@ impl<'a> Relaxer<'a> {
             }
         }
     }
+}
+
+/// A count, which may be written as a fraction of which nothing is left, such as 2.0.
+fn count(map: &Object, keyword: &str) -> Option<u64> {
+    let value = map.get(keyword)?;
+    let is_whole = |number: &f64| number.fract() == 0.0 && (0.0..=COUNTED_MAX as f64 + 1.0).contains(number);
+    value.as_u64().or_else(|| value.as_f64().filter(is_whole).map(|number| number as u64))
 }
 
 /// Whether a keyword says something about values.

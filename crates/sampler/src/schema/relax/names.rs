@@ -1,8 +1,10 @@
 //! `propertyNames`: what it says of names is written as properties that are listed, or by the pattern of their names.
 
+use indexmap::IndexSet;
 use serde_json::{Value, json};
 
-use super::{Object, REFERENCES_MAX, Relaxer, SCHEMAS_MAX, allows, child, fits_everything, fits_nothing};
+use super::{Object, REFERENCES_MAX, Relaxer, SCHEMAS_MAX, allows, child, count};
+use super::{fits_everything, fits_nothing};
 use crate::grammar::format_pattern;
 use crate::schema::patterns::{FORMATS, for_grammar, is_pattern, widened};
 
@@ -29,8 +31,7 @@ impl<'a> Relaxer<'a> {
             Names::Unknown => false,
             _ if part || out.contains_key("patternProperties") => false,
             Names::Listed(listed) => {
-                let listed: Vec<&str> = listed.iter().map(String::as_str).collect();
-                list_names(&listed, out);
+                list_names(listed.iter().map(String::as_str).collect(), out);
                 true
             }
             Names::Fitting(pattern, is_exact) => {
@@ -154,8 +155,7 @@ impl Names {
 
 /// The names that `format`, `pattern` and lengths describe: the first of these is enforced.
 fn fitting(map: &Object) -> Names {
-    let count = |keyword: &str| map.get(keyword).and_then(Value::as_u64);
-    let (least, most) = (count("minLength").unwrap_or(0), count("maxLength"));
+    let (least, most) = (count(map, "minLength").unwrap_or(0), count(map, "maxLength"));
     let format = map.get("format").and_then(Value::as_str).filter(|format| FORMATS.contains(format));
     let format = format.and_then(format_pattern).map(|pattern| (format!("^(?:{pattern})$"), true));
     let pattern = map.get("pattern").and_then(Value::as_str).filter(|pattern| is_pattern(pattern));
@@ -177,18 +177,18 @@ fn fitting(map: &Object) -> Names {
 }
 
 /// Writes an object with these names only. Names that are not declared have the schema of additional properties.
-fn list_names(listed: &[&str], out: &mut Object) {
+fn list_names(listed: IndexSet<&str>, out: &mut Object) {
     let others = out.shift_remove("additionalProperties").unwrap_or(Value::Bool(true));
     let properties = out.entry("properties").or_insert_with(|| Value::Object(Object::new()));
     let Value::Object(properties) = properties else { return };
     for (name, schema) in &mut *properties {
-        if !listed.contains(&name.as_str()) {
+        if !listed.contains(name.as_str()) {
             *schema = Value::Bool(false);
         }
     }
     if others != Value::Bool(false) {
         for name in listed {
-            properties.entry(*name).or_insert_with(|| others.clone());
+            properties.entry(name).or_insert_with(|| others.clone());
         }
     }
     out.insert("additionalProperties".into(), Value::Bool(false));

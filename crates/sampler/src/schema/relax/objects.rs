@@ -1,9 +1,14 @@
 //! Keywords of objects, but for names and counts of properties.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use super::{Object, Relaxer, allows, child};
 use crate::schema::patterns::{for_grammar, is_pattern};
+
+/// Properties that one object lists at most: where all may be left out, each of them may follow each other one.
+const PROPERTIES_MAX: usize = 2000;
 
 impl<'a> Relaxer<'a> {
     pub(super) fn objects(
@@ -15,6 +20,13 @@ impl<'a> Relaxer<'a> {
     ) -> Result<(), String> {
         if !allows(map, "object") {
             return Ok(());
+        }
+        let count = map.get("properties").and_then(Value::as_object).map_or(0, Object::len);
+        if count > PROPERTIES_MAX {
+            return Err(format!(
+                "the object at #{pointer} lists {count} properties, of which {PROPERTIES_MAX} can be told apart while the answer is \
+                 written: divide it into several objects, or describe rare properties by additionalProperties"
+            ));
         }
         self.pattern_properties(map, pointer, out)?;
         self.property_names(map, pointer, part, out);
@@ -28,7 +40,7 @@ impl<'a> Relaxer<'a> {
             let required = out.get("required").and_then(Value::as_array).into_iter().flatten();
             let required: Vec<String> = required.filter_map(Value::as_str).map(str::to_owned).collect();
             if let Some(Value::Object(properties)) = out.get_mut("properties") {
-                let declared: Vec<String> = properties.keys().cloned().collect();
+                let declared: HashSet<String> = properties.keys().cloned().collect();
                 for (name, schema) in conditional {
                     match properties.get_mut(&name) {
                         Some(_) if declared.contains(&name) => {}

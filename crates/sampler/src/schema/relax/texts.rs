@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{Object, Relaxer, allows};
-use crate::schema::patterns::{FORMATS, for_grammar, is_pattern, widened};
+use super::{Object, Relaxer, allows, count};
+use crate::schema::patterns::{FORMATS, for_grammar, is_pattern, may_fit, widened};
 
 /// Formats of whole numbers and their bounds.
 const INTEGERS: [(&str, i128, i128); 8] = [
@@ -19,7 +19,10 @@ const INTEGERS: [(&str, i128, i128); 8] = [
 
 impl<'a> Relaxer<'a> {
     /// Writes the keywords of texts, and the formats of numbers.
-    pub(super) fn texts(&mut self, map: &'a Object, pointer: &str, out: &mut Object) {
+    ///
+    /// # Errors
+    /// A sentence about a pattern that no text fits.
+    pub(super) fn texts(&mut self, map: &'a Object, pointer: &str, out: &mut Object) -> Result<(), String> {
         let format = map.get("format").and_then(Value::as_str);
         let is_enforced = format.is_some_and(|format| FORMATS.contains(&format)) && allows(map, "string");
         if let (true, Some(format)) = (is_enforced, format) {
@@ -31,19 +34,19 @@ impl<'a> Relaxer<'a> {
             bound(out, ["minimum", "exclusiveMinimum"], *least);
             bound(out, ["maximum", "exclusiveMaximum"], *most);
         }
-        let Some(pattern) = map.get("pattern") else { return };
-        let Some(pattern) = pattern.as_str() else {
-            return drop(out.insert("pattern".into(), pattern.clone()));
-        };
-        if !allows(map, "string") {
-            return;
+        let pattern = map.get("pattern").and_then(Value::as_str).filter(|_| allows(map, "string"));
+        let Some(pattern) = pattern else { return Ok(()) };
+        if !may_fit(pattern) {
+            return Err(format!(
+                "no text fits the pattern {pattern:?} at #{pointer}: its anchors (^ and $) contradict each other; correct it, or \
+                 leave it out"
+            ));
         }
         if let Some(pattern) = for_grammar(pattern) {
             out.insert("pattern".into(), pattern.into());
         } else if is_pattern(pattern) {
             self.note("pattern", pointer);
-            let count = |keyword: &str| map.get(keyword).and_then(Value::as_u64);
-            let lengths = (count("minLength").unwrap_or(0), count("maxLength"));
+            let lengths = (count(map, "minLength").unwrap_or(0), count(map, "maxLength"));
             let is_bound = is_enforced || map.contains_key("enum") || map.contains_key("const");
             let wide = Some(pattern).filter(|_| !is_bound).and_then(|pattern| widened(pattern, lengths));
             if let Some(wide) = wide {
@@ -53,6 +56,7 @@ impl<'a> Relaxer<'a> {
             // Whoever compiles the schema says what is wrong with it.
             out.insert("pattern".into(), pattern.into());
         }
+        Ok(())
     }
 }
 

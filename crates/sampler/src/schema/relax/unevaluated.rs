@@ -97,7 +97,7 @@ impl<'a> Relaxer<'a> {
     fn refers_to_itself(&self, map: &'a Object, pointer: &str) -> bool {
         let mut left: Vec<&'a Value> = Vec::new();
         let own = References::of(map).and_then(|reference| self.references.resolve(reference));
-        let (mut seen, mut steps) = (Vec::new(), 0);
+        let (mut seen, mut steps) = (HashSet::new(), 0);
         left.extend(own.map(|(_, schema)| schema));
         left.extend(["allOf", "anyOf", "oneOf"].iter().filter_map(|keyword| map.get(*keyword)));
         while let Some(schema) = left.pop() {
@@ -114,8 +114,7 @@ impl<'a> Relaxer<'a> {
                     if pointer.starts_with(&target) {
                         return true;
                     }
-                    if !seen.contains(&target) {
-                        seen.push(target);
+                    if seen.insert(target) {
                         left.push(schema);
                     }
                 }

@@ -1,8 +1,8 @@
-//! Keywords that no grammar reads, with a value of the wrong kind.
+//! Keywords with a value of the wrong kind.
 
 use serde_json::Value;
 
-use super::Object;
+use super::{COUNTS, Object};
 
 /// Keywords that hold one schema.
 const SCHEMAS: [&str; 8] =
@@ -10,7 +10,7 @@ const SCHEMAS: [&str; 8] =
 /// Keywords that hold an object.
 const OBJECTS: [&str; 4] = ["dependentRequired", "dependentSchemas", "dependencies", "patternProperties"];
 
-/// Refuses a keyword that would be left out since nothing can be read from its value.
+/// Refuses a keyword that has a value of the wrong kind.
 ///
 /// # Errors
 /// A sentence that names the keyword, its place, and the kind of value that it needs.
@@ -20,8 +20,10 @@ pub(super) fn check_kinds(map: &Object, pointer: &str) -> Result<(), String> {
             keyword if SCHEMAS.contains(&keyword) && !value.is_object() && !value.is_boolean() => "a schema",
             keyword if OBJECTS.contains(&keyword) && !value.is_object() => "an object",
             "uniqueItems" | "nullable" if !value.is_boolean() => "true or false",
-            "minContains" | "maxContains" if !is_count(value) => "a whole number",
-            "pattern" | "format" if !value.is_string() => "a string",
+            keyword if COUNTS.contains(&keyword) && !is_count(value) => "a whole number from 0 on",
+            "pattern" | "format" | "$ref" | "$dynamicRef" | "$recursiveRef" if !value.is_string() => {
+                "a string"
+            }
             _ => continue,
         };
         let shown: String = value.to_string().chars().take(100).collect();

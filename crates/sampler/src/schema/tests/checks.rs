@@ -109,7 +109,7 @@ fn keywords_are_listed_and_checked() {
         // The grammar does not shut out what is right.
         let grammar = compile(&schema).unwrap_or_else(|error| panic!("{schema}: {error}"));
         assert!(takes(&grammar, &good.to_string()), "{schema}: {good}");
-        let error = check_strict(&schema).unwrap_err();
+        let error = of(&schema).check_strict().unwrap_err();
         assert!(error.contains(keyword) && error.contains("at #"), "{error}");
     }
 }
@@ -152,7 +152,7 @@ fn what_changes_nothing_is_not_listed() {
         json!({"type": "string", "format": "emoji", "x-anything": {"not": {}}, "deprecated": true}),
     ] {
         assert_eq!(noted(&schema), [""; 0], "{schema}");
-        assert!(compile(&schema).is_ok() && check_strict(&schema).is_ok(), "{schema}");
+        assert!(compile(&schema).is_ok() && of(&schema).check_strict().is_ok(), "{schema}");
     }
 }
 
@@ -234,7 +234,7 @@ fn numbers_texts_and_order_are_compared_by_value() {
 #[test]
 fn hostile_schemas_and_answers_take_bounded_work() {
     let check = |schema: &Value, answer: &Value| {
-        SchemaCheck::new(schema).unwrap().unwrap().violations(answer).map(|violated| violated.len())
+        of(schema).check().unwrap().unwrap().violations(answer).map(|violated| violated.len())
     };
     // References in a circle, and ones that double with each step.
     let circle = json!({"not": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}});
@@ -260,5 +260,30 @@ fn hostile_schemas_and_answers_take_bounded_work() {
         let path = "/properties/a".repeat(i % 20);
         schema = json!({"properties": {"a": schema, "b": {"$ref": format!("#{path}")}}, "not": {"const": 1}});
     }
-    assert!(SchemaCheck::new(&schema).is_ok());
+    assert!(of(&schema).check().is_ok());
+}
+
+#[test]
+fn hostile_patterns_and_keywords_take_bounded_time() {
+    let begun = std::time::Instant::now();
+    let check = |schema: &Value, answer: &Value| of(schema).check().unwrap().unwrap().violations(answer);
+    let texts = |count: usize, bytes: usize| -> Value {
+        (0..count).map(|n| json!(format!("{n}{}", "ab".repeat(bytes / 2)))).collect()
+    };
+    let strings =
+        |pattern: &str| json!({"type": "array", "uniqueItems": true, "not": {"items": {"pattern": pattern}}});
+    for (pattern, is_bounded) in
+        [("^(?:a|b|ab){1,900}c$", true), ("^(?=(a|b)+)(?:(a+)\\2?|b)+c$", true), ("(", false)]
+    {
+        let result = check(&strings(pattern), &texts(20_000, 40));
+        assert_eq!(result.is_err(), is_bounded, "{pattern}: {result:?}");
+    }
+    let many: Map<String, Value> = (0..2000).map(|n| (format!("x-{n}"), json!(n))).collect();
+    let mut keywords = json!({"const": 1});
+    keywords.as_object_mut().unwrap().extend(many);
+    let schema = json!({"type": "array", "uniqueItems": true, "not": {"contains": keywords}});
+    assert_eq!(check(&schema, &texts(1000, 4)), Err(TooMuchWork));
+    let lengths = json!({"type": "array", "uniqueItems": true, "not": {"contains": {"not": {"anyOf": vec![json!({"maxLength": 1}); 500]}}}});
+    assert_eq!(check(&lengths, &texts(10, 400_000)), Err(TooMuchWork));
+    assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
 }

@@ -298,9 +298,57 @@ fn schemas_that_no_value_fits_are_refused_by_name() {
         ),
         (json!({"contains": 5}), "contains at # must be a schema"),
         (json!({"dependentRequired": ["a"]}), "dependentRequired at # must be an object"),
-        (json!({"contains": {}, "minContains": -1}), "minContains at # must be a whole number"),
+        (json!({"contains": {}, "minContains": -1}), "minContains at # must be a whole number from 0 on"),
     ] {
         let error = compile(&schema).unwrap_err().to_string();
         assert!(error.contains(word), "{schema}: {error}");
     }
+}
+
+#[test]
+fn counts_may_be_written_as_whole_fractions() {
+    let text = json!({"type": "string", "minLength": 2.0, "maxLength": 3.0});
+    enforced(&text, &["\"ab\"", "\"abc\""], &["\"a\"", "\"abcd\""]);
+    let list = json!({"type": "array", "items": {"type": "null"}, "minItems": 1.0, "maxItems": 2.0});
+    enforced(&list, &["[null]", "[null,null]"], &["[]", "[null,null,null]"]);
+    let object = json!({"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 1.0});
+    enforced(&object, &["{\"a\":null}"], &["{}"]);
+    // No answer has as many.
+    enforced(&json!({"type": "string", "maxLength": 1e300}), &["\"ab\""], &["1"]);
+    for (schema, words) in [
+        (json!({"type": "string", "minLength": 2.5}), "minLength at # must be a whole number"),
+        (json!({"type": "string", "minLength": -1}), "minLength at # must be a whole number"),
+        (json!({"type": "array", "minItems": 1e300}), "more than any answer has"),
+        (json!({"$ref": 5}), "$ref at # must be a string"),
+        (json!({"type": "string", "pattern": "$^a"}), "no text fits the pattern \"$^a\" at #"),
+    ] {
+        let error = compile(&schema).unwrap_err().to_string();
+        assert!(error.contains(words), "{schema}: {error}");
+    }
+}
+
+#[test]
+fn objects_of_too_many_properties_are_refused_by_name() {
+    for count in [3000, 4000] {
+        let properties: Map<String, Value> =
+            (0..count).map(|n| (format!("p{n}"), json!({"type": "string"}))).collect();
+        let names: Vec<&String> = properties.keys().collect();
+        let required = json!({"type": "object", "properties": properties, "required": names});
+        let optional = json!({"type": "object", "properties": properties});
+        for object in [required, optional] {
+            let error = compile(&json!({"type": "array", "items": object})).unwrap_err().to_string();
+            assert!(error.contains(&format!("the object at #/items lists {count} properties")), "{error}");
+        }
+    }
+}
+
+#[test]
+fn names_of_definitions_that_are_made_are_not_those_of_the_schema() {
+    let schema = json!({
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/a~1b"}, "y": {"$ref": "#/$defs/puna-0"}, "z": {"$ref": "#/$defs/puna-1"}},
+        "required": ["x", "y", "z"],
+        "$defs": {"a/b": {"type": "string"}, "puna-0": {"type": "integer"}, "puna-1": {"type": "null"}},
+    });
+    enforced(&schema, &["{\"x\":\"a\",\"y\":1,\"z\":null}"], &["{\"x\":1,\"y\":1,\"z\":null}"]);
 }

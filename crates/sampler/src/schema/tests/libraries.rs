@@ -14,7 +14,7 @@ fn schemas_of_libraries_are_taken() {
             count += 1;
             let name = format!("{} {}", case["from"].as_str().unwrap(), case["name"].as_str().unwrap());
             let schema = &case["schema"];
-            let grammar = match grammars.compile(&Constraint::Schema(schema.clone())) {
+            let grammar = match grammars.compile(&Constraint::schema(schema.clone())) {
                 Ok(grammar) => grammar,
                 Err(error) => {
                     failed.push(format!("{name}: {error}: {schema}"));
@@ -28,7 +28,7 @@ fn schemas_of_libraries_are_taken() {
                     }
                 }
             }
-            let strict = check_strict(schema);
+            let strict = of(schema).check_strict();
             if strict.is_ok() != noted(schema).is_empty() {
                 failed.push(format!("{name}: strict {strict:?} with {:?}", noted(schema)));
             }

@@ -14,8 +14,12 @@ use super::patterns::Patterns;
 use super::references::{References, child};
 use evaluated::Evaluated;
 
-/// Schemas that are looked at, and values that are compared, at most.
+/// Steps of one check at most: a schema or a keyword that is looked at, a value that is compared, or a part of a text.
 const STEPS_MAX: usize = 300_000;
+/// Bytes of a text that are compared or counted in one step.
+const TEXT_BYTES_A_STEP: usize = 16;
+/// Bytes of a pointer that are copied in one step.
+const POINTER_BYTES_A_STEP: usize = 256;
 /// Schemas that are followed from one to the next at most. Values are nested less deep, references may go in a circle.
 const DEPTH_MAX: usize = 400;
 /// Failures that are kept.
@@ -93,7 +97,7 @@ impl<'a> Validator<'a> {
         pointer: &str,
         value: &Value,
     ) -> Result<Option<Evaluated>, TooMuchWork> {
-        self.step(1)?;
+        self.step(1 + pointer.len() / POINTER_BYTES_A_STEP)?;
         let map = match schema {
             Value::Bool(false) => {
                 self.fail("false", pointer);
@@ -134,6 +138,7 @@ impl<'a> Validator<'a> {
         value: &Value,
     ) -> Result<Option<Evaluated>, TooMuchWork> {
         let mut is_kept = true;
+        self.step(map.len())?;
         for (keyword, given) in map {
             if !self.keeps_plain(keyword, given, map, value)? {
                 self.fail(keyword, pointer);
@@ -152,12 +157,9 @@ impl<'a> Validator<'a> {
 
     /// Whether a text fits a pattern. A pattern that is no expression fits every text.
     fn fits_pattern(&mut self, pattern: &str, text: &str) -> Result<bool, TooMuchWork> {
-        self.step(1 + text.len() / 16)?;
-        match self.patterns.fits(pattern, text) {
-            Some(fits) => Ok(fits),
-            None if super::patterns::is_pattern(pattern) => Err(TooMuchWork),
-            None => Ok(true),
-        }
+        let steps = self.patterns.steps(pattern, text.len());
+        self.step(steps)?;
+        self.patterns.fits(pattern, text).ok_or(TooMuchWork)
     }
 }
 
