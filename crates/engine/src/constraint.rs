@@ -219,7 +219,8 @@ impl Constrained {
     }
 
     /// Draws a token of the answer, which has begun at the latest now. One behind which too few tokens would be left to end
-    /// the answer gives way to the shortest end, which no bias forbids.
+    /// the answer gives way to the shortest end, which no bias forbids. So do all where following the answer any further
+    /// would take too much memory or work.
     ///
     /// # Errors
     /// Why there is none.
@@ -234,7 +235,7 @@ impl Constrained {
             return Err(NOT_A_NUMBER.into());
         }
         let grammar = self.grammar()?;
-        if room.is_repeating
+        if (room.is_repeating || grammar.must_end())
             && let Some(token) = grammar.next_of_end()
         {
             return Ok(token);

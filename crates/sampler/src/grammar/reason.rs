@@ -33,6 +33,26 @@ pub fn reason(error: &dyn fmt::Display, own: bool) -> String {
     text.chars().take(LENGTH).collect()
 }
 
+/// What the library has had too much of, where that is what it failed of: its own words for it are not for clients.
+pub fn too_hard(reason: &str) -> Option<&'static str> {
+    let of = |mark: &str| reason.split_once(mark).map(|(_, what)| what);
+    match of("lexer error: ").or_else(|| of("parser error: ")) {
+        Some(what) => Some(excess(what)),
+        None => of("Parser Error: ").filter(|what| what.contains(" items; max is ")).map(excess),
+    }
+}
+
+/// A limit of the library in words of clients.
+pub fn excess(limit: &str) -> &'static str {
+    let has = |word: &str| limit.contains(word);
+    match () {
+        () if has("items") => "too many parts of it are possible at one place",
+        () if has("states") => "its strings have too many states",
+        () if has("expressions") => "its expressions grow too large",
+        () => "a token of it takes too much work",
+    }
+}
+
 /// Splits `at 1(8): ` off, if it is there.
 fn split_place(line: &str) -> (&str, &str) {
     let end = line.find("): ").filter(|end| {

@@ -13,7 +13,7 @@ use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::panic_utils::catch_unwind;
 
 use super::GrammarError;
-use super::reason::reason;
+use super::reason::{excess, reason};
 
 /// Work for all first bytes together; about half a second.
 const FUEL: u64 = 4_000_000;
@@ -47,7 +47,7 @@ pub fn begins_soon(factory: &ParserFactory, expressions: &LexerSpec) -> Result<(
     for byte in 0..=u8::MAX {
         states.transition(start, byte);
         if let Some(error) = states.get_error() {
-            return Err(GrammarError::TooHard(error));
+            return Err(GrammarError::TooHard(excess(&error).into()));
         }
     }
     Ok(())

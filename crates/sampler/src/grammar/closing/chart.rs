@@ -12,12 +12,17 @@ use std::sync::Arc;
 use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::earley::regexvec::StateID;
 
-use super::lexer::{Ending, Lexer, Step};
+use super::ending::Ending;
+use super::lexer::{Lexer, Step};
 use super::numbers::Run;
 use super::rules::{END, ENDLESS, Rules};
 
-/// Items of a row at most; the library allows fewer.
-const ITEMS_MAX: usize = 5_000;
+/// Items of a row at most, as many as the library is allowed. An object has four for each property that may be left out.
+pub const ITEMS_MAX: usize = 10_000;
+/// Items and waits of all rows that are still needed at most; about 50 MB.
+const ENTRIES_MAX: usize = 3_000_000;
+/// Items and waits from which on rows that are not needed any more are looked for.
+const COMPACTED_MIN: usize = 100_000;
 /// Lexemes of a path at most.
 const LEXEMES_MAX: usize = 65_536;
 /// Bytes of a path at most.
@@ -96,6 +101,8 @@ pub struct Chart {
     waits: Vec<Wait>,
     rows: Vec<Row>,
     pub at: Position,
+    /// Items and waits at which rows that are not needed any more are removed.
+    compact_at: usize,
 }
 
 /// What to go back to.
@@ -111,7 +118,8 @@ impl Chart {
     /// The beginning of a text; `None` for a grammar that is too large, or has no text.
     pub fn new(parts: Arc<Parts>, lexer: Lexer) -> Option<Self> {
         let at = Position { state: StateID::DEAD, begun: false, run: Run::default() };
-        let mut chart = Self { parts, lexer, items: Vec::new(), waits: Vec::new(), rows: Vec::new(), at };
+        let (items, waits, rows) = (Vec::new(), Vec::new(), Vec::new());
+        let mut chart = Self { parts, lexer, items, waits, rows, at, compact_at: COMPACTED_MIN };
         let rules = Arc::clone(&chart.parts);
         let rules = &rules.rules;
         let first = rules.symbol(rules.start).rules.iter().map(|&dot| Item { dot, row: 0 }).collect();
@@ -129,6 +137,48 @@ impl Chart {
         self.items.truncate(mark.items);
         self.waits.truncate(mark.waits);
         self.at = mark.at;
+    }
+
+    /// Removes the rows that no rule of the last row began in, once there are many. No mark may be gone back to afterwards.
+    pub fn compact(&mut self) {
+        if self.entries() < self.compact_at {
+            return;
+        }
+        let mut is_needed = vec![false; self.rows.len()];
+        let mut left = vec![self.rows.len() - 1];
+        while let Some(row) = left.pop() {
+            if !std::mem::replace(&mut is_needed[row], true) {
+                left.extend(self.row_items(row).iter().map(|item| item.row as usize));
+            }
+        }
+        is_needed[0] = true;
+        let (old_items, old_waits) = (std::mem::take(&mut self.items), std::mem::take(&mut self.waits));
+        let old_rows = std::mem::take(&mut self.rows);
+        // The numbers of rows and the first items of rows, before and after.
+        let mut numbers = vec![0; old_rows.len()];
+        for (number, row) in old_rows.iter().enumerate().filter(|(number, _)| is_needed[*number]) {
+            let next = old_rows.get(number + 1);
+            let items = row.items..next.map_or(old_items.len(), |next| next.items);
+            let waits = row.waits..next.map_or(old_waits.len(), |next| next.waits);
+            numbers[number] = self.rows.len() as u32;
+            let moved = row.items - self.items.len();
+            self.rows.push(Row { items: self.items.len(), waits: self.waits.len(), ..row.clone() });
+            let renumbered = |item: &Item| Item { row: numbers[item.row as usize], ..*item };
+            self.items.extend(old_items[items].iter().map(renumbered));
+            let item = |wait: &Wait| if wait.item == WHOLE { WHOLE } else { wait.item - moved as u32 };
+            self.waits.extend(old_waits[waits].iter().map(|wait| Wait { item: item(wait), ..*wait }));
+        }
+        self.compact_at = COMPACTED_MIN.max(2 * self.entries());
+    }
+
+    /// Whether so much is kept or worked out that the text should end.
+    pub fn is_nearly_full(&self) -> bool {
+        self.entries() > ENTRIES_MAX || self.lexer.is_nearly_exhausted()
+    }
+
+    /// Items and waits of all rows.
+    pub fn entries(&self) -> usize {
+        self.items.len() + self.waits.len()
     }
 
     /// Goes on by some bytes; `false` where they do not fit, which leaves the text at any place of them.

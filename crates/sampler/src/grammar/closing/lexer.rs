@@ -6,12 +6,10 @@ use llguidance::ParserFactory;
 use llguidance::earley::lexerspec::{LexemeIdx, LexerSpec};
 use llguidance::earley::regexvec::{MatchingLexemes, NextByte, RegexVec, StateID};
 
-use super::rules::ENDLESS;
+use super::ending::LongEndings;
 
-/// States of the lexemes at most. More than these are not needed to end an answer, but by hostile expressions.
-const STATES_MAX: usize = 20_000;
-/// States in which one search looks for an end at most.
-const SEARCHED_MAX: usize = 5_000;
+/// States of the lexemes at most; each takes about half a kilobyte. Long strings have one for each character.
+const STATES_MAX: usize = 50_000;
 /// Work of the library for all states together; about a second.
 const FUEL: u64 = 8_000_000;
 
@@ -28,23 +26,13 @@ pub enum Step {
     Refused,
 }
 
-/// The shortest way to the end of a lexeme.
-#[derive(Debug, Clone)]
-pub struct Ending {
-    /// Bytes of the way and of all that comes behind it.
-    pub cost: u64,
-    /// The bytes of the way.
-    pub bytes: Vec<u8>,
-    /// The lexemes that end there.
-    pub lexemes: Vec<u32>,
-}
-
 /// The states of all lexemes of a grammar.
 #[derive(Clone)]
 pub struct Lexer {
     states: RegexVec,
     /// One byte of each kind that the expressions tell apart, those first that read well.
-    bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
+    pub(super) long_endings: LongEndings,
 }
 
 impl Lexer {
@@ -57,12 +45,17 @@ impl Lexer {
         let mut kinds = HashSet::new();
         let plain = (b'a'..=b'z').chain(b'0'..=b'9').chain(b'A'..=b'Z').chain(b' '..=b'~');
         let bytes = plain.chain(0..=u8::MAX).filter(|byte| kinds.insert(states.alpha().map(*byte))).collect();
-        Some(Self { states, bytes })
+        Some(Self { states, bytes, long_endings: LongEndings::default() })
     }
 
     /// Whether too much work was asked for, after which nothing is known any more.
     pub fn has_failed(&self) -> bool {
         self.states.has_error()
+    }
+
+    /// Whether most of the work that is allowed is done, so that little more can be followed.
+    pub fn is_nearly_exhausted(&self) -> bool {
+        self.states.stats().num_states > STATES_MAX / 4 * 3 || self.states.get_fuel() < FUEL / 4
     }
 
     /// The state in which one of some lexemes may begin.
@@ -77,6 +70,19 @@ impl Lexer {
         if self.has_failed() { StateID::DEAD } else { self.states.transition(state, byte) }
     }
 
+    /// The lexemes that end with the byte that leads to a state, where some do.
+    pub fn ended_with(&self, state: StateID) -> Option<Vec<u32>> {
+        state.has_lowest_match().then(|| numbers(&self.states.state_desc(state).lazy_accepting))
+    }
+
+    /// The only byte that may follow in a state, where there is one.
+    pub fn forced_byte(&mut self, state: StateID) -> Option<u8> {
+        match self.states.next_byte(state) {
+            NextByte::ForcedByte(byte) => Some(byte),
+            _ => None,
+        }
+    }
+
     /// Goes on by a byte.
     pub fn step(&mut self, state: StateID, byte: u8) -> Step {
         let next = self.follow(state, byte);
@@ -84,10 +90,7 @@ impl Lexer {
             let ended = self.ended(state);
             return if ended.is_empty() { Step::Refused } else { Step::EndsBefore(ended) };
         }
-        if next.has_lowest_match() {
-            return Step::EndsWith(numbers(&self.states.state_desc(next).lazy_accepting));
-        }
-        Step::Within(next)
+        self.ended_with(next).map_or(Step::Within(next), Step::EndsWith)
     }
 
     /// The lexemes that may end in a state.
@@ -127,62 +130,6 @@ impl Lexer {
             (0..=u8::MAX).filter(|byte| *byte != b'-').partition(u8::is_ascii_digit);
         digits.into_iter().any(|byte| begins(self, byte))
             && !others.into_iter().any(|byte| begins(self, byte))
-    }
-
-    /// Looks for the cheapest end of the lexeme that has come to `from`. `begun`: it has a byte already, without which none
-    /// may end. `behind` tells the cost of what comes behind some lexemes.
-    pub fn ending(
-        &mut self,
-        from: StateID,
-        begun: bool,
-        mut behind: impl FnMut(&[u32]) -> u64,
-    ) -> Option<Ending> {
-        let mut best: Option<(u64, usize, Option<u8>, Vec<u32>)> = None;
-        // States by their distance: where each was come to from, and by which byte.
-        let mut found = vec![(from, 0, 0, 0_u64)];
-        let mut seen = HashSet::from([from]);
-        let mut at = 0;
-        let is_better = |cost: u64, best: &Option<(u64, usize, Option<u8>, Vec<u32>)>| {
-            cost != ENDLESS && best.as_ref().is_none_or(|(least, ..)| cost < *least)
-        };
-        while let Some(&(state, _, _, distance)) = found.get(at) {
-            if best.as_ref().is_some_and(|(least, ..)| distance >= *least) || at >= SEARCHED_MAX {
-                break;
-            }
-            if at > 0 || begun {
-                let lexemes = self.ended(state);
-                let cost = if lexemes.is_empty() { ENDLESS } else { behind(&lexemes) };
-                let cost = cost.saturating_add(distance);
-                if is_better(cost, &best) {
-                    best = Some((cost, at, None, lexemes));
-                }
-            }
-            for index in 0..self.bytes.len() {
-                let byte = self.bytes[index];
-                let next = self.follow(state, byte);
-                if next.is_dead() {
-                    continue;
-                }
-                if next.has_lowest_match() {
-                    let lexemes = numbers(&self.states.state_desc(next).lazy_accepting);
-                    let cost = behind(&lexemes).saturating_add(distance + 1);
-                    if is_better(cost, &best) {
-                        best = Some((cost, at, Some(byte), lexemes));
-                    }
-                } else if seen.insert(next) {
-                    found.push((next, at, byte, distance + 1));
-                }
-            }
-            at += 1;
-        }
-        let (cost, mut at, last, lexemes) = best?;
-        let mut bytes: Vec<u8> = last.into_iter().collect();
-        while at > 0 {
-            bytes.push(found[at].2);
-            at = found[at].1;
-        }
-        bytes.reverse();
-        Some(Ending { cost, bytes, lexemes })
     }
 }
 

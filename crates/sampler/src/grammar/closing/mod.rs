@@ -4,9 +4,11 @@
 //! each place. Where these may be more than the tokens that are left, the end is written out and divided into tokens, and
 //! what would leave too few tokens for it is not drawn. The library itself looks at an end before it is used.
 //!
-//! Grammars that take too much work have no end that is known, and their answers are cut at their limit.
+//! A grammar of which no end is found is refused ([`EndError`]). Where a text has come to use up what may be kept or
+//! worked out for it, it is ended while its end is known.
 
 mod chart;
+mod ending;
 mod lexer;
 mod numbers;
 mod rules;
@@ -15,7 +17,10 @@ mod spelling;
 use std::collections::HashSet;
 use std::sync::Arc;
 
+pub use chart::{BYTES_MAX, ITEMS_MAX};
 use chart::{Chart, Parts, Text};
+use ending::Ending;
+pub use ending::STRING_BYTES_MAX;
 use lexer::Lexer;
 use llguidance::ParserFactory;
 use llguidance::earley::CGrammar;
@@ -27,6 +32,27 @@ use spelling::Speller;
 
 use super::SPECIAL;
 
+/// Why the shortest end of a form is not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndError {
+    /// Every text of the form goes on without an end.
+    Endless,
+    /// The end has so many bytes and at least so many tokens.
+    TooLong { bytes: u64, tokens: u64 },
+    /// The search for the end takes too much work, or the form has parts that only the library understands.
+    Unknown,
+    /// The vocabulary has no tokens for the end.
+    NoToken,
+}
+
+/// The tokens that end the text from here, the last one first.
+#[derive(Clone)]
+struct Path {
+    tokens: Vec<u32>,
+    /// The library takes them.
+    is_checked: bool,
+}
+
 /// Follows a text and knows how to end it.
 #[derive(Clone)]
 pub struct Closing {
@@ -34,24 +60,33 @@ pub struct Closing {
     env: TokEnv,
     numbers: Arc<NumberTokens>,
     speller: Speller,
-    /// The tokens that end the text from here, the last one first, and whether the library has looked at them.
-    path: Option<(Vec<u32>, bool)>,
-    /// The text cannot be followed any further.
-    lost: bool,
+    path: Option<Path>,
+    /// The chart cannot follow the text any further; a path that is known still ends it.
+    is_lost: bool,
+    /// The shortest text of some lexeme is not known.
+    has_unknown: bool,
 }
 
 impl Closing {
-    /// The beginning of a text; `None` for a grammar whose end is not known.
-    pub fn new(factory: &ParserFactory, grammar: &CGrammar, numbers: Arc<NumberTokens>) -> Option<Self> {
+    /// The beginning of a text.
+    ///
+    /// # Errors
+    /// The end of the grammar's texts cannot be followed.
+    pub fn new(
+        factory: &ParserFactory,
+        grammar: &CGrammar,
+        numbers: Arc<NumberTokens>,
+    ) -> Result<Self, EndError> {
         let spec = grammar.lexer_spec();
         // What these need is known to the library alone.
         if grammar.parametric() || spec.has_stop || spec.has_max_tokens {
-            return None;
+            return Err(EndError::Unknown);
         }
-        let mut lexer = Lexer::new(factory, spec)?;
+        let mut lexer = Lexer::new(factory, spec).ok_or(EndError::Unknown)?;
         let env = factory.tok_env().clone();
         let texts = texts(spec, &mut lexer, env.tok_trie());
-        let count = u32::try_from(spec.lexemes.len()).ok()?;
+        let has_unknown = texts.iter().any(Option::is_none);
+        let count = u32::try_from(spec.lexemes.len()).map_err(|_| EndError::Unknown)?;
         let numbers_among = (0..count).map(|lexeme| lexer.is_number(spec, lexeme)).collect();
         let rules = Rules::read(grammar, |lexeme| match &texts[lexeme as usize] {
             Some(Text::Bytes(bytes)) => bytes.len() as u64,
@@ -60,41 +95,61 @@ impl Closing {
         });
         let skipped: HashSet<u32> = spec.skip_by_class.iter().map(|lexeme| lexeme.0).collect();
         let parts = Parts { rules, spec: spec.clone(), skipped, texts, numbers: numbers_among };
-        let chart = Chart::new(Arc::new(parts), lexer)?;
-        Some(Self { chart, env, numbers, speller: Speller::default(), path: None, lost: false })
+        let chart = Chart::new(Arc::new(parts), lexer).ok_or(EndError::Unknown)?;
+        let speller = Speller::default();
+        Ok(Self { chart, env, numbers, speller, path: None, is_lost: false, has_unknown })
+    }
+
+    /// Why no path is known.
+    pub fn error(&mut self) -> EndError {
+        match self.chart.cost().0 {
+            _ if self.is_lost || self.chart.is_nearly_full() => EndError::Unknown,
+            ENDLESS if self.has_unknown => EndError::Unknown,
+            ENDLESS => EndError::Endless,
+            bytes if bytes > BYTES_MAX as u64 => {
+                let longest = self.env.tok_trie().max_token_len().max(1) as u64;
+                EndError::TooLong { bytes, tokens: bytes.div_ceil(longest) + 1 }
+            }
+            _ => EndError::NoToken,
+        }
     }
 
     /// Goes on by a token.
     pub fn accept(&mut self, token: u32) {
-        if self.lost {
-            return;
-        }
-        let is_on_path = matches!(&self.path, Some((path, _)) if path.last() == Some(&token));
         match &mut self.path {
-            Some((path, _)) if is_on_path => {
-                path.pop();
-            }
+            Some(path) if path.tokens.last() == Some(&token) => drop(path.tokens.pop()),
             path => *path = None,
         }
-        self.lost = !self.push(token);
+        if !self.is_lost {
+            self.is_lost = !self.push(token);
+            self.chart.compact();
+        }
+    }
+
+    /// Whether the text should be ended now: what may be kept or worked out for it is nearly used up.
+    pub fn must_end(&self) -> bool {
+        self.is_lost || self.chart.is_nearly_full()
     }
 
     /// Whether the text can still be ended with fewer than `left` tokens, an end token among them, behind one more token.
     pub fn has_room_behind(&mut self, token: u32, left: usize) -> bool {
-        if self.lost || self.env.tok_trie().eos_tokens().contains(&token) {
+        if self.env.tok_trie().eos_tokens().contains(&token) {
             return true;
         }
-        if let Some((path, _)) = &self.path
-            && path.last() == Some(&token)
-            && path.len() < left
+        if let Some(path) = &self.path
+            && path.tokens.last() == Some(&token)
+            && path.tokens.len() < left
         {
             return true;
+        }
+        if self.is_lost {
+            return self.path.is_none();
         }
         let mark = self.chart.mark();
         let has_room = self.push(token) && {
             let (cost, ending) = self.chart.cost();
             // As many tokens as bytes at most.
-            cost.saturating_add(1) < left as u64
+            cost.saturating_add(1) < left as u64 && cost <= BYTES_MAX as u64
                 || self.tokens(cost, ending.as_ref()).is_some_and(|path| path.len() + 1 < left)
         };
         self.chart.go_back(mark);
@@ -104,30 +159,43 @@ impl Closing {
     /// The tokens that end the text from here, the last one first, without an end token. `check` tells whether the library
     /// takes them.
     pub fn path(&mut self, check: impl FnOnce(&[u32]) -> bool) -> Option<&[u32]> {
-        if self.lost {
-            return None;
-        }
-        if self.path.is_none() {
+        if self.path.is_none() && !self.is_lost {
             let (cost, ending) = self.chart.cost();
-            self.path = self.tokens(cost, ending.as_ref()).map(|mut path| {
-                path.reverse();
-                (path, false)
+            self.path = self.tokens(cost, ending.as_ref()).map(|mut tokens| {
+                tokens.reverse();
+                Path { tokens, is_checked: false }
             });
         }
-        let (path, is_checked) = self.path.as_mut()?;
-        if !*is_checked {
-            let in_order: Vec<u32> = path.iter().rev().copied().collect();
+        let path = self.path.as_mut()?;
+        if !path.is_checked {
+            let in_order: Vec<u32> = path.tokens.iter().rev().copied().collect();
             if !check(&in_order) {
-                self.lost = true;
+                (self.path, self.is_lost) = (None, true);
                 return None;
             }
-            *is_checked = true;
+            path.is_checked = true;
         }
-        Some(path)
+        self.path.as_ref().map(|path| path.tokens.as_slice())
     }
 
-    fn tokens(&mut self, cost: u64, ending: Option<&lexer::Ending>) -> Option<Vec<u32>> {
-        if cost > chart::BYTES_MAX as u64 {
+    /// The end token.
+    pub fn end_token(&self) -> u32 {
+        self.env.tok_trie().eos_token()
+    }
+
+    /// What the chart keeps.
+    #[cfg(test)]
+    pub fn entries(&self) -> usize {
+        self.chart.entries()
+    }
+
+    /// A token alone as a set.
+    pub fn only(&self, token: u32) -> SimpleVob {
+        self.env.tok_trie().singleton_token_set(token)
+    }
+
+    fn tokens(&mut self, cost: u64, ending: Option<&Ending>) -> Option<Vec<u32>> {
+        if cost > BYTES_MAX as u64 {
             return None;
         }
         let texts = self.chart.path(ending)?;
@@ -137,7 +205,7 @@ impl Closing {
     /// Removes the tokens with which a number would have more digits than is sensible.
     pub fn restrict_numbers(&mut self, allowed: &mut SimpleVob) {
         let at = self.chart.at;
-        if self.lost || !at.begun {
+        if self.is_lost || !at.begun {
             return;
         }
         let possible = self.chart.lexer.possible(at.state);
@@ -177,6 +245,6 @@ fn texts(spec: &LexerSpec, lexer: &mut Lexer, trie: &TokTrie) -> Vec<Option<Text
 
 impl std::fmt::Debug for Closing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Closing").field("lost", &self.lost).finish_non_exhaustive()
+        f.debug_struct("Closing").field("lost", &self.is_lost).finish_non_exhaustive()
     }
 }

@@ -45,7 +45,7 @@ fn draw(
         let allowed: Vec<u32> =
             (0..).zip(&logits).filter(|(_, logit)| **logit == 0.0).map(|(token, _)| token).collect();
         let mut token = choose(&allowed, vocabulary);
-        if !grammar.has_room_for(token, limit - drawn)
+        if (grammar.must_end() || !grammar.has_room_for(token, limit - drawn))
             && let Some(end) = grammar.next_of_end()
         {
             token = end;
@@ -148,7 +148,7 @@ fn an_answer_within_any_limit_is_whole() {
     let vocabulary = Vocabulary::new();
     let grammars = vocabulary.grammars();
     for (number, schema) in schemas().into_iter().enumerate() {
-        let constraint = Constraint::Schema(schema.clone());
+        let constraint = Constraint::schema(schema.clone());
         let mut grammar = grammars.compile_whole(&constraint).unwrap_or_else(|e| panic!("{schema}: {e}"));
         let least = grammar.shortest_end().unwrap_or_else(|| panic!("no end is known: {schema}"));
         let plain = grammars.compile(&constraint).unwrap();
@@ -177,7 +177,7 @@ fn the_shortest_end_is_found_among_all() {
     let vocabulary = Vocabulary::new();
     let grammars = vocabulary.grammars();
     let least = |schema: Value, text: &str| {
-        let mut grammar = grammars.compile_whole(&Constraint::Schema(schema)).unwrap();
+        let mut grammar = grammars.compile_whole(&Constraint::schema(schema)).unwrap();
         for byte in text.bytes() {
             grammar.accept(byte.into()).unwrap();
         }
@@ -206,7 +206,7 @@ fn numbers_have_a_bounded_number_of_digits() {
     let vocabulary = Vocabulary::new();
     let grammars = vocabulary.grammars();
     let taken = |schema: Value, text: &str| {
-        let mut grammar = grammars.compile_whole(&Constraint::Schema(schema)).unwrap();
+        let mut grammar = grammars.compile_whole(&Constraint::schema(schema)).unwrap();
         let mut logits = vec![0.0; vocabulary.words.len() + 1];
         text.bytes()
             .take_while(|byte| {
@@ -233,7 +233,7 @@ fn numbers_have_a_bounded_number_of_digits() {
     // Digits in strings are no numbers.
     assert_eq!(taken(json!({"type": "string"}), &format!("\"{digits}")), 41);
     // Longer tokens count by their digits.
-    let mut grammar = grammars.compile_whole(&Constraint::Schema(json!({"type": "integer"}))).unwrap();
+    let mut grammar = grammars.compile_whole(&Constraint::schema(json!({"type": "integer"}))).unwrap();
     let mut longest = |allowed: &[u32], vocabulary: &Vocabulary| {
         let digits = |token: &&u32| {
             vocabulary
@@ -271,7 +271,7 @@ fn hostile_schemas_have_no_end_that_takes_long_to_find() {
     for schema in cases {
         let name: String = schema.to_string().chars().take(80).collect();
         let begun = Instant::now();
-        let Ok(mut grammar) = grammars.compile_whole(&Constraint::Schema(schema)) else { continue };
+        let Ok(mut grammar) = grammars.compile_whole(&Constraint::schema(schema)) else { continue };
         let end = grammar.shortest_end();
         let mut seed = 1;
         let mut uniform = |allowed: &[u32], _: &Vocabulary| allowed[random(&mut seed, allowed.len())];
@@ -281,4 +281,102 @@ fn hostile_schemas_have_no_end_that_takes_long_to_find() {
         eprintln!("{name}: {end:?} in {:?}", begun.elapsed());
         assert!(begun.elapsed() < Duration::from_secs(20), "{name} took {:?}", begun.elapsed());
     }
+}
+
+#[test]
+fn long_answers_have_a_known_end() {
+    let vocabulary = Vocabulary::new();
+    let grammars = vocabulary.grammars();
+    let cases = [
+        (json!({"const": "x".repeat(5000)}), 5003),
+        (json!({"enum": ["x".repeat(6000), "y".repeat(5000)]}), 5003),
+        (json!({"type": "string", "minLength": 10_000}), 10_003),
+        (json!({"type": "string", "minLength": 2000}), 2003),
+        (json!({"type": "string", "pattern": "^[b-y]{6000}$"}), 6003),
+        (json!({"type": "string", "pattern": "^[b-y]*z[0-9]{3000}$"}), 3004),
+        (json!({"type": "array", "items": {"enum": ["xyz"]}, "minItems": 3000}), 18_002),
+    ];
+    for (schema, bytes) in cases {
+        let name: String = schema.to_string().chars().take(60).collect();
+        let grammar = grammars.compile_whole(&Constraint::Schema(schema.into()));
+        let mut grammar = grammar.unwrap_or_else(|e| panic!("{name}: {e}"));
+        let least = grammar.shortest_end().unwrap();
+        assert!((bytes / 4..=bytes).contains(&least), "{name}: {least}");
+        // Each token of a text without a form of its own changes the whole end.
+        let is_quick = name.contains("x") || bytes < 4000;
+        for limit in [least, least + 50].into_iter().filter(|_| is_quick) {
+            let mut seed = limit as u64;
+            let mut uniform = |allowed: &[u32], _: &Vocabulary| allowed[random(&mut seed, allowed.len())];
+            let (text, tokens) = draw(&grammar, limit, &vocabulary, &mut uniform);
+            assert!(tokens.is_some_and(|tokens| tokens <= limit), "{limit} of {name}");
+            serde_json::from_str::<Value>(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
+        }
+    }
+}
+
+#[test]
+fn answers_that_are_too_long_to_follow_are_refused() {
+    let grammars = Vocabulary::new().grammars();
+    let refused = |schema: Value| grammars.compile_whole(&Constraint::Schema(schema.into())).unwrap_err();
+    let list = json!({"type": "array", "items": {"type": "string"}, "minItems": 100_000});
+    assert!(matches!(refused(list), GrammarError::TooLong { bytes: 300_001, tokens } if tokens > 10_000));
+    for long in [json!({"const": "x".repeat(50_000)}), json!({"type": "string", "minLength": 100_000})] {
+        let error = refused(long);
+        assert!(matches!(error, GrammarError::NoEndKnown), "{error}");
+        assert!(error.to_string().contains("minLength"), "{error}");
+    }
+    // The parts have finite values, but not all at once.
+    let endless = json!({"allOf": [
+        {"type": "object"},
+        {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}]},
+    ]});
+    assert!(refused(endless).to_string().contains("no finite value fits"));
+}
+
+#[test]
+fn an_answer_is_completed_where_the_library_gives_up() {
+    let vocabulary = Vocabulary::new();
+    let grammars = vocabulary.grammars();
+    let schema = json!({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "string"}}}, "required": ["a"]});
+    let mut grammar = grammars.compile_whole(&Constraint::Schema(schema.into())).unwrap();
+    for byte in b"{\"a\":[\"x\",\"y" {
+        grammar.accept(u32::from(*byte)).unwrap();
+    }
+    grammar.matcher.test_trigger_lexer_error().unwrap_err();
+    let mut text = String::new();
+    loop {
+        let mut logits = vec![0.0; vocabulary.words.len() + 1];
+        grammar.mask(&mut logits).unwrap();
+        let token = logits.iter().position(|logit| *logit == 0.0).unwrap() as u32;
+        assert!(grammar.must_end() && grammar.next_of_end() == Some(token));
+        if token == vocabulary.end {
+            break;
+        }
+        grammar.accept(token).unwrap();
+        text.push_str(std::str::from_utf8(&vocabulary.words[token as usize]).unwrap());
+    }
+    assert!(grammar.is_complete());
+    assert_eq!(text, "\"]}");
+}
+
+#[test]
+fn what_is_kept_of_a_long_answer_is_bounded() {
+    let vocabulary = Vocabulary::new();
+    let grammars = vocabulary.grammars();
+    let properties: serde_json::Map<String, Value> =
+        (0..60).map(|n| (format!("p{n}"), json!({"type": ["string", "integer"]}))).collect();
+    let item = json!({"type": "object", "properties": properties});
+    let schema = json!({"type": "array", "items": item});
+    let mut grammar = grammars.compile_whole(&Constraint::Schema(schema.into())).unwrap();
+    let item: String = (0..60).map(|n| format!("\"p{n}\":{n},")).collect();
+    let mut most = 0;
+    for (number, text) in std::iter::repeat_n(format!("{{{}}},", item.trim_end_matches(',')), 40).enumerate()
+    {
+        for byte in if number == 0 { format!("[{text}") } else { text }.bytes() {
+            grammar.accept(u32::from(byte)).unwrap();
+        }
+        most = most.max(grammar.closing.as_ref().unwrap().entries());
+    }
+    assert!(!grammar.must_end() && grammar.shortest_end().is_some());
+    assert!(most < 250_000, "{most}");
 }
