@@ -344,16 +344,27 @@ impl Sequence {
         self.forced.pop_front()
     }
 
-    /// Draws from `logits`, within the answer's form. A thought that would be the end is ended, and the answer goes on.
+    /// Draws from `logits`, within the answer's form where it has one.
     fn draw(&mut self, logits: &mut [f32], tokenizer: &Tokenizer) -> Result<u32, Undrawn> {
+        let Some(mut constrained) = self.constrained.take() else {
+            return self.sampler.try_sample(logits).ok_or_else(|| NOT_A_NUMBER.into());
+        };
+        let drawn = self.draw_constrained(&mut constrained, logits, tokenizer);
+        self.constrained = Some(constrained);
+        drawn
+    }
+
+    /// Draws within the answer's form. A thought that would be the end is ended, and the answer goes on.
+    fn draw_constrained(
+        &mut self,
+        constrained: &mut Constrained,
+        logits: &mut [f32],
+        tokenizer: &Tokenizer,
+    ) -> Result<u32, Undrawn> {
         let room = self.room();
-        if let Some(token) = self.begin_in_time(room) {
+        if let Some(token) = self.begin_in_time(constrained, room) {
             return Ok(token);
         }
-        let Some(constrained) = &mut self.constrained else {
-            let drawn = self.sampler.try_sample(logits);
-            return drawn.ok_or_else(|| NOT_A_NUMBER.into());
-        };
         let Teller { sink, decoder, .. } = &self.teller;
         let breaks_off = Cell::new(false);
         let stage = |token| -> Stage {
@@ -403,8 +414,10 @@ impl Sequence {
 
     /// Ends what comes before an answer that must be whole, where only just enough tokens are left for it: the first token
     /// of a thought's end, or none, and the answer has begun where nothing may come before it any more.
-    fn begin_in_time(&mut self, room: Room) -> Option<u32> {
-        let constrained = self.constrained.as_mut().filter(|constrained| !constrained.is_open())?;
+    fn begin_in_time(&mut self, constrained: &mut Constrained, room: Room) -> Option<u32> {
+        if constrained.is_open() {
+            return None;
+        }
         let (shortest, left) = (constrained.shortest()?, room.left?);
         if left > shortest + THOUGHT_END_MAX {
             return None;
