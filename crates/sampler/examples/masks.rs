@@ -72,7 +72,7 @@ fn cases() -> Vec<(&'static str, Constraint, String)> {
     let gbnf = "root ::= expr\nexpr ::= term ([-+*/] term)*\nterm ::= [0-9]+ | \"(\" expr \")\"";
     vec![
         ("any JSON object", Constraint::Json, text.clone()),
-        ("schema", Constraint::Schema(schema), text),
+        ("schema", Constraint::schema(schema), text),
         ("regular expression", Constraint::Regex("([A-Z][a-z, ]+\\. )*".into()), sentence),
         (
             "GBNF, arithmetic",

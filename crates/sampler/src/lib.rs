@@ -48,7 +48,7 @@ pub use logprobs::{TokenLogprobs, log_probs};
 pub use params::{Kind, Params, ParamsError};
 pub use rng::Mt19937;
 pub use sampler::Sampler;
-pub use schema::{SchemaCheck, TooMuchWork, UnenforcedKeyword, check_strict, enforceable_schema};
+pub use schema::{JsonSchema, SchemaCheck, TooMuchWork, UnenforcedKeyword};
 pub use stop::{StopEvent, StopMatcher};
 pub use vocab::Vocab;
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::*;
 
 fn person() -> Constraint {
-    Constraint::Schema(json!({
+    Constraint::schema(json!({
         "type": "object",
         "properties": {"city": {"type": "string", "maxLength": 12}, "sea": {"type": "boolean"}, "age": {"type": "integer"}},
         "required": ["city", "sea", "age"],
@@ -175,7 +175,7 @@ fn biases_do_not_keep_an_answer_from_its_end() {
 #[test]
 fn an_answer_of_a_form_that_repeats_itself_is_ended() {
     let engine = cria(&EngineOptions::default());
-    let text = Constraint::Schema(
+    let text = Constraint::schema(
         json!({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}),
     );
     let encode = Encode { add_special: false, parse_special: false };
@@ -212,7 +212,7 @@ fn a_thought_ends_while_the_shortest_answer_fits() {
 #[test]
 fn constraints_that_are_none_are_told_before_anything_runs() {
     let engine = cria(&EngineOptions::default());
-    let error = engine.grammar(&Constraint::Schema(json!({"not": {}}))).unwrap_err();
+    let error = engine.grammar(&Constraint::schema(json!({"not": {}}))).unwrap_err();
     assert!(error.to_string().contains("not"), "{error}");
 }
 

@@ -23,13 +23,14 @@ mod trial;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use crate::schema::JsonSchema;
 pub(crate) use alternatives::Overlaps;
 pub use alternatives::check_one_of;
-use closing::{Closing, NumberTokens};
+use closing::{BYTES_MAX, Closing, EndError, ITEMS_MAX, NumberTokens, STRING_BYTES_MAX};
 use llguidance::api::{GrammarInit, GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory, TokenParser};
-use reason::{NOTHING, reason};
+use reason::{NOTHING, reason, too_hard};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 pub(crate) use text::format as format_pattern;
@@ -52,7 +53,7 @@ pub enum Constraint {
     /// Any JSON object.
     Json,
     /// JSON that a JSON Schema describes.
-    Schema(Value),
+    Schema(JsonSchema),
     /// A text that a regular expression (Rust's dialect) matches as a whole.
     Regex(String),
     /// A grammar in the form of Lark, as `llguidance` takes it.
@@ -62,11 +63,16 @@ pub enum Constraint {
 }
 
 impl Constraint {
+    /// JSON that a JSON Schema describes.
+    pub fn schema(schema: Value) -> Self {
+        Self::Schema(schema.into())
+    }
+
     /// How much of it there is to read.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Json => 0,
-            Self::Schema(schema) => schema.to_string().len(),
+            Self::Schema(schema) => schema.given().to_string().len(),
             Self::Regex(text) | Self::Lark(text) | Self::Gbnf(text) => text.len(),
         }
     }
@@ -76,7 +82,7 @@ impl Constraint {
 ///
 /// # Errors
 /// [`GrammarError::Schema`]
-pub fn lark_json(schema: &Value) -> Result<String, GrammarError> {
+pub fn lark_json(schema: &JsonSchema) -> Result<String, GrammarError> {
     schema::prepare(schema).map(|schema| format!("%json {schema}")).map_err(GrammarError::Schema)
 }
 
@@ -110,6 +116,23 @@ pub enum GrammarError {
          model has no tokens for, or that a bias forbids"
     )]
     NoToken,
+    /// The shortest answer of a form that must be whole is longer than what can be followed.
+    #[error(
+        "the shortest answer of this form has at least {tokens} tokens ({bytes} bytes), but answers of up to {BYTES_MAX} bytes \
+         can be completed: ask for less (const, minLength, minItems)"
+    )]
+    TooLong {
+        /// Bytes of the shortest answer.
+        bytes: u64,
+        /// Tokens that it has at least.
+        tokens: u64,
+    },
+    /// The end of a form that must be whole is not found.
+    #[error(
+        "an answer of this form might be cut: a string of it needs more than {STRING_BYTES_MAX} bytes, or its end takes too \
+         much work to find; ask for shorter strings (const, minLength, pattern), or make the form simpler"
+    )]
+    NoEndKnown,
     /// Finding what may come next takes more work than is allowed.
     #[error(
         "the form of the answer takes too much work ({0}); make it simpler: with smaller repetitions, fewer alternatives that \
@@ -151,6 +174,7 @@ impl Grammars {
         // A request's text does not belong into messages.
         factory.limits_mut().verbose_errors = false;
         factory.limits_mut().max_lexer_states = STATES_MAX;
+        factory.limits_mut().max_items_in_row = ITEMS_MAX;
         Ok(Self { factory, numbers: OnceLock::new() })
     }
 
@@ -163,10 +187,10 @@ impl Grammars {
     }
 
     /// The same for an answer that must be whole: the grammar knows its [shortest end](Grammar::shortest_end) at every place,
-    /// unless that takes too much work, and bounds the digits of numbers.
+    /// and bounds the digits of numbers.
     ///
     /// # Errors
-    /// As [`Grammars::compile`].
+    /// As [`Grammars::compile`], and for a form of which no end is known.
     pub fn compile_whole(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
         self.compile_as(constraint, true)
     }
@@ -206,8 +230,10 @@ impl Grammars {
         let parts = GrammarInit::Internal(parts.0, parts.1);
         let parser =
             self.factory.create_parser_from_init_default(parts).map_err(|e| blame(reason(&e, own)))?;
-        let closing = whole.then(|| self.closing(&parser)).flatten().map(Box::new);
-        let mut grammar = Grammar { matcher: Matcher::new(Ok(parser)), next: None, closing };
+        let closing = whole.then(|| self.closing(&parser)).transpose().map_err(|e| end_error(e, blame))?;
+        let closing = closing.map(Box::new);
+        let mut grammar =
+            Grammar { matcher: Matcher::new(Ok(parser)), next: None, closing, has_failed: false };
         // Some things are found only where the first token is looked for.
         let first = grammar.find_next().map_err(|error| match error {
             GrammarError::Stuck(reason) => blame(reason),
@@ -218,10 +244,14 @@ impl Grammars {
             return Err(blame(NOTHING.into()));
         }
         grammar.next = Some(first);
+        if whole && (grammar.ending().is_none() || grammar.must_end()) {
+            let error = grammar.closing.as_mut().map_or(EndError::Unknown, |closing| closing.error());
+            return Err(end_error(error, blame));
+        }
         Ok(grammar)
     }
 
-    fn closing(&self, parser: &TokenParser) -> Option<Closing> {
+    fn closing(&self, parser: &TokenParser) -> Result<Closing, EndError> {
         let trie = || Arc::new(NumberTokens::of(self.factory.tok_env().tok_trie()));
         let numbers = Arc::clone(self.numbers.get_or_init(trie));
         Closing::new(&self.factory, parser.parser.grammar(), numbers)
@@ -242,6 +272,8 @@ pub struct Grammar {
     next: Option<SimpleVob>,
     /// Knows the shortest end of a text that must be whole.
     closing: Option<Box<Closing>>,
+    /// The library cannot follow the text any further, so that the shortest end completes it.
+    has_failed: bool,
 }
 
 impl Grammar {
@@ -277,11 +309,14 @@ impl Grammar {
             // Only the end can come after the end.
             return Ok(());
         }
-        self.matcher.consume_token(token).map_err(|e| Self::stuck(&e))?;
+        let consumed = match self.has_failed {
+            true => Ok(()),
+            false => self.matcher.consume_token(token).map_err(|e| Self::stuck(&e)),
+        };
         if let Some(closing) = &mut self.closing {
             closing.accept(token);
         }
-        Ok(())
+        consumed.or_else(|error| self.fall_back(error).map(drop))
     }
 
     /// How many tokens the shortest end of the text has from here, an end token among them; `None` where it is not known.
@@ -292,7 +327,13 @@ impl Grammar {
     /// The first token of the shortest end of the text.
     pub fn next_of_end(&mut self) -> Option<u32> {
         let next = self.ending()?.last().copied();
-        next.or_else(|| self.matcher.tok_env().ok().map(|env| env.tok_trie().eos_token()))
+        next.or_else(|| self.closing.as_ref().map(|closing| closing.end_token()))
+    }
+
+    /// Whether the text should be ended by its [shortest end](Self::next_of_end), since it is about to use up what may be
+    /// kept or worked out for it.
+    pub fn must_end(&self) -> bool {
+        self.has_failed || self.closing.as_ref().is_some_and(|closing| closing.must_end())
     }
 
     /// Whether the text is known to have an end within `left` tokens of which `token` is the first. Where the text cannot be
@@ -303,8 +344,11 @@ impl Grammar {
 
     /// The tokens of the shortest end, the last one first, without the end token.
     fn ending(&mut self) -> Option<&[u32]> {
-        let matcher = &self.matcher;
+        let (matcher, has_failed) = (&self.matcher, self.has_failed);
         self.closing.as_mut()?.path(|path| {
+            if has_failed {
+                return true;
+            }
             let mut matcher = matcher.clone();
             (path.is_empty() || matcher.consume_tokens(path).is_ok())
                 && (matcher.is_stopped() || matcher.is_accepting().unwrap_or(false))
@@ -314,16 +358,41 @@ impl Grammar {
 
     /// Whether the text may end here.
     pub fn is_complete(&mut self) -> bool {
+        if self.has_failed {
+            return self.ending().is_some_and(<[u32]>::is_empty);
+        }
         !self.matcher.is_error()
             && (self.matcher.is_stopped() || self.matcher.is_accepting().unwrap_or(false))
     }
 
     fn find_next(&mut self) -> Result<SimpleVob, GrammarError> {
-        let mut next = self.matcher.compute_mask_or_eos().map_err(|e| Self::stuck(&e))?;
+        // Nothing but the end comes any more.
+        if self.must_end()
+            && let Some(token) = self.next_of_end()
+            && let Some(closing) = &self.closing
+        {
+            return Ok(closing.only(token));
+        }
+        let mut next = match self.matcher.compute_mask_or_eos() {
+            Ok(next) => next,
+            Err(error) => return self.fall_back(Self::stuck(&error)),
+        };
         if let Some(closing) = &mut self.closing {
             closing.restrict_numbers(&mut next);
         }
         Ok(next)
+    }
+
+    /// Goes on by the shortest end alone where the library has failed; the token that may come next.
+    fn fall_back(&mut self, error: GrammarError) -> Result<SimpleVob, GrammarError> {
+        if error == GrammarError::NoToken {
+            return Err(error);
+        }
+        self.has_failed = true;
+        match (self.next_of_end(), &self.closing) {
+            (Some(token), Some(closing)) => Ok(closing.only(token)),
+            _ => Err(error),
+        }
     }
 
     fn stuck(error: &dyn fmt::Display) -> GrammarError {
@@ -332,8 +401,8 @@ impl Grammar {
             return GrammarError::NoToken;
         }
         // What it has failed of is known by its text only, once it has failed.
-        match reason.split_once("lexer error: ").or_else(|| reason.split_once("parser error: ")) {
-            Some((_, what)) => GrammarError::TooHard(what.to_owned()),
+        match too_hard(&reason) {
+            Some(what) => GrammarError::TooHard(what.into()),
             None => GrammarError::Stuck(reason),
         }
     }
@@ -342,7 +411,8 @@ impl Grammar {
 /// Independent of the original, also in what it has cached.
 impl Clone for Grammar {
     fn clone(&self) -> Self {
-        Self { matcher: self.matcher.deep_clone(), next: self.next.clone(), closing: self.closing.clone() }
+        let (next, closing) = (self.next.clone(), self.closing.clone());
+        Self { matcher: self.matcher.deep_clone(), next, closing, has_failed: self.has_failed }
     }
 }
 
@@ -372,6 +442,15 @@ fn hide(allowed: &SimpleVob, logits: &mut [f32]) {
                 hidden.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
             }
         }
+    }
+}
+
+fn end_error(error: EndError, blame: fn(String) -> GrammarError) -> GrammarError {
+    match error {
+        EndError::Endless => blame("no finite value fits it: each part of it asks for another one".into()),
+        EndError::TooLong { bytes, tokens } => GrammarError::TooLong { bytes, tokens },
+        EndError::Unknown => GrammarError::NoEndKnown,
+        EndError::NoToken => GrammarError::NoToken,
     }
 }
 

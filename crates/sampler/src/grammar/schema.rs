@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use serde_json::{Map, Value, json};
 
 use super::{bounds, multiples};
-use crate::schema::relax;
+use crate::schema::JsonSchema;
 
 /// White space between the parts of a JSON text: none, one space, or a line break or two with an indentation. Without
 /// a bound, a model that is not sure how to go on may write white space for ever.
@@ -31,12 +31,12 @@ pub fn any_object() -> Value {
 ///
 /// # Errors
 /// A sentence about a schema that is no object or asks for what nobody may set from outside.
-pub fn prepare(schema: &Value) -> Result<Value, String> {
-    let Value::Object(given) = schema else { return Err("it must be an object".into()) };
+pub fn prepare(schema: &JsonSchema) -> Result<Value, String> {
+    let Value::Object(given) = schema.given() else { return Err("it must be an object".into()) };
     if given.contains_key("x-guidance") {
         return Err("the keyword \"x-guidance\" is not for requests".into());
     }
-    let mut schema = relax(schema)?.schema;
+    let mut schema = schema.enforceable()?.clone();
     each(&mut schema, "#", &mut |schema, place| {
         multiples::spell(schema);
         bounds::check_values(schema, place)?;

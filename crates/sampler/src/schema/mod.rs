@@ -1,5 +1,6 @@
 //! JSON Schemas: what of them a grammar enforces, and the check of the rest on the finished answer.
 
+mod expressions;
 mod patterns;
 mod references;
 mod relax;
@@ -7,18 +8,21 @@ mod relax;
 mod tests;
 mod validate;
 
+use std::collections::HashSet;
 use std::fmt;
+use std::sync::{Arc, OnceLock};
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use crate::grammar::check_one_of;
 use references::References;
-pub(crate) use relax::relax;
+use relax::{RelaxedSchema, relax};
 pub use validate::TooMuchWork;
 use validate::Validator;
 
 /// A keyword of a schema that is not enforced while the answer is written, but checked on the finished answer.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnenforcedKeyword {
     /// The keyword.
     pub keyword: String,
@@ -32,26 +36,96 @@ impl fmt::Display for UnenforcedKeyword {
     }
 }
 
-/// The keywords of one schema that are checked on the finished answer.
-#[derive(Debug, Clone)]
-pub struct SchemaCheck {
-    schema: Value,
-    unenforced: Vec<UnenforcedKeyword>,
+/// A JSON Schema as a request has it. What a grammar enforces of it is worked out once, when it is first asked for.
+#[derive(Clone)]
+pub struct JsonSchema(Arc<Parts>);
+
+struct Parts {
+    given: Value,
+    relaxed: OnceLock<Result<RelaxedSchema, String>>,
 }
 
-impl SchemaCheck {
-    /// The check of answers to a schema; `None` where everything that it asks for is enforced while the answer is written.
+impl JsonSchema {
+    /// The schema as it is given.
+    pub fn given(&self) -> &Value {
+        &self.0.given
+    }
+
+    /// The parts of the schema that a grammar enforces, as a schema of keywords that grammars know.
+    ///
+    /// # Errors
+    /// A sentence about a schema that no value fits, or that is too large.
+    pub fn enforceable(&self) -> Result<&Value, String> {
+        Ok(&self.relaxed()?.schema)
+    }
+
+    /// The check of answers to the schema; `None` where everything that it asks for is enforced while the answer is written.
     ///
     /// # Errors
     /// A sentence about a schema that cannot be read.
-    pub fn new(schema: &Value) -> Result<Option<Self>, String> {
-        let unenforced = relax(schema)?.unenforced;
-        Ok((!unenforced.is_empty()).then(|| Self { schema: schema.clone(), unenforced }))
+    pub fn check(&self) -> Result<Option<SchemaCheck>, String> {
+        let is_checked = !self.relaxed()?.unenforced.is_empty();
+        Ok(is_checked.then(|| SchemaCheck(self.clone())))
     }
 
+    /// Refuses a schema of which not everything is enforced while the answer is written: the rule of `strict: true`.
+    ///
+    /// # Errors
+    /// A sentence that names the keyword and its place, and what to do.
+    pub fn check_strict(&self) -> Result<(), String> {
+        check_one_of(self.given())?;
+        match self.relaxed()?.unenforced.first() {
+            None => Ok(()),
+            Some(first) => Err(format!(
+                "{first} cannot be enforced while the answer is written, which strict asks for: leave the keyword out, or leave \
+                 out strict to have it checked on the finished answer"
+            )),
+        }
+    }
+
+    fn relaxed(&self) -> Result<&RelaxedSchema, String> {
+        self.0.relaxed.get_or_init(|| relax(self.given())).as_ref().map_err(Clone::clone)
+    }
+}
+
+impl From<Value> for JsonSchema {
+    fn from(given: Value) -> Self {
+        Self(Arc::new(Parts { given, relaxed: OnceLock::new() }))
+    }
+}
+
+impl PartialEq for JsonSchema {
+    fn eq(&self, other: &Self) -> bool {
+        self.given() == other.given()
+    }
+}
+
+impl Serialize for JsonSchema {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.given().serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for JsonSchema {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Value::deserialize(deserializer).map(Self::from)
+    }
+}
+
+impl fmt::Debug for JsonSchema {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.given().fmt(f)
+    }
+}
+
+/// The keywords of one schema that are checked on the finished answer.
+#[derive(Debug, Clone)]
+pub struct SchemaCheck(JsonSchema);
+
+impl SchemaCheck {
     /// The keywords that are checked.
     pub fn keywords(&self) -> &[UnenforcedKeyword] {
-        &self.unenforced
+        self.0.relaxed().map_or(&[], |relaxed| &relaxed.unenforced)
     }
 
     /// Those keywords that an answer does not keep to.
@@ -59,39 +133,16 @@ impl SchemaCheck {
     /// # Errors
     /// The check would take too much work.
     pub fn violations(&self, answer: &Value) -> Result<Vec<UnenforcedKeyword>, TooMuchWork> {
-        let references = References::new(&self.schema);
-        let failures = Validator::new(&references).failures(&self.schema, "", answer)?;
-        let mut violated: Vec<UnenforcedKeyword> = Vec::new();
-        for failure in failures {
+        let schema = self.0.given();
+        let references = References::new(schema);
+        let failures = Validator::new(&references).failures(schema, "", answer)?;
+        let failed = failures.into_iter().map(|failure| {
             let place = format!("#{}", failure.pointer);
-            let failed = UnenforcedKeyword { keyword: failure.keyword, place };
-            if self.unenforced.contains(&failed) && !violated.contains(&failed) {
-                violated.push(failed);
-            }
-        }
-        Ok(violated)
-    }
-}
-
-/// The parts of a schema that a grammar enforces, as a schema of keywords that grammars know.
-///
-/// # Errors
-/// A sentence about a schema that no value fits, or that is too large.
-pub fn enforceable_schema(schema: &Value) -> Result<Value, String> {
-    Ok(relax(schema)?.schema)
-}
-
-/// Refuses a schema of which not everything is enforced while the answer is written: the rule of `strict: true`.
-///
-/// # Errors
-/// A sentence that names the keyword and its place, and what to do.
-pub fn check_strict(schema: &Value) -> Result<(), String> {
-    check_one_of(schema)?;
-    match relax(schema)?.unenforced.first() {
-        None => Ok(()),
-        Some(first) => Err(format!(
-            "{first} cannot be enforced while the answer is written, which strict asks for: leave the keyword out, or leave out \
-             strict to have it checked on the finished answer"
-        )),
+            UnenforcedKeyword { keyword: failure.keyword, place }
+        });
+        let mut violated = HashSet::new();
+        Ok(failed
+            .filter(|failed| self.keywords().contains(failed) && violated.insert(failed.clone()))
+            .collect())
     }
 }

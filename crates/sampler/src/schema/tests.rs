@@ -4,7 +4,7 @@ mod checks;
 mod keywords;
 mod libraries;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::*;
 use crate::grammar::{Constraint, Grammar, GrammarError, Grammars, Spelling};
@@ -17,8 +17,12 @@ fn grammars() -> Grammars {
     Grammars::new(texts.chain([end]), &[256]).unwrap()
 }
 
+fn of(schema: &Value) -> JsonSchema {
+    schema.clone().into()
+}
+
 fn compile(schema: &Value) -> Result<Grammar, GrammarError> {
-    grammars().compile(&Constraint::Schema(schema.clone()))
+    grammars().compile(&Constraint::schema(schema.clone()))
 }
 
 /// Whether a grammar takes a whole text.
@@ -34,13 +38,13 @@ fn takes(grammar: &Grammar, text: &str) -> bool {
 
 /// The keywords that are checked on the finished answer.
 fn noted(schema: &Value) -> Vec<String> {
-    let check = SchemaCheck::new(schema).unwrap_or_else(|error| panic!("{schema}: {error}"));
+    let check = of(schema).check().unwrap_or_else(|error| panic!("{schema}: {error}"));
     check.iter().flat_map(SchemaCheck::keywords).map(ToString::to_string).collect()
 }
 
 /// The keywords that an answer does not keep to.
 fn violated(schema: &Value, answer: &Value) -> Vec<String> {
-    let check = SchemaCheck::new(schema).unwrap().unwrap_or_else(|| panic!("{schema}: nothing is checked"));
+    let check = of(schema).check().unwrap().unwrap_or_else(|| panic!("{schema}: nothing is checked"));
     check.violations(answer).unwrap().iter().map(ToString::to_string).collect()
 }
 
@@ -76,10 +80,10 @@ fn hostile_schemas_are_refused_or_read_soon() {
     ];
     for schema in cases {
         // Refused or not: what counts is that there is an answer.
-        let _ = super::relax(&schema);
-        let _ = super::check_strict(&schema);
+        let _ = of(&schema).enforceable();
+        let _ = of(&schema).check_strict();
     }
     let long = json!({"description": "x".repeat(300 << 10)});
-    assert!(super::relax(&long).err().unwrap().contains("bytes, of which"));
+    assert!(of(&long).enforceable().err().unwrap().contains("bytes, of which"));
     assert!(begun.elapsed().as_secs() < 60, "{:?}", begun.elapsed());
 }

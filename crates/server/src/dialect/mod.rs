@@ -400,7 +400,7 @@ pub(crate) fn format(value: Option<&Value>) -> Result<Option<Constraint>, Failur
                 let text = |field: &str| map.get(field).and_then(Value::as_str).map(str::to_owned);
                 grammar_format(kind, text("pattern"), text("grammar")).map(Some)
             }
-            _ => Ok(Some(Constraint::Schema(Value::Object(map.clone())))),
+            _ => Ok(Some(Constraint::schema(Value::Object(map.clone())))),
         },
         Some(other) => {
             let shown = other.to_string();

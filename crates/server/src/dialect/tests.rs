@@ -224,7 +224,7 @@ fn chat_completions_become_canonical_requests() {
     assert_eq!(messages[0].content, "a\n\nb");
     assert_eq!(messages[1].tool_calls[0].function.arguments["x"], 1);
     assert_eq!(messages[2].tool_name, "f");
-    assert_eq!(got.format, Some(Constraint::Schema(json!({"type": "object"}))));
+    assert_eq!(got.format, Some(Constraint::schema(json!({"type": "object"}))));
     let options = json!({"stop": ["END"], "num_predict": 3, "seed": 7});
     assert_eq!(Value::Object(got.options.to_map()), options);
 

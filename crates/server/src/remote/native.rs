@@ -98,7 +98,7 @@ fn options(options: &RunOptions) -> Option<Map<String, Value>> {
 fn format(format: &Constraint) -> Value {
     match format {
         Constraint::Json => "json".into(),
-        Constraint::Schema(schema) => schema.clone(),
+        Constraint::Schema(schema) => schema.given().clone(),
         Constraint::Regex(pattern) => json!({"type": "regex", "pattern": pattern}),
         Constraint::Lark(grammar) => json!({"type": "lark", "grammar": grammar}),
         Constraint::Gbnf(grammar) => json!({"type": "gbnf", "grammar": grammar}),

@@ -83,7 +83,7 @@ fn what_openai_s_dialect_has_no_word_for_is_known() {
 fn a_schema_goes_out_with_the_name_and_strictness_that_the_client_gave() {
     let schema = json!({"type": "object"});
     let sent = |label: crate::canonical::SchemaLabel| {
-        let format = Some(puna_sampler::Constraint::Schema(schema.clone()));
+        let format = Some(puna_sampler::Constraint::schema(schema.clone()));
         let generate = Generate { format, schema_label: label, ..generate(json!({})) };
         openai_body(&generate)["response_format"]["json_schema"].clone()
     };

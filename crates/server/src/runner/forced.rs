@@ -5,16 +5,37 @@ mod written;
 
 use puna_api::native::{Tool, ToolChoice};
 use puna_prompt::{Arguments, CallForm, OutputParser, Part, ValueKind};
-use puna_sampler::{CONSTRAINT_BYTES_MAX, Constraint, check_strict, enforceable_schema, lark_json};
+use puna_sampler::{CONSTRAINT_BYTES_MAX, Constraint, JsonSchema, lark_json};
 use serde_json::{Value, json};
 
-use crate::canonical::Failure;
+use crate::canonical::{Failure, Generate, Input};
+
+/// A tool of which a call is demanded.
+#[derive(Debug, Clone)]
+pub(super) struct ForcedTool<'t> {
+    tool: &'t Tool,
+    /// The schema of its arguments: an object in any case.
+    pub(super) schema: JsonSchema,
+}
+
+impl<'t> ForcedTool<'t> {
+    /// # Errors
+    /// The parameters are no schema of an object, or ask for what cannot be enforced with `strict`.
+    pub(super) fn new(tool: &'t Tool) -> Result<Self, Failure> {
+        let schema = parameters(tool).map_err(|e| unfit(tool, &e))?;
+        Ok(Self { tool, schema })
+    }
+
+    pub(super) fn name(&self) -> &'t str {
+        self.tool.name()
+    }
+}
 
 /// The constraint of an answer that is a call of one of some tools, or of several. `tags` are control tokens that may stand in
 /// a call, with their texts.
 pub(super) fn constraint(
     form: &CallForm,
-    tools: &[&Tool],
+    tools: &[ForcedTool<'_>],
     several: bool,
     tags: &[(String, u32)],
 ) -> Result<Constraint, Failure> {
@@ -22,18 +43,18 @@ pub(super) fn constraint(
     let names: Vec<String> = (0..tools.len()).map(|i| format!("c{i}")).collect();
     lark += &format!("call: {}\n", names.join(" | "));
     for (i, tool) in tools.iter().enumerate() {
-        let schema = parameters(tool).map_err(|e| unfit(tool, &e))?;
         let before = format!("{}{}", form.before, tool.name());
         match &form.arguments {
             Arguments::Object { between, after } => {
-                let arguments = lark_json(&schema).map_err(|e| unfit(tool, &e.to_string()))?;
+                let arguments = lark_json(&tool.schema).map_err(|e| unfit(tool.tool, &e.to_string()))?;
                 let (before, after) = (literal(&(before + between), tags), literal(after, tags));
                 lark += &format!("c{i}: {before} a{i} {after}\na{i}: {arguments}\n");
             }
             Arguments::Written(written) => {
-                let rules = written::rules(&format!("a{i}"), i, written, &schema, tags);
+                let schema = tool.schema.enforceable().map_err(|e| unfit(tool.tool, &e))?;
+                let rules = written::rules(&format!("a{i}"), i, written, schema, tags);
                 lark += &format!("c{i}: {} a{i}\n", literal(&before, tags));
-                lark += &rules.map_err(|e| unfit(tool, &e))?;
+                lark += &rules.map_err(|e| unfit(tool.tool, &e))?;
             }
         }
     }
@@ -41,19 +62,7 @@ pub(super) fn constraint(
 }
 
 /// The schema of a call's arguments as the request has it: an object in any case.
-///
-/// # Errors
-/// The parameters are no schema of an object, or ask for what cannot be enforced with `strict`.
-pub(super) fn given_parameters(tool: &Tool) -> Result<Value, Failure> {
-    described_parameters(tool).map_err(|e| unfit(tool, &e))
-}
-
-/// The same, with those keywords only that a grammar can enforce.
-fn parameters(tool: &Tool) -> Result<Value, String> {
-    enforceable_schema(&described_parameters(tool)?)
-}
-
-fn described_parameters(tool: &Tool) -> Result<Value, String> {
+fn parameters(tool: &Tool) -> Result<JsonSchema, String> {
     let mut schema = match tool.0.pointer("/function/parameters") {
         None | Some(Value::Null | Value::Bool(true)) => json!({}),
         Some(Value::Object(map)) => Value::Object(map.clone()),
@@ -63,9 +72,6 @@ fn described_parameters(tool: &Tool) -> Result<Value, String> {
     let bytes = schema.to_string().len();
     if bytes > CONSTRAINT_BYTES_MAX {
         return Err(format!("they have {bytes} bytes, of which {CONSTRAINT_BYTES_MAX} are read"));
-    }
-    if tool.0.pointer("/function/strict") == Some(&Value::Bool(true)) {
-        check_strict(&schema)?;
     }
     let is_object = match &schema["type"] {
         Value::Null => true,
@@ -79,6 +85,10 @@ fn described_parameters(tool: &Tool) -> Result<Value, String> {
     // A reference says it by itself, and may not allow it beside it.
     if schema.get("$ref").is_none() {
         schema["type"] = json!("object");
+    }
+    let schema = JsonSchema::from(schema);
+    if tool.0.pointer("/function/strict") == Some(&Value::Bool(true)) {
+        schema.check_strict()?;
     }
     Ok(schema)
 }
@@ -95,15 +105,15 @@ fn unfit(tool: &Tool, reason: &str) -> Failure {
 /// in the form of calls.
 pub(super) fn blame(
     form: &CallForm,
-    suspects: &[&Tool],
+    suspects: &[ForcedTool<'_>],
     error: &str,
     refused: impl Fn(&Constraint) -> Option<String>,
 ) -> Failure {
     for tool in suspects {
-        let Ok(schema) = parameters(tool) else { continue };
-        let alone = || constraint(form, &[*tool], false, &[]).ok().and_then(|alone| refused(&alone));
-        if let Some(reason) = refused(&Constraint::Schema(schema)).or_else(alone) {
-            return unfit(tool, &reason);
+        let alone = std::slice::from_ref(tool);
+        let alone = || constraint(form, alone, false, &[]).ok().and_then(|alone| refused(&alone));
+        if let Some(reason) = refused(&Constraint::Schema(tool.schema.clone())).or_else(alone) {
+            return unfit(tool.tool, &reason);
         }
     }
     Failure::bad_request(format!("tools: calls of these tools cannot be demanded: {error}"))
@@ -120,7 +130,7 @@ pub(super) fn check_named(tools: &[Tool]) -> Result<(), Failure> {
 /// Refuses names of tools and of their arguments that would not be read in a call as they are written.
 pub(super) fn check_names(
     form: &CallForm,
-    tools: &[&Tool],
+    tools: &[ForcedTool<'_>],
     parser: impl Fn() -> Option<OutputParser>,
 ) -> Result<(), Failure> {
     let is_plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
@@ -146,8 +156,10 @@ pub(super) fn check_names(
         if !is_plain(tool.name()) && !reads(tool.name(), &none, None) {
             return Err(refused("the name", tool.name()));
         }
-        let (Arguments::Written(written), Ok(schema)) = (&form.arguments, parameters(tool)) else { continue };
-        for name in written::names(&schema).iter().filter(|name| !is_plain(name) || name.is_empty()) {
+        let (Arguments::Written(written), Ok(schema)) = (&form.arguments, tool.schema.enforceable()) else {
+            continue;
+        };
+        for name in written::names(schema).iter().filter(|name| !is_plain(name) || name.is_empty()) {
             if !reads(tool.name(), &written.write(&[(name, ValueKind::Text, "x")]), Some(name)) {
                 return Err(refused("an argument of the name", name));
             }
@@ -156,14 +168,19 @@ pub(super) fn check_names(
     Ok(())
 }
 
-/// The tools that a choice demands one of.
-pub(super) fn demanded<'t>(choice: &ToolChoice, tools: &'t [Tool]) -> Vec<&'t Tool> {
-    match choice {
+/// The tools that a task demands a call of.
+///
+/// # Errors
+/// As [`ForcedTool::new`].
+pub(super) fn demanded(task: &Generate) -> Result<Vec<ForcedTool<'_>>, Failure> {
+    let Input::Chat { tools, .. } = &task.input else { return Ok(Vec::new()) };
+    let is_demanded = |tool: &&Tool| match &task.tool_choice {
         // Allowed tools are the only ones that a task has.
-        ToolChoice::Auto | ToolChoice::None | ToolChoice::Allowed { .. } => Vec::new(),
-        ToolChoice::Required => tools.iter().collect(),
-        ToolChoice::Named(name) => tools.iter().filter(|tool| tool.name() == name).collect(),
-    }
+        ToolChoice::Auto | ToolChoice::None | ToolChoice::Allowed { .. } => false,
+        ToolChoice::Required => true,
+        ToolChoice::Named(name) => tool.name() == name,
+    };
+    tools.iter().filter(is_demanded).map(ForcedTool::new).collect()
 }
 
 /// A text for a place in a regular expression of Lark.

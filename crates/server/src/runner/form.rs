@@ -5,7 +5,6 @@ use puna_sampler::{Constraint, Grammar};
 
 use super::answer::begins_with_end;
 use super::prepare::{Preparer, listening};
-use super::prompt::Text;
 use super::worker::Handle;
 use crate::canonical::{Failure, Generate};
 
@@ -44,18 +43,17 @@ impl Limits {
 }
 
 impl Preparer {
-    /// The grammar of an answer that has a form, and how it begins where it is a demanded call. An answer to a JSON Schema
-    /// and a demanded call are to be whole, for which the limits must leave room.
+    /// The grammar of an answer that has a form, and how it begins where it is a demanded call, which is `call` then. An
+    /// answer to a JSON Schema and a demanded call are to be whole, for which the limits must leave room.
     pub(super) fn answer_form(
         &self,
         handle: &Handle,
         task: &Generate,
-        text: &Text,
-        tags: &[(String, u32)],
+        call: Option<(Grammar, String)>,
         parser: Option<&OutputParser>,
         limits: Limits,
     ) -> Result<(Option<Grammar>, Option<String>), Failure> {
-        let (call, beginning) = self.demanded_call(handle, task, text, tags)?.unzip();
+        let (call, beginning) = call.unzip();
         let format = task.format.as_ref().filter(|_| call.is_none());
         let is_whole = |form: &Constraint| matches!(form, Constraint::Schema(_));
         let format = format.map(|form| self.generator.grammar(form, is_whole(form))).transpose();

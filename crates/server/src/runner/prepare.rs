@@ -8,14 +8,14 @@ use puna_prompt::{CallForm, OutputParser, ParserInput, Stage, Template};
 use puna_sampler::{CONSTRAINT_BYTES_MAX, Grammar};
 
 use super::answer::{Answer, no_tokens};
-use super::forced;
+use super::forced::{self, ForcedTool};
 use super::form::Limits;
 use super::generator::Generator;
 use super::prompt::{Text, think};
 use super::schema_check::AnswerChecks;
 use super::templates::Templates;
 use super::worker::Handle;
-use crate::canonical::{Event, Failure, Generate, Input, Overflow, RunOptions, Task};
+use crate::canonical::{Event, Failure, Generate, Overflow, RunOptions, Task};
 use crate::speculate::Mode;
 
 /// Tokens of a thought at the level `low`, for models that know no levels.
@@ -85,14 +85,16 @@ impl Preparer {
         let tags: Vec<(String, u32)> = tags.collect();
         let think_budget = self.think_budget(&task, &text)?;
         listening(&handle)?;
-        let checks = AnswerChecks::of(&task)?;
+        let tools = forced::demanded(&task)?;
+        let checks = AnswerChecks::of(&task, &tools);
         let calls_max = calls_max(&task);
         let limits = Limits {
             tokens: self.max_tokens(&task.options, num_ctx),
             prompt: tokens.tokens.len(),
             context: (!task.shift).then_some(num_ctx as usize),
         };
-        let (grammar, beginning) = self.answer_form(&handle, &task, &text, &tags, parser.as_ref(), limits)?;
+        let call = self.demanded_call(&handle, &task, &text, &tags, &tools)?;
+        let (grammar, beginning) = self.answer_form(&handle, &task, call, parser.as_ref(), limits)?;
         if let Some(checks) = &checks {
             handle.send(Event::SchemaUnenforced(checks.keywords()));
         }
@@ -171,9 +173,8 @@ impl Preparer {
         task: &Generate,
         text: &Text,
         tags: &[(String, u32)],
+        tools: &[ForcedTool<'_>],
     ) -> Result<Option<(Grammar, String)>, Failure> {
-        let Input::Chat { tools, .. } = &task.input else { return Ok(None) };
-        let tools = forced::demanded(&task.tool_choice, tools);
         let (false, Some(template)) = (tools.is_empty(), &text.template) else { return Ok(None) };
         let facts = self.generator.facts();
         let parser = task.model.parser.as_deref().filter(|_| !text.own);
@@ -186,13 +187,13 @@ impl Preparer {
         let answers = parser_of(task, text).is_some_and(|parser| parser.stage() != Stage::Thinking);
         let form = if answers { form.without_thought_end(template.think_tags().as_ref()) } else { form };
         // The names are read behind whatever the form begins with.
-        forced::check_names(&form, &tools, || {
+        forced::check_names(&form, tools, || {
             parser_after(task, text, if answers { &text.prompt } else { "" })
         })?;
-        let constraint = forced::constraint(&form, &tools, calls_max(task) > 1, tags)?;
+        let constraint = forced::constraint(&form, tools, calls_max(task) > 1, tags)?;
         let grammar = self.generator.grammar(&constraint, true).map_err(|error| {
             let small = constraint.bytes() <= CONSTRAINT_BYTES_MAX;
-            let suspects = if small { tools.as_slice() } else { &[] };
+            let suspects = if small { tools } else { &[] };
             // Each of them takes as long; nobody may be waiting any more.
             let refused =
                 |form: &_| listening(handle).ok().and_then(|()| self.generator.grammar(form, false).err());

@@ -1,13 +1,12 @@
 //! The check of a finished answer for what its schema asks for and no grammar enforces.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use puna_api::native::{Tool, ToolChoice};
 use puna_sampler::{Constraint, SchemaCheck};
 use serde_json::{Map, Value};
 
-use super::forced;
-use crate::canonical::{Failure, Generate, Input};
+use super::forced::ForcedTool;
+use crate::canonical::Generate;
 
 /// Bytes of an answer that are kept for the check at most.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
@@ -28,19 +27,17 @@ pub(super) struct AnswerChecks {
 
 impl AnswerChecks {
     /// The checks that a request's schemas ask for; `None` where grammars enforce everything.
-    pub(super) fn of(task: &Generate) -> Result<Option<Self>, Failure> {
+    /// A schema that cannot be read is refused by the grammar, with all that is wrong.
+    pub(super) fn of(task: &Generate, tools: &[ForcedTool<'_>]) -> Option<Self> {
         let mut checks = Self::default();
-        let tools = match &task.input {
-            Input::Chat { tools, .. } => forced::demanded(&task.tool_choice, tools),
-            Input::Prompt(_) => Vec::new(),
-        };
-        if matches!(task.tool_choice, ToolChoice::Required | ToolChoice::Named(_)) && !tools.is_empty() {
-            checks.arguments = arguments_of(&tools)?;
-        } else if let Some(Constraint::Schema(schema)) = &task.format {
-            // A schema that cannot be read is refused by the grammar, with all that is wrong.
-            checks.text = SchemaCheck::new(schema).ok().flatten();
+        for tool in tools {
+            let check = tool.schema.check().ok().flatten();
+            checks.arguments.extend(check.map(|check| (tool.name().to_owned(), check)));
         }
-        Ok((checks.text.is_some() || !checks.arguments.is_empty()).then_some(checks))
+        if let (true, Some(Constraint::Schema(schema))) = (tools.is_empty(), &task.format) {
+            checks.text = schema.check().ok().flatten();
+        }
+        (checks.text.is_some() || !checks.arguments.is_empty()).then_some(checks)
     }
 
     /// The keywords that are checked, with their places.
@@ -94,25 +91,10 @@ impl AnswerChecks {
                 Err(error) => all.push(format!("{error}, in the call of {tool}")),
             }
         }
-        let mut seen = Vec::new();
-        all.retain(|violation| {
-            let is_new = !seen.contains(violation);
-            seen.push(violation.clone());
-            is_new
-        });
+        let mut seen = HashSet::new();
+        all.retain(|violation| seen.insert(violation.clone()));
         all
     }
-}
-
-fn arguments_of(tools: &[&Tool]) -> Result<HashMap<String, SchemaCheck>, Failure> {
-    let mut checks = HashMap::new();
-    for tool in tools {
-        let schema = forced::given_parameters(tool)?;
-        if let Ok(Some(check)) = SchemaCheck::new(&schema) {
-            checks.insert(tool.name().to_owned(), check);
-        }
-    }
-    Ok(checks)
 }
 
 /// A keyword in the schema of a tool's arguments.

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn a_multiple_that_is_hard_to_find_is_refused_soon_and_others_can_be_written() {
     let (grammars, start) = (grammars(), Instant::now());
-    let number = |kind: &str, n: Value| Constraint::Schema(json!({"type": kind, "multipleOf": n}));
+    let number = |kind: &str, n: Value| Constraint::schema(json!({"type": kind, "multipleOf": n}));
     for n in [json!(9_999_991), json!(62_615_533), json!(1_000_003), json!(1e-9)] {
         let error = grammars.compile(&number("number", n)).unwrap_err().to_string();
         assert!(error.contains("multipleOf"), "{error}");
@@ -64,7 +64,7 @@ fn bounds_and_strings_that_contradict_are_named() {
         (json!({"type": "number", "exclusiveMaximum": 4.9e-324}), "exclusiveMaximum"),
     ];
     for (given, word) in cases {
-        let text = compile(&Constraint::Schema(given.clone())).unwrap_err().to_string();
+        let text = compile(&Constraint::schema(given.clone())).unwrap_err().to_string();
         assert!(text.contains(word), "{given}: {text}");
         assert!(
             !["(And", "(Regex", "{299}", "the pattern"].iter().any(|inside| text.contains(inside)),

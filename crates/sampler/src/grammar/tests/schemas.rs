@@ -122,7 +122,7 @@ fn what_cannot_be_enforced_is_refused_by_name() {
         (json!({"enum": []}), ""),
     ];
     for (given, word) in refused {
-        match compile(&Constraint::Schema(given.clone())) {
+        match compile(&Constraint::schema(given.clone())) {
             Err(error @ GrammarError::Schema(_)) => {
                 let text = error.to_string();
                 assert!(text.starts_with("invalid JSON schema in format: "), "{text}");
@@ -200,7 +200,7 @@ fn bounds_of_the_types_of_other_languages_are_kept() {
         (json!({"type": "number", "maximum": -2e18}), &["-2000000000000000001"], &["1", "-1"]),
     ];
     for (given, yes, no) in cases {
-        let grammar = compile(&Constraint::Schema(given.clone())).unwrap_or_else(|e| panic!("{given}: {e}"));
+        let grammar = compile(&Constraint::schema(given.clone())).unwrap_or_else(|e| panic!("{given}: {e}"));
         check(&grammar, yes, no);
     }
 }
@@ -242,7 +242,8 @@ fn objects_may_be_nested_as_deep_as_requests() {
         let text = format!("{}1{}", "{\"a\":".repeat(n), "}".repeat(n));
         check(&schema(nested(n)), &[&text], &["1"]);
         assert!(
-            compile(&Constraint::Lark(format!("start: a\na: {}", lark_json(&nested(n)).unwrap()))).is_ok(),
+            compile(&Constraint::Lark(format!("start: a\na: {}", lark_json(&nested(n).into()).unwrap())))
+                .is_ok(),
             "{n}"
         );
     }

@@ -117,7 +117,7 @@ fn format(format: OutputFormat) -> Result<Option<Constraint>, Failure> {
             "the form of the answer: there is no type {:?}: use text, json_object, json_schema, regex, gbnf or lark",
             format.kind
         ))),
-        schema @ Value::Object(_) => Ok(Some(Constraint::Schema(schema))),
+        schema @ Value::Object(_) => Ok(Some(Constraint::schema(schema))),
         other => Err(Failure::bad_request(format!(
             "the form of the answer: schema must be an object, but is of type {}",
             go_type(&other)

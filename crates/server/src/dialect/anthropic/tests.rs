@@ -264,7 +264,7 @@ fn a_schema_is_found_in_both_of_its_places() {
     let schema = json!({"type": "object"});
     let format = json!({"type": "json_schema", "schema": schema});
     for extra in [json!({"output_format": format}), json!({"output_config": {"format": format}})] {
-        assert_eq!(request(extra).unwrap().format, Some(Constraint::Schema(schema.clone())));
+        assert_eq!(request(extra).unwrap().format, Some(Constraint::schema(schema.clone())));
     }
     assert!(request(json!({"output_format": {"type": "json_schema", "schema": 5}})).is_err());
     for (given, constraint) in [

@@ -6,7 +6,7 @@ use puna_api::native::{self, Image, Think, ToolCallFunction};
 use puna_api::openai::{
     ChatCompletionRequest, JsonSchema, Message, ResponseFormat, ThinkingSwitch, ToolCall,
 };
-use puna_sampler::{Constraint, check_strict};
+use puna_sampler::Constraint;
 use serde_json::Value;
 
 use super::custom::{arguments_of, as_functions};
@@ -88,9 +88,10 @@ fn json_schema(given: Option<JsonSchema>) -> Result<(Option<Constraint>, SchemaL
             )));
         }
     }
+    let schema = puna_sampler::JsonSchema::from(schema);
     if strict == Some(true) {
         let wrong = |error| format!("response_format: json_schema.schema: {error}");
-        check_strict(&schema).map_err(|error| Failure::bad_request(wrong(error)))?;
+        schema.check_strict().map_err(|error| Failure::bad_request(wrong(error)))?;
     }
     let name = Some(name).filter(|name| !name.is_empty());
     Ok((Some(Constraint::Schema(schema)), SchemaLabel { name, description, strict }))

@@ -213,7 +213,7 @@ impl Rules<'_> {
             [] => schema,
             barred => bind_strings(schema, &pattern_without(barred)),
         };
-        let json = lark_json(&schema).map_err(|e| e.to_string())?;
+        let json = lark_json(&schema.into()).map_err(|e| e.to_string())?;
         Ok(self.rule(&json))
     }
 

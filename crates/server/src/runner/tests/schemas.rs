@@ -6,14 +6,19 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// An answer to a schema, with the keywords that are checked and those that it does not keep to.
-async fn answer(link: &Link, schema: Value) -> (Vec<String>, String, Option<Vec<String>>) {
+/// A request for an answer of up to 300 tokens to a schema.
+fn request(schema: Value) -> Task {
     let Task::Generate(mut generate) = task("", 300, 4, true, true) else { panic!() };
     let question = Message { role: "user".into(), content: "go".into(), ..Message::default() };
     generate.input = Input::Chat { messages: vec![question], tools: Vec::new() };
     generate.options.sampling.temperature = 0.0;
-    generate.format = Some(Constraint::Schema(schema));
-    let mut events = link.submit(1, Task::Generate(generate));
+    generate.format = Some(Constraint::schema(schema));
+    Task::Generate(generate)
+}
+
+/// An answer to a schema, with the keywords that are checked and those that it does not keep to.
+async fn answer(link: &Link, schema: Value) -> (Vec<String>, String, Option<Vec<String>>) {
+    let mut events = link.submit(1, request(schema));
     let (mut keywords, mut content) = (Vec::new(), String::new());
     loop {
         match events.next().await.unwrap() {
@@ -72,6 +77,33 @@ async fn schemas_of_clients_are_taken_and_checked() {
             assert!(keyword != "uniqueItems" || fails != is_set, "{schema}: {text} {violations:?}");
         } else {
             assert_ne!(violations, Some(Vec::new()), "{schema}: {text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn forms_that_could_only_be_cut_are_refused_with_the_reason() {
+    let link = loaded_file(None, 512).await;
+    let node =
+        json!({"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["next"]});
+    let cases = [
+        (json!({"$defs": {"node": node}, "$ref": "#/$defs/node"}), "no finite value fits #/$defs/node"),
+        (json!({"const": "xyz ".repeat(1250)}), "tokens, but the request allows 300: allow at least"),
+        (
+            json!({"type": "string", "minLength": 10_000}),
+            "tokens, but the request allows 300: allow at least",
+        ),
+        (json!({"type": "array", "items": {"type": "integer"}, "minItems": 100_000}), "has at least"),
+        (json!({"type": "string", "minLength": 100_000}), "ask for shorter strings"),
+    ];
+    for (schema, words) in cases {
+        let name: String = schema.to_string().chars().take(60).collect();
+        let mut events = link.submit(1, request(schema));
+        match events.next().await.unwrap() {
+            Event::Error(failure) => {
+                assert!(failure.status == 400 && failure.message.contains(words), "{name}: {failure}");
+            }
+            event => panic!("{name}: {event:?}"),
         }
     }
 }

@@ -60,7 +60,7 @@ async fn an_answer_of_a_form_follows_a_thought_that_was_ended() {
     let schema = json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]});
     for budget in [0, 5] {
         let wish = question(|task| {
-            task.format = Some(Constraint::Schema(schema.clone()));
+            task.format = Some(Constraint::schema(schema.clone()));
             task.options.think_budget = Some(budget);
         });
         let (thought, pieces, content, _) = answer(&link, wish).await;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use puna_api::native::{Image, Message, ToolCall, ToolCallFunction};
 use puna_api::responses::ResponsesRequest;
-use puna_sampler::{Constraint, check_strict};
+use puna_sampler::{Constraint, JsonSchema};
 use serde_json::Value;
 
 use super::tools::{self, Form};
@@ -95,12 +95,13 @@ fn format(format: &Value) -> Result<(Option<Constraint>, SchemaLabel), Failure> 
                     return Err(Failure::bad_request(text));
                 }
             };
+            let schema = JsonSchema::from(schema.clone());
             if strict == Some(true) {
                 let wrong = |error| Failure::bad_request(format!("text.format: schema: {error}"));
-                check_strict(schema).map_err(wrong)?;
+                schema.check_strict().map_err(wrong)?;
             }
             let label = SchemaLabel { name: text("name"), description: text("description"), strict };
-            return Ok((Some(Constraint::Schema(schema.clone())), label));
+            return Ok((Some(Constraint::Schema(schema)), label));
         }
         (Some("json_schema"), _) => {
             return Err(Failure::bad_request("text.format: type json_schema needs an object in schema"));

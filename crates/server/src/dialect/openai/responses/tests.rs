@@ -116,7 +116,7 @@ fn instructions_options_and_tools_have_their_places() {
     }))
     .unwrap();
     assert_eq!(got.messages()[0], Message::text("system", "Be brief."));
-    assert_eq!(got.format, Some(Constraint::Schema(schema)));
+    assert_eq!(got.format, Some(Constraint::schema(schema)));
     assert_eq!(Value::Object(got.options.to_map()), json!({"num_predict": 5}));
     let names: Vec<_> = got.tools().iter().map(|tool| tool.name().to_owned()).collect();
     assert_eq!(names, ["f", "ns.g"]);
