@@ -4,7 +4,9 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value as Json};
 
-use crate::adapt::{Adaptations, MessageRules, adapt, check_roles, is_accepted, ordered};
+use crate::adapt::{
+    Adaptation, Adaptations, MessageRules, adapt, check_roles, is_accepted, is_whole, ordered,
+};
 use crate::go;
 use crate::message::{Message, Think};
 use crate::{PromptError, Template, jinja_chat};
@@ -90,19 +92,7 @@ pub(crate) fn render_messages(
         return Ok(Rendered { prompt, adaptations: Adaptations::new() });
     };
     check_roles(template, messages)?;
-    let attempt = |messages: &[Message]| {
-        let mut first = None;
-        let as_is = is_accepted(template, chat, &rules, messages).then(|| ordered(messages));
-        let adapted = [rules].into_iter().chain(rules.stricter()).map(|rules| adapt(messages, &rules));
-        for (adapted, adaptations) in as_is.into_iter().chain(adapted) {
-            match render_as_is(template, chat, &adapted) {
-                Ok(prompt) => return Ok(Rendered { prompt, adaptations }),
-                Err(error) if error.is_refusal() => _ = first.get_or_insert(error),
-                Err(error) => return Err(error),
-            }
-        }
-        Err(first.unwrap_or(PromptError::Refused(String::new())))
-    };
+    let attempt = |messages: &[Message]| render_whole(template, chat, &rules, messages);
     let error = match attempt(messages) {
         Err(error) if error.is_refusal() => error,
         other => return other,
@@ -116,6 +106,38 @@ pub(crate) fn render_messages(
         Some(index) => Err(PromptError::Message { index, error: Box::new(error) }),
         None => Err(error),
     }
+}
+
+/// Renders a conversation as it is where the template accepts that, else changed by ever stricter rules until the template
+/// writes all of it. Where it never does, the first prompt counts, with [`Adaptation::Dropped`].
+fn render_whole(
+    template: &Template,
+    chat: &Chat<'_>,
+    rules: &MessageRules,
+    messages: &[Message],
+) -> Result<Rendered, PromptError> {
+    if is_accepted(template, chat, rules, messages) {
+        let (ordered, adaptations) = ordered(messages);
+        match render_as_is(template, chat, &ordered) {
+            Ok(prompt) => return Ok(Rendered { prompt, adaptations }),
+            Err(error) if error.is_refusal() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let (mut refusal, mut incomplete) = (None, None);
+    for rules in [*rules].into_iter().chain(rules.stricter()) {
+        let (adapted, mut adaptations) = adapt(messages, &rules);
+        match render_as_is(template, chat, &adapted) {
+            Ok(prompt) if is_whole(template, chat, &adapted) => return Ok(Rendered { prompt, adaptations }),
+            Ok(prompt) => {
+                adaptations.insert(Adaptation::Dropped);
+                _ = incomplete.get_or_insert(Rendered { prompt, adaptations });
+            }
+            Err(error) if error.is_refusal() => _ = refusal.get_or_insert(error),
+            Err(error) => return Err(error),
+        }
+    }
+    incomplete.ok_or_else(|| refusal.unwrap_or(PromptError::Refused(String::new())))
 }
 
 /// In longer conversations the message that a template refuses is not searched for.

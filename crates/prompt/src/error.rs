@@ -80,12 +80,25 @@ pub enum PromptError {
         /// The role.
         role: String,
     },
+    /// The result of a call that is not in the conversation.
+    #[error("{}", result_without_call(id))]
+    ResultWithoutCall {
+        /// The id of the call that the result names; may be empty.
+        id: String,
+    },
     /// `suffix` was given, but the template has no place for it.
     #[error("this template has no place for a suffix (no fill-in-the-middle support)")]
     NoInsert,
     /// The token counter that the caller gave failed.
     #[error("counting the tokens of the prompt: {0}")]
     Count(String),
+}
+
+fn result_without_call(id: &str) -> String {
+    let call = if id.is_empty() { "a call".to_owned() } else { format!("the call {id:?}") };
+    format!(
+        "this is the result of {call} that no assistant message before it makes: send that message too, or leave the result out"
+    )
 }
 
 impl PromptError {

@@ -1,6 +1,7 @@
 //! Prompts of agents that fit the context: the task and the newest turn stay, and no result loses its call.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use crate::adapt::Adaptation;
 use crate::chat::{Chat, Rendered, render_messages};
@@ -171,7 +172,8 @@ impl Turns {
             _ => false,
         };
         let first = (0..messages.len()).find(|index| !self.stays(messages, *index)).unwrap_or(messages.len());
-        (1..=self.last_step).filter(|&at| at > first && begins_step(at)).collect()
+        let splits_calls = splits_calls(messages);
+        (1..=self.last_step).filter(|&at| at > first && begins_step(at) && !splits_calls[at]).collect()
     }
 
     fn stays(&self, messages: &[Message], at: usize) -> bool {
@@ -183,6 +185,31 @@ impl Turns {
         let all = messages.iter().enumerate();
         all.filter(|(at, _)| *at >= first || self.stays(messages, *at)).map(|(_, m)| m.clone()).collect()
     }
+}
+
+/// For each place, whether a cut there would leave a result without its call.
+fn splits_calls(messages: &[Message]) -> Vec<bool> {
+    let mut calls: HashMap<&str, usize> = HashMap::new();
+    let mut newest = None;
+    // By how much the number of results behind a place whose calls are before it differs from that of the place before.
+    let mut changes = vec![0isize; messages.len() + 1];
+    for (at, message) in messages.iter().enumerate() {
+        for call in &message.tool_calls {
+            newest = Some(at);
+            calls.insert(&call.id, at);
+        }
+        let named = message.tool_call_id.as_deref().and_then(|id| calls.get(id)).copied();
+        if let Some(call) = named.or(newest).filter(|_| message.role == "tool") {
+            changes[call + 1] += 1;
+            changes[at + 1] -= 1;
+        }
+    }
+    let mut open = 0;
+    let is_split = |change: isize| {
+        open += change;
+        open > 0
+    };
+    changes.into_iter().map(is_split).collect()
 }
 
 fn is_instruction(message: &Message) -> bool {

@@ -3,8 +3,8 @@
 use serde_json::{Map, json};
 
 use crate::{
-    Adaptation, Chat, FunctionCall, Kind, Message, MessageRules, PromptError, Rendered, Renderer, Template,
-    ToolCall, render, render_adapted,
+    Adaptation, Adaptations, Chat, FunctionCall, Kind, Message, MessageRules, PromptError, Rendered,
+    Renderer, Template, ToolCall, render, render_adapted,
 };
 
 const SYSTEM_FIRST: &str = "{%- for m in messages %}{%- if m.role == 'system' and not loop.first %}\
@@ -196,8 +196,20 @@ mod random {
 
     /// A conversation: each message with a text of its own.
     fn conversation() -> impl Strategy<Value = Vec<Message>> {
-        let kinds =
-            select(vec!["system", "developer", "user", "user", "assistant", "assistant", "call", "calls"]);
+        let kinds = select(vec![
+            "system",
+            "developer",
+            "user",
+            "user",
+            "assistant",
+            "assistant",
+            "call",
+            "calls",
+            "text and call",
+            "text and calls",
+            "call, user, result",
+            "call, call, results",
+        ]);
         vec(kinds, 0..9).prop_map(|kinds| {
             let mut all = Vec::new();
             for kind in kinds.into_iter().chain(["user"]) {
@@ -215,6 +227,29 @@ mod random {
                             .enumerate()
                             .map(|(at, id)| result(id, &format!("text-{number}-{at}-result")));
                         all.extend(results.collect::<Vec<_>>().into_iter().rev());
+                    }
+                    "text and call" => {
+                        let id = format!("c{number}");
+                        let content = format!("text-{number}-beside");
+                        all.extend([Message { content, ..calls(&[&id]) }]);
+                        all.push(result(&id, &format!("text-{number}-result")));
+                    }
+                    "text and calls" => {
+                        let (a, b) = (format!("a{number}"), format!("b{number}"));
+                        let content = format!("text-{number}-beside");
+                        all.push(Message { content, ..calls(&[&a, &b]) });
+                        all.extend([&a, &b].map(|id| result(id, &format!("text-{number}-{id}-result"))));
+                    }
+                    "call, user, result" => {
+                        let id = format!("c{number}");
+                        let between = message("user", &format!("text-{number}-between"));
+                        let late = result(&id, &format!("late-{number}-result"));
+                        all.extend([calls(&[&id]), between, late]);
+                    }
+                    "call, call, results" => {
+                        let (a, b) = (format!("a{number}"), format!("b{number}"));
+                        all.extend([calls(&[&a]), calls(&[&b])]);
+                        all.extend([&a, &b].map(|id| result(id, &format!("late-{number}-{id}-result"))));
                     }
                     role => all.push(message(role, &format!("text-{number}-said"))),
                 }
@@ -248,10 +283,14 @@ mod random {
         all
     }
 
-    /// Texts of a conversation that must be in its prompt, in the order of the conversation.
-    fn texts(messages: &[Message], is_moved: bool) -> Vec<String> {
-        let stays =
-            |message: &&Message| !(is_moved && matches!(message.role.as_str(), "system" | "developer"));
+    /// Texts of a conversation that must be in its prompt, in the order of the conversation. Some kinds of changes move system
+    /// messages, or results that do not follow their calls.
+    fn texts(messages: &[Message], done: &Adaptations) -> Vec<String> {
+        let is_moved = |message: &Message| match message.role.as_str() {
+            "system" | "developer" => done.contains(&Adaptation::Moved),
+            _ => message.content.starts_with("late") && done.contains(&Adaptation::Reordered),
+        };
+        let stays = |message: &&Message| !is_moved(message);
         let mut texts = Vec::new();
         let mut at = 0;
         while at < messages.len() {
@@ -260,7 +299,7 @@ mod random {
                 messages.get(at).filter(stays).filter(|m| !m.content.is_empty()).map(|m| m.content.clone()),
             );
             let mut of_results: Vec<_> =
-                messages[at + 1..][..results].iter().map(|m| m.content.clone()).collect();
+                messages[at + 1..][..results].iter().filter(stays).map(|m| m.content.clone()).collect();
             of_results.sort();
             texts.append(&mut of_results);
             at += 1 + results;
@@ -288,20 +327,27 @@ mod random {
                         Ok(rendered) => rendered,
                         Err(error) => return Err(TestCaseError::fail(format!("{name}: {error}"))),
                     };
-                    let wanted = texts(&messages, adaptations.contains(&Adaptation::Moved));
+                    let wanted = texts(&messages, &adaptations);
                     let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
                     prop_assert!(
                         has_in_order(&prompt, &wanted),
                         "{name}: {adaptations:?}\n{wanted:?}\n{prompt}"
                     );
-                    let is_changed = adaptations
-                        .iter()
-                        .any(|kind| !matches!(kind, Adaptation::Moved | Adaptation::Reordered));
+                    let calls = messages.iter().flat_map(|m| &m.tool_calls);
+                    let mut commands = calls.map(|call| format!("echo {}", call.id));
+                    let has_all = messages.iter().all(|m| prompt.contains(&m.content));
+                    prop_assert!(
+                        has_all && commands.all(|command| prompt.contains(&command)),
+                        "{name}: {adaptations:?}\n{messages:?}\n{prompt}"
+                    );
+                    let is_changed = adaptations.iter().any(|kind| *kind != Adaptation::Reordered);
                     // Rendering without rules also changes these two roles, and says nothing of it.
                     let is_silent =
                         |m: &Message| m.role == "developer" || (m.role == "system" && !rules.system);
                     if is_changed && !messages.iter().any(is_silent) {
                         let as_is = render(template, &Chat { rules: None, ..chat.clone() });
+                        let wanted = texts(&messages, &Adaptations::new());
+                        let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
                         let is_whole = |prompt: &str| {
                             let calls = messages.iter().flat_map(|m| &m.tool_calls);
                             let mut commands = calls.map(|call| format!("echo {}", call.id));

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use puna_api::native::{self, Tool, ToolChoice};
 use puna_prompt::{
-    Adaptations, Chat, FunctionCall, Kind, Message, PromptError, Template, Think, ToolCall, conversation,
-    fit, fit_turns, generation, is_marked, mark_written, marked_parts, prefer_jinja, render, render_adapted,
+    Adaptations, Chat, FunctionCall, Kind, Message, PromptError, Template, Think, ToolCall, check_results,
+    conversation, fit, fit_turns, generation, is_marked, mark_written, marked_parts, prefer_jinja, render, render_adapted,
     render_insert, strip_past_thoughts, unmarked,
 };
 use serde_json::Value;
@@ -85,9 +85,15 @@ impl Preparer {
         mark_written(&mut all, beside, |text| self.generator.controls_in(text));
         let rules = Some(self.templates.rules(&template));
         let chat = Chat { tools: &tools, variables, rules, ..Chat::new(&all) };
+        // Ollama's dialect takes results whose calls are gone: its clients leave out the oldest messages themselves.
+        let checked = match task.overflow {
+            Overflow::DropMessages => Ok(()),
+            Overflow::Refuse | Overflow::DropTurns => check_results(&all),
+        };
         // Places are those of the request's messages.
         let before = all.len() - messages.len();
-        self.fitted(handle, task, template, &chat, "").map_err(|error| match error {
+        let fitted = checked.and_then(|()| self.fitted(handle, task, template, &chat, ""));
+        fitted.map_err(|error| match error {
             PromptError::Message { index, error } if index >= before => {
                 failure(PromptError::Message { index: index - before, error })
             }

@@ -1,11 +1,4 @@
-//! Conversations as a template accepts them.
-//!
-//! Templates disagree on which messages a conversation may have: a system message anywhere or at the head only, two users in
-//! a row, the results of tools. [`MessageRules::of`] finds out what a template accepts by rendering small conversations with
-//! it. [`adapt`] changes a conversation to that without losing text, and returns the [`Adaptation`]s that it made.
-
-use std::collections::{BTreeSet, HashMap};
-use std::fmt;
+//! Which messages a template accepts, found out by rendering small conversations.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -13,69 +6,6 @@ use crate::chat::{Chat, render_as_is};
 use crate::jinja_chat::writes_system;
 use crate::message::{FunctionCall, Message, ToolCall};
 use crate::{PromptError, Template};
-
-/// A user turn for templates that want one where a conversation has none.
-const PLACEHOLDER: &str = "...";
-
-/// What was changed in a conversation so that its template accepts it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Adaptation {
-    /// Neighbouring messages of one role became one.
-    Merged,
-    /// The text of a system message stands in another place.
-    Moved,
-    /// Results of parallel calls were put in the order of the calls.
-    Reordered,
-    /// A text stands for something that the template has no place for, or for a turn that it demands.
-    Placeholder,
-    /// A message has another role.
-    Renamed,
-    /// The arguments of a call that were no JSON object became one.
-    Repaired,
-    /// Messages, or the middle of a tool's result, were left out.
-    Dropped,
-}
-
-impl Adaptation {
-    /// The word for it in headers and logs.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Merged => "merged",
-            Self::Moved => "moved",
-            Self::Reordered => "reordered",
-            Self::Placeholder => "placeholder",
-            Self::Renamed => "renamed",
-            Self::Repaired => "repaired",
-            Self::Dropped => "dropped",
-        }
-    }
-
-    /// What it does, in a sentence.
-    pub fn description(self) -> &'static str {
-        match self {
-            Self::Merged => "neighbouring messages of one role became one message",
-            Self::Moved => "the text of a system message stands in another place of the prompt",
-            Self::Reordered => "results of parallel calls stand in the order of the calls",
-            Self::Placeholder => "a text stands for calls or for a turn that the template demands",
-            Self::Repaired => "arguments of a call that were no JSON object became the text of an argument",
-            Self::Dropped => {
-                "messages or the middle of a tool's result were left out, since the context is too small"
-            }
-            Self::Renamed => {
-                "a message has another role: developer as system, a late system message or a result as user"
-            }
-        }
-    }
-}
-
-impl fmt::Display for Adaptation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// The changes of a conversation, each kind once.
-pub type Adaptations = BTreeSet<Adaptation>;
 
 /// Which messages a template accepts: it renders them without an error and writes their texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +32,14 @@ pub struct MessageRules {
     pub(crate) calls: bool,
     /// Results of tools, also several in a row.
     pub(crate) results: bool,
+    /// A text beside calls in one message, also once the calls are answered.
+    pub(crate) text_with_calls: bool,
+    /// Several calls in one message.
+    pub(crate) parallel_calls: bool,
+    /// Results with a message between them and their call.
+    pub(crate) separated_results: bool,
+    /// An assistant's message without a text.
+    pub(crate) empty_answers: bool,
 }
 
 /// What a template does with a system message behind other messages.
@@ -150,6 +88,10 @@ impl MessageRules {
             no_user: probe.accepts(&[system(0)]),
             calls: probe.writes_calls(),
             results: probe.accepts_results(),
+            text_with_calls: probe.accepts_text_with_calls(),
+            parallel_calls: probe.has_calls(&Probe::with_results(2)),
+            separated_results: probe.accepts(&Probe::with_separated_result()),
+            empty_answers: probe.accepts(&[user(0), Message::new("assistant", ""), user(1)]),
         }
     }
 
@@ -167,6 +109,10 @@ impl MessageRules {
             no_user: true,
             calls: true,
             results: true,
+            text_with_calls: true,
+            parallel_calls: true,
+            separated_results: true,
+            empty_answers: true,
         }
     }
 
@@ -191,6 +137,10 @@ impl MessageRules {
             no_user: false,
             calls: false,
             results: false,
+            text_with_calls: true,
+            parallel_calls: true,
+            separated_results: false,
+            empty_answers: false,
         }
     }
 
@@ -203,6 +153,8 @@ impl MessageRules {
             calls: self.calls,
             results: self.results,
             developer: self.developer,
+            text_with_calls: self.text_with_calls,
+            parallel_calls: self.parallel_calls,
             ..turns
         };
         let without_results = Self { results: false, ..merged };
@@ -305,6 +257,26 @@ impl Probe<'_> {
         calls.chain((0..count).map(result)).chain([assistant(20), user(21)]).collect()
     }
 
+    /// A call that is answered behind another message.
+    fn with_separated_result() -> Vec<Message> {
+        let mut messages = Self::with_results(1);
+        messages.insert(2, user(5));
+        messages
+    }
+
+    /// Whether all texts and the arguments of all calls are written.
+    fn has_calls(&self, messages: &[Message]) -> bool {
+        let Some(prompt) = self.rendered(messages) else { return false };
+        has_in_order(&prompt, messages) && has_arguments(&prompt, messages)
+    }
+
+    fn accepts_text_with_calls(&self) -> bool {
+        let mut answered = Self::with_results(1);
+        answered[1].content = mark(1);
+        let open = answered[..3].to_vec();
+        self.has_calls(&answered) && self.has_calls(&open)
+    }
+
     fn writes_calls(&self) -> bool {
         let writes = |messages: &[Message]| {
             let prompt = self.rendered(messages);
@@ -354,7 +326,26 @@ pub(crate) fn is_accepted(
     if (!rules.developer && has("developer")) || (!rules.system && has("system")) {
         return false;
     }
-    let Some((open, closed)) = messages.split_last() else { return true };
+    let Some((prompt, form)) = rendered_form(template, chat, messages) else { return messages.is_empty() };
+    has_arguments(&prompt, &form) && has_in_order(&prompt, &form)
+}
+
+/// Whether a template writes all texts and calls of a conversation of this form, with system messages wherever.
+pub(crate) fn is_whole(template: &Template, chat: &Chat<'_>, messages: &[Message]) -> bool {
+    let Some((prompt, form)) = rendered_form(template, chat, messages) else { return messages.is_empty() };
+    let is_system = |m: &Message| matches!(m.role.as_str(), "system" | "developer");
+    let (systems, turns): (Vec<Message>, Vec<Message>) = form.into_iter().partition(is_system);
+    has_all(&prompt, &systems) && has_in_order(&prompt, &turns) && has_arguments(&prompt, &turns)
+}
+
+/// A conversation of the same roles and calls with texts of its own, and its prompt; `None` for one that the template refuses
+/// or that has no messages. An answer that the model goes on with is left out, since templates write it in other ways.
+fn rendered_form(
+    template: &Template,
+    chat: &Chat<'_>,
+    messages: &[Message],
+) -> Option<(String, Vec<Message>)> {
+    let (open, closed) = messages.split_last()?;
     let form = |(number, message): (usize, &Message)| {
         let call = |(at, call): (usize, &ToolCall)| {
             let value = json!(format!("puna-probe-{number}-call-{at}"));
@@ -370,10 +361,14 @@ pub(crate) fn is_accepted(
     let is_open = open.role == "assistant" && open.tool_calls.is_empty();
     let said = if is_open && !closed.is_empty() { closed } else { messages };
     let form: Vec<Message> = said.iter().enumerate().map(form).collect();
-    let Ok(prompt) = render_as_is(template, chat, &form) else { return false };
-    let calls = form.iter().flat_map(|m| &m.tool_calls).flat_map(|call| call.function.arguments.values());
-    let mut calls = calls.filter_map(Json::as_str);
-    calls.all(|call| prompt.contains(call)) && has_in_order(&prompt, &form)
+    Some((render_as_is(template, chat, &form).ok()?, form))
+}
+
+/// Whether the arguments of all calls stand in a prompt.
+fn has_arguments(prompt: &str, messages: &[Message]) -> bool {
+    let calls = messages.iter().flat_map(|m| &m.tool_calls);
+    let mut arguments = calls.flat_map(|call| call.function.arguments.values()).filter_map(Json::as_str);
+    arguments.all(|argument| prompt.contains(argument))
 }
 
 /// Whether the texts of messages stand in a prompt, wherever.
@@ -391,187 +386,4 @@ fn has_in_order(prompt: &str, messages: &[Message]) -> bool {
         }
         None => false,
     })
-}
-
-/// Puts what belongs together in order, and changes nothing else.
-pub(crate) fn ordered(messages: &[Message]) -> (Vec<Message>, Adaptations) {
-    let mut done = Adaptations::new();
-    (ordered_results(messages.to_vec(), &mut done), done)
-}
-
-/// Changes a conversation to what a template with these rules accepts.
-pub fn adapt(messages: &[Message], rules: &MessageRules) -> (Vec<Message>, Adaptations) {
-    let (mut messages, mut done) = ordered(messages);
-    if !rules.developer {
-        for message in messages.iter_mut().filter(|m| m.role == "developer") {
-            message.role = "system".into();
-            done.insert(Adaptation::Renamed);
-        }
-    }
-    if !rules.results {
-        messages.iter_mut().filter(|m| m.role == "tool").for_each(|m| {
-            *m = result_as_user(m);
-            done.insert(Adaptation::Renamed);
-        });
-    }
-    if !rules.calls {
-        messages.iter_mut().filter(|m| !m.tool_calls.is_empty()).for_each(|m| {
-            calls_as_text(m);
-            done.insert(Adaptation::Placeholder);
-        });
-    }
-    let mut messages = systems(messages, rules, &mut done);
-    let merges = |message: &Message| match message.role.as_str() {
-        "user" => !rules.consecutive_users,
-        "assistant" => !rules.consecutive_assistants,
-        _ => false,
-    };
-    messages = merged(messages, merges, &mut done);
-    let is_turn = |m: &Message| m.role != "system" && m.role != "developer";
-    let first = messages.iter().position(is_turn);
-    let wants_user = match first {
-        None => !rules.no_user && !messages.is_empty(),
-        Some(first) => {
-            !rules.leading_assistant && messages[first].role == "assistant" && first + 1 < messages.len()
-        }
-    };
-    if wants_user {
-        messages.insert(first.unwrap_or(messages.len()), Message::new("user", PLACEHOLDER));
-        done.insert(Adaptation::Placeholder);
-    }
-    (messages, done)
-}
-
-/// Puts the results of parallel calls in the order of the calls: templates without ids tell them apart by their places.
-fn ordered_results(mut messages: Vec<Message>, done: &mut Adaptations) -> Vec<Message> {
-    let mut at = 0;
-    while at < messages.len() {
-        let calls: HashMap<String, usize> = messages[at]
-            .tool_calls
-            .iter()
-            .enumerate()
-            .filter(|(_, call)| !call.id.is_empty())
-            .map(|(place, call)| (call.id.clone(), place))
-            .collect();
-        let results = messages[at + 1..].iter().take_while(|m| m.role == "tool").count();
-        let run = &mut messages[at + 1..at + 1 + results];
-        let place = |m: &Message| m.tool_call_id.as_ref().and_then(|id| calls.get(id)).copied();
-        if calls.len() > 1 && run.iter().all(|m| place(m).is_some()) && !run.is_sorted_by_key(place) {
-            run.sort_by_key(place);
-            done.insert(Adaptation::Reordered);
-        }
-        at += 1 + results;
-    }
-    messages
-}
-
-/// A tool's result as a turn of the user.
-fn result_as_user(message: &Message) -> Message {
-    let name = message.tool_name.as_deref().unwrap_or_default();
-    let content = match name {
-        "" => format!("<tool_result>\n{}\n</tool_result>", message.content),
-        name => format!("<tool_result name={}>\n{}\n</tool_result>", json!(name), message.content),
-    };
-    Message { images: message.images.clone(), ..Message::new("user", content) }
-}
-
-/// Writes calls as text, one a line, where a template has no place for them.
-fn calls_as_text(message: &mut Message) {
-    for call in std::mem::take(&mut message.tool_calls) {
-        if !message.content.is_empty() {
-            message.content.push('\n');
-        }
-        let arguments = Json::Object(call.function.arguments);
-        let call = json!({"name": call.function.name, "arguments": arguments});
-        message.content.push_str(&format!("<tool_call>{call}</tool_call>"));
-    }
-}
-
-/// Puts system messages where the template accepts them.
-fn systems(messages: Vec<Message>, rules: &MessageRules, done: &mut Adaptations) -> Vec<Message> {
-    let head = messages.iter().take_while(|m| m.role == "system").count();
-    let mut all = Vec::with_capacity(messages.len());
-    let mut messages = messages.into_iter();
-    let mut first: Vec<Message> = messages.by_ref().take(head).collect();
-    if first.len() > 1 && !(rules.system && rules.several_systems) {
-        first = vec![joined(first)];
-        done.insert(Adaptation::Merged);
-    }
-    let mut unplaced = None;
-    match rules.system {
-        true => {
-            if rules.moves_system && !first.is_empty() {
-                done.insert(Adaptation::Moved);
-            }
-            all.append(&mut first);
-        }
-        false => unplaced = first.pop().filter(|system| !system.content.is_empty()),
-    }
-    for mut message in messages {
-        match (message.role.as_str(), rules.late_system) {
-            ("system", LateSystem::Unknown) => {
-                let content = format!("<system>\n{}\n</system>", message.content);
-                message = Message { role: "user".into(), content, ..message };
-                done.insert(Adaptation::Renamed);
-            }
-            ("user", _) => {
-                if let Some(system) = unplaced.take() {
-                    message.content = join(&system.content, &message.content);
-                    message.images.splice(0..0, system.images);
-                    done.insert(Adaptation::Moved);
-                }
-            }
-            _ => {}
-        }
-        all.push(message);
-    }
-    if let Some(system) = unplaced {
-        all.insert(0, Message { role: "user".into(), ..system });
-        done.insert(Adaptation::Renamed);
-    }
-    all
-}
-
-/// Joins neighbours of one role.
-fn merged(messages: Vec<Message>, merges: impl Fn(&Message) -> bool, done: &mut Adaptations) -> Vec<Message> {
-    let mut all: Vec<Message> = Vec::with_capacity(messages.len());
-    for message in messages {
-        match all.last_mut() {
-            Some(last) if last.role == message.role && merges(&message) => {
-                add(last, message);
-                done.insert(Adaptation::Merged);
-            }
-            _ => all.push(message),
-        }
-    }
-    all
-}
-
-fn joined(messages: Vec<Message>) -> Message {
-    let mut messages = messages.into_iter();
-    let mut all = messages.next().unwrap_or_default();
-    messages.for_each(|message| add(&mut all, message));
-    all
-}
-
-/// Adds a message to the one before it, of the same role.
-fn add(last: &mut Message, message: Message) {
-    last.content = join(&last.content, &message.content);
-    last.images.extend(message.images);
-    last.tool_calls.extend(message.tool_calls);
-    for (place, call) in last.tool_calls.iter_mut().enumerate() {
-        call.function.index = place;
-    }
-    last.thinking = match (last.thinking.take(), message.thinking) {
-        (Some(before), Some(after)) => Some(join(&before, &after)),
-        (before, after) => before.or(after),
-    };
-}
-
-/// Two texts with a blank line between.
-fn join(before: &str, after: &str) -> String {
-    match (before, after) {
-        ("", text) | (text, "") => text.to_owned(),
-        _ => format!("{before}\n\n{after}"),
-    }
 }
