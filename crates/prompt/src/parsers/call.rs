@@ -106,12 +106,14 @@ impl Out {
         }
     }
 
-    /// The present call is none.
-    pub(super) fn forget(&mut self) {
-        if self.renew().is_some_and(|early| early.has_told()) {
+    /// The present call is none; whether its beginning was told.
+    pub(super) fn forget(&mut self) -> bool {
+        let was_told = self.renew().is_some_and(|early| early.has_told());
+        if was_told {
             let error = CallError::Form("a tool's name and a JSON object");
             self.parts.push(Part::Malformed { text: String::new(), error });
         }
+        was_told
     }
 
     pub(super) fn content(&mut self, text: &str) {

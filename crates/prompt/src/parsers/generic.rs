@@ -349,16 +349,23 @@ impl Scan {
         self.find_name(to);
         let value = serde_json::from_str::<Json>(&self.text.rest()[from..to]).ok();
         let Some((name, given)) = value.and_then(|value| self.call_in(value)) else {
-            out.forget();
+            if out.forget() {
+                self.skip_call(to);
+            }
             return;
         };
-        self.calls += 1;
         // Objects before it that were none.
         if let Some(at) = self.text.rest()[..from].find('{') {
             let text = self.text.rest()[at..from].trim_end().to_owned();
             out.malformed(text, CallError::Form("a tool's name and a JSON object"));
         }
         out.calls(Ok(vec![call(name, given)]), |_| String::new());
+        self.skip_call(to);
+    }
+
+    /// Goes on behind a call that ends at `to`, of which nothing may be said again.
+    fn skip_call(&mut self, to: usize) {
+        self.calls += 1;
         let bracket = self.tag == "[";
         self.text.take(to);
         self.named = None;

@@ -59,6 +59,8 @@ pub(super) struct Answer {
     begun: bool,
     /// Tokens that thoughts may have.
     think_budget: Option<u64>,
+    /// The thought repeats itself and is to be ended.
+    is_thought_over: bool,
     /// The thought is being ended.
     closing: bool,
     /// It was said that it is not known how.
@@ -99,6 +101,7 @@ impl Answer {
             forced: None,
             begun: false,
             think_budget: None,
+            is_thought_over: false,
             closing: false,
             told_endless: false,
             checks: None,
@@ -185,7 +188,11 @@ impl Answer {
             return !self.handle.state.is_cancelled();
         }
         let logprobs = piece.logprobs.map(|l| vec![self.logprob(piece.token, &l)]).unwrap_or_default();
-        self.enough = !self.begun && self.repeats_itself(&piece.text);
+        if !self.begun && self.repeats_itself(&piece.text) {
+            // The answer of a form still comes behind a thought that goes round in circles.
+            self.is_thought_over = self.formed && self.is_thinking() && self.knows_thought_end();
+            self.enough = !self.is_thought_over;
+        }
         self.pieces(piece.text, logprobs)
     }
 
@@ -523,9 +530,9 @@ impl Sink for Answer {
             let ends = self.generator.facts().ends.iter();
             return ends.filter_map(|end| self.generator.control_token(end)).take(1).collect();
         }
-        let spent = self.think_budget.is_some_and(|budget| self.thought >= budget);
+        let spent = self.is_thought_over || self.think_budget.is_some_and(|budget| self.thought >= budget);
         if !spent || !self.is_thinking() {
-            self.closing = false;
+            (self.closing, self.is_thought_over) = (false, false);
             return Vec::new();
         }
         if self.closing {
@@ -535,6 +542,10 @@ impl Sink for Answer {
         let end = self.end_thought();
         self.closing = !end.is_empty();
         end
+    }
+
+    fn knows_thought_end(&self) -> bool {
+        self.parser.as_ref().and_then(OutputParser::thought_end).is_some()
     }
 
     fn end_thought(&mut self) -> Vec<u32> {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use puna_api::native::{self, Tool, ToolChoice};
 use puna_prompt::{
     Adaptations, Chat, FunctionCall, Kind, Message, PromptError, Template, Think, ToolCall, check_results,
-    conversation, fit, fit_turns, generation, is_marked, mark_written, marked_parts, prefer_jinja, render, render_adapted,
-    render_insert, strip_past_thoughts, unmarked,
+    conversation, fit, fit_turns, generation, is_marked, mark_written, marked_parts, prefer_jinja, render,
+    render_adapted, render_insert, strip_past_thoughts, unmarked,
 };
 use serde_json::Value;
 

@@ -94,6 +94,38 @@ fn an_object_that_is_no_call_after_all_is_over_before_the_next_one() {
 }
 
 #[test]
+fn a_call_that_was_told_of_never_comes_again_as_text() {
+    let tools = tools();
+    for (name, call) in [
+        ("qwen3", r#"<tool_call>{"name": "f", "arguments": {"a":}}</tool_call>"#),
+        ("{{ if .ToolCalls }}<call>{{ end }}", r#"<call>{"name": "f", "arguments": {"a":}}</call>"#),
+        ("{{ if .ToolCalls }}<call>{{ end }}", r#"<call>{"name": "f", "arguments": {"a": 'b'}}</call> so"#),
+        ("{{ if .ToolCalls }}{ {{ end }}", r#"{"name": "f", "arguments": {"a": 1e999}}"#),
+    ] {
+        let input = ParserInput { tools: &tools, ..ParserInput::default() };
+        let parser = match Template::parse(crate::Kind::Go, name) {
+            Ok(template) if name.contains("{{") => OutputParser::for_template(&template, None, &input),
+            _ => OutputParser::by_name(name, &input).expect("a name"),
+        };
+        let (mut parser, mut is_open) = (parser.telling_early(), false);
+        let mut parts: Vec<_> = pieces(call, 1).into_iter().flat_map(|piece| parser.push(piece)).collect();
+        parts.extend(parser.finish());
+        for part in parts {
+            match part {
+                Part::CallBegins(_) => is_open = true,
+                // Whoever has the beginning of a call leaves out the text of the malformed one.
+                Part::Malformed { .. } if is_open => is_open = false,
+                Part::Malformed { text, .. } | Part::Content(text) | Part::Thinking(text) => {
+                    assert!(!text.contains("arguments"), "{name}: {text}");
+                }
+                Part::Arguments(_) => {}
+                Part::Call(call) => panic!("{name}: {call:?}"),
+            }
+        }
+    }
+}
+
+#[test]
 fn calls_in_a_row_begin_one_after_the_other() {
     let call = r#"<tool_call>{"name": "f", "arguments": {}}</tool_call>"#;
     assert_eq!(told("qwen3", &format!("{call}\n{call} so")), "f|{|}!f|{|}!so");
