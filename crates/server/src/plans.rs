@@ -187,7 +187,7 @@ mod tests {
     fn what_cannot_be_read_or_planned_is_left_alone_for_some_time() {
         let (plans, manifest) = (Plans::default(), Digest::of(b"manifest"));
         assert!(plans.get(&manifest).is_none());
-        plans.keep(manifest.clone(), None);
+        plans.keep(manifest, None);
         assert!(matches!(plans.get(&manifest), Some(None)), "it is not read again at once");
         let (needs, options) = (Needs::default(), LoadOptions::default());
         needs.keep(&options, None);
