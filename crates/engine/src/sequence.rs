@@ -54,6 +54,8 @@ pub struct Sequence {
     forced: VecDeque<u32>,
     /// The thought was ended for the model.
     thought_ended: bool,
+    /// What comes before an answer of a form repeats itself.
+    is_circling: bool,
     /// Logits from which no token was drawn yet, as it is not known yet which fit the answer's form.
     postponed: Option<Vec<f32>>,
     pub guesser: Guesser,
@@ -117,6 +119,7 @@ impl Sequence {
             context: job.context_in(info.n_ctx),
             forced: VecDeque::new(),
             thought_ended: false,
+            is_circling: false,
             postponed: None,
             guesser: Guesser::new(job.speculation.unwrap_or(Speculation::OFF), drafter),
             submitted: Instant::now(),
@@ -327,6 +330,14 @@ impl Sequence {
                 self.finish(finish);
                 return false;
             }
+            // The answer of a form still comes behind a thought that goes round in circles.
+            Told::Enough if self.constrained.as_ref().is_some_and(|constrained| !constrained.is_open()) => {
+                self.is_circling = true;
+            }
+            Told::Enough => {
+                self.finish(Finish::End);
+                return false;
+            }
             Told::Unheard => return false,
         }
         if self.job.max_tokens.is_some_and(|max| self.generated >= max) {
@@ -418,6 +429,9 @@ impl Sequence {
         if constrained.is_open() {
             return None;
         }
+        if self.is_circling {
+            return self.begin_now(constrained);
+        }
         let (shortest, left) = (constrained.shortest()?, room.left?);
         if left > shortest + THOUGHT_END_MAX {
             return None;
@@ -438,6 +452,24 @@ impl Sequence {
             sink.begin_answer();
             constrained.open();
         }
+        None
+    }
+
+    /// Begins an answer of a form: with the first token of a thought's end, or none where it can begin at once.
+    fn begin_now(&mut self, constrained: &mut Constrained) -> Option<u32> {
+        let Teller { sink, decoder, .. } = &mut self.teller;
+        if !decoder.held().is_empty() {
+            return None;
+        }
+        if !self.thought_ended && sink.stage("") == Stage::Before && !sink.answer_ends_thought() {
+            self.thought_ended = true;
+            self.forced.extend(sink.end_thought());
+            if let Some(token) = self.forced.pop_front() {
+                return Some(token);
+            }
+        }
+        sink.begin_answer();
+        constrained.open();
         None
     }
 

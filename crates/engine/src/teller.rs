@@ -19,6 +19,8 @@ pub enum Told {
     More,
     /// It has ended, which was not told yet.
     Ends(Finish),
+    /// The listener has enough of it.
+    Enough,
     /// Nobody listens any more.
     Unheard,
 }
@@ -44,7 +46,7 @@ impl Teller {
         }
         match event.stopped {
             Some(index) => Told::Ends(Finish::Stop(index)),
-            None if self.sink.has_enough() => Told::Ends(Finish::End),
+            None if self.sink.has_enough() => Told::Enough,
             None => Told::More,
         }
     }

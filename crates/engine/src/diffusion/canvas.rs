@@ -214,6 +214,10 @@ impl Canvas {
                     self.finish(finish);
                     break false;
                 }
+                Told::Enough => {
+                    self.finish(Finish::End);
+                    break false;
+                }
                 Told::Unheard => break false,
             }
         };

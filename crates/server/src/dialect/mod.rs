@@ -13,6 +13,7 @@ mod tests;
 mod waiting;
 
 use std::future::poll_fn;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -39,6 +40,7 @@ use crate::app::Running;
 use crate::canonical::{Done, Event, Failure, ModelText};
 use crate::config::Config;
 use crate::http::{Wire, note_adapted, note_ignored, note_unenforced, note_violations, stream};
+use crate::lock::lock;
 use crate::names::Name;
 
 /// Turns events into the bytes of a stream.
@@ -54,6 +56,11 @@ pub(crate) trait Encoder: Send + 'static {
         out.extend_from_slice(Self::PING);
     }
 
+    /// Appends what is sent while the answer has not begun: `phase` says what it waits for.
+    fn wait(&mut self, phase: &str, out: &mut Vec<u8>) {
+        out.extend_from_slice(format!(": {phase}\n\n").as_bytes());
+    }
+
     /// Appends what an event of a generation comes to; nothing is fine. `from` is the generation's number, 0 where there
     /// is but one; `times` are the request's so far.
     fn encode(&mut self, from: usize, event: AnswerEvent, times: Times, out: &mut Vec<u8>);
@@ -66,11 +73,8 @@ pub(crate) trait Encoder: Send + 'static {
         false
     }
 
-    /// A stream that fails before anything else.
-    fn broken(mut self, failure: Failure) -> Vec<u8>
-    where
-        Self: Sized,
-    {
+    /// The end of a stream that fails before the answer begins.
+    fn broken(&mut self, failure: Failure) -> Vec<u8> {
         let mut out = Vec::new();
         self.encode(0, AnswerEvent::Error(failure), Times::default(), &mut out);
         out
@@ -192,25 +196,28 @@ impl Several {
     }
 }
 
+/// An encoder that a stream has while its answer begins.
+type SharedEncoder<E> = Arc<Mutex<E>>;
+
 /// Answers with a stream. What fails before the first piece is an error with its own status.
 pub(crate) async fn respond<E: Encoder>(running: Vec<Running>, encoder: E) -> Result<Response, Failure> {
-    begin(running, encoder).await.map_err(|(failure, _)| failure)
+    begin(running, Arc::new(Mutex::new(encoder))).await
 }
 
-/// The same; a failure leaves the encoder, of which nothing was sent.
-async fn begin<E: Encoder>(running: Vec<Running>, mut encoder: E) -> Result<Response, (Failure, E)> {
+/// The same, with an encoder that may have sent something before.
+async fn begin<E: Encoder>(running: Vec<Running>, encoder: SharedEncoder<E>) -> Result<Response, Failure> {
     let mut several = Several::new(running);
     let mut out = Vec::new();
     while out.is_empty() {
         match several.next().await {
             None => break,
-            Some((_, AnswerEvent::Error(failure), _)) => return Err((failure, encoder)),
-            Some((_, AnswerEvent::Rendered(prompt), _)) => return Ok(encoder.rendered(prompt)),
-            Some((from, event, times)) => encoder.encode(from, event, times, &mut out),
+            Some((_, AnswerEvent::Error(failure), _)) => return Err(failure),
+            Some((_, AnswerEvent::Rendered(prompt), _)) => return Ok(lock(&encoder).rendered(prompt)),
+            Some((from, event, times)) => lock(&encoder).encode(from, event, times, &mut out),
         }
     }
     let pieces = unfold(Some((several, encoder, out)), |state| async {
-        let (mut several, mut encoder, mut out) = state?;
+        let (mut several, encoder, mut out) = state?;
         let mut failed = false;
         // The client hears nothing of most events while its prompt is read: they are silence, too.
         let mut due = Instant::now() + SILENCE;
@@ -219,10 +226,10 @@ async fn begin<E: Encoder>(running: Vec<Running>, mut encoder: E) -> Result<Resp
                 Ok(None) => return None,
                 Ok(Some((from, event, times))) => {
                     failed = matches!(event, AnswerEvent::Error(_));
-                    encoder.encode(from, event, times, &mut out);
+                    lock(&encoder).encode(from, event, times, &mut out);
                 }
                 Err(_) => {
-                    encoder.ping(&mut out);
+                    lock(&encoder).ping(&mut out);
                     due = Instant::now() + SILENCE;
                 }
             }

@@ -1,11 +1,13 @@
 //! What event streams say while there is nothing to say yet: how far the model is on its way into memory, and how much of
-//! the prompt was read. These are comments, which every reader of event streams passes over; a line of the native dialect
-//! would be taken for a piece of the answer, so that its streams say nothing.
+//! the prompt was read. These are comments, which every reader of event streams passes over, and in the dialects whose clients
+//! count only events as signs of life, harmless events too. A line of the native dialect would be taken for a piece of the
+//! answer, so that its streams say nothing.
 
 use std::convert::Infallible;
 use std::future::Future;
 use std::io::Write as _;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::body::BodyDataStream;
@@ -15,11 +17,12 @@ use futures_util::StreamExt;
 use futures_util::stream::unfold;
 use tokio::time::timeout;
 
-use super::{Encoder, begin};
+use super::{Encoder, SharedEncoder, begin};
 use crate::app::{App, Running};
 use crate::canonical::Failure;
 use crate::http::room::Held;
 use crate::http::stream;
+use crate::lock::lock;
 use crate::scheduler::{Key, Phase};
 
 /// How long a request is waited for before its stream begins without it, and how often the stream says something then. What
@@ -46,54 +49,58 @@ impl Reading {
     }
 }
 
-/// What a stream waits for; an encoder writes why it does not come.
-type Begun<E> = Pin<Box<dyn Future<Output = Result<Response, (Failure, E)>> + Send>>;
+/// What a stream waits for.
+type Begun = Pin<Box<dyn Future<Output = Result<Response, Failure>> + Send>>;
 
 /// Where a stream is.
-enum Stage<E> {
+enum Stage {
     /// The request is not being answered yet.
-    Waiting(Begun<E>),
+    Waiting(Begun),
     /// It is.
     Answer(BodyDataStream),
 }
 
-/// Answers with a stream as soon as its request was started, as [`super::respond`] does; the encoder is told what starting has
-/// found out. Where that takes long, because the model of this key is loaded or the prompt read, the stream begins before,
-/// and a failure is its end then. Without a key it does not: the answer may not become a stream.
+/// Answers with a stream as soon as its request was started, as [`super::respond`] does; `prepare` tells the encoder what
+/// starting has found out. Where that takes long, because the model of this key is loaded, a remote server is silent or the
+/// prompt read, the stream begins before, and a failure is its end then. Without a key it does not: the answer may not become a
+/// stream.
 pub(crate) async fn respond_when<R, T, E: Encoder>(
     app: &App,
     key: Option<Key>,
     started: impl Future<Output = Result<(R, T), Failure>> + Send + 'static,
-    encoder: impl FnOnce(T) -> E + Send + 'static,
+    encoder: E,
+    prepare: impl FnOnce(&mut E, T) + Send + 'static,
 ) -> Result<Response, Failure>
 where
     R: Into<Vec<Running>> + Send + 'static,
-    T: Default + Send + 'static,
+    T: Send + 'static,
 {
-    let mut begun: Begun<E> = Box::pin(Held::passed_on(async move {
-        match started.await {
-            Ok((running, found)) => begin(running.into(), encoder(found)).await,
-            Err(failure) => Err((failure, encoder(T::default()))),
-        }
+    let encoder = Arc::new(Mutex::new(encoder));
+    let of_answer = encoder.clone();
+    let mut begun: Begun = Box::pin(Held::passed_on(async move {
+        let (running, found) = started.await?;
+        prepare(&mut lock(&of_answer), found);
+        begin(running.into(), of_answer).await
     }));
-    let Some(key) = key else { return begun.await.or_else(refused) };
+    let Some(key) = key else { return begun.await.or_else(|failure| refused(failure, &encoder)) };
     if let Ok(answer) = timeout(EVERY, &mut begun).await {
-        return answer.or_else(refused);
+        return answer.or_else(|failure| refused(failure, &encoder));
     }
-    let first = comment(app, &key).await;
-    let state = (app.clone(), key, Some(first), Some(Stage::Waiting(begun)));
-    let pieces = unfold(state, |(app, key, first, stage)| async move {
+    let first = wait(app, &key, &encoder).await;
+    let state = (app.clone(), key, encoder, Some(first), Some(Stage::Waiting(begun)));
+    let pieces = unfold(state, |(app, key, encoder, first, stage)| async move {
         if let Some(first) = first {
-            return Some((Ok::<_, Infallible>(first), (app, key, None, stage)));
+            return Some((Ok::<_, Infallible>(first), (app, key, encoder, None, stage)));
         }
-        let (piece, stage) = next(&app, &key, stage?).await?;
-        Some((Ok(piece), (app, key, None, stage)))
+        let (piece, stage) = next(&app, &key, &encoder, stage?).await?;
+        Some((Ok(piece), (app, key, encoder, None, stage)))
     });
     Ok(stream(E::WIRE, pieces))
 }
 
 /// The answer to a request that fails before its stream begins.
-fn refused<E: Encoder>((failure, encoder): (Failure, E)) -> Result<Response, Failure> {
+fn refused<E: Encoder>(failure: Failure, encoder: &SharedEncoder<E>) -> Result<Response, Failure> {
+    let mut encoder = lock(encoder);
     if !encoder.fails_in_stream(&failure) {
         return Err(failure);
     }
@@ -102,12 +109,17 @@ fn refused<E: Encoder>((failure, encoder): (Failure, E)) -> Result<Response, Fai
 }
 
 /// The next piece of a stream, and where it is then; nothing is its end.
-async fn next<E: Encoder>(app: &App, key: &Key, stage: Stage<E>) -> Option<(Bytes, Option<Stage<E>>)> {
+async fn next<E: Encoder>(
+    app: &App,
+    key: &Key,
+    encoder: &SharedEncoder<E>,
+    stage: Stage,
+) -> Option<(Bytes, Option<Stage>)> {
     let mut body = match stage {
         Stage::Answer(body) => body,
         Stage::Waiting(mut begun) => match timeout(EVERY, &mut begun).await {
-            Err(_) => return Some((comment(app, key).await, Some(Stage::Waiting(begun)))),
-            Ok(Err((failure, encoder))) => return Some((encoder.broken(failure).into(), None)),
+            Err(_) => return Some((wait(app, key, encoder).await, Some(Stage::Waiting(begun)))),
+            Ok(Err(failure)) => return Some((lock(encoder).broken(failure).into(), None)),
             Ok(Ok(response)) => response.into_body().into_data_stream(),
         },
     };
@@ -115,14 +127,16 @@ async fn next<E: Encoder>(app: &App, key: &Key, stage: Stage<E>) -> Option<(Byte
     Some((piece, Some(Stage::Answer(body))))
 }
 
-/// How far a model is.
-async fn comment(app: &App, key: &Key) -> Bytes {
+/// What is sent while the answer has not begun: how far the model is.
+async fn wait<E: Encoder>(app: &App, key: &Key, encoder: &SharedEncoder<E>) -> Bytes {
     let all = app.models().list().await;
     let phase = all.iter().find(|model| model.key == *key).map(|model| model.phase);
-    let text = match phase {
+    let phase = match phase {
         None => "waiting",
         Some(Phase::Ready) => "reading the prompt",
         Some(phase) => phase.name(),
     };
-    format!(": {text}\n\n").into()
+    let mut out = Vec::new();
+    lock(encoder).wait(phase, &mut out);
+    out.into()
 }

@@ -41,7 +41,7 @@ pub(super) async fn messages(
         Ok(([prepared.start().await], ()))
     };
     if stream {
-        return Ok(respond_when(&app, key, started, encoder).await?);
+        return Ok(respond_when(&app, key, started, encoder(()), |_, ()| ()).await?);
     }
     let ([running], ()) = started.await?;
     Ok(encoder(()).whole(collect(running).await?))

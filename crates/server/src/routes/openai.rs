@@ -58,7 +58,7 @@ pub(super) async fn chat_completions(
         Ok((prepared.start_several(answers).await?, ()))
     };
     if stream {
-        return Ok(respond_when(&app, key, started, encoder).await?);
+        return Ok(respond_when(&app, key, started, encoder(()), |_, ()| ()).await?);
     }
     let (running, ()) = started.await?;
     Ok(encoder(()).whole(collect_all(running).await?))
@@ -78,12 +78,12 @@ pub(super) async fn completions(
     }
     let (model, wanted, render_only) = (request.model.clone(), Arc::new(wanted), request.render_only);
     let all = wanted.clone();
-    let encoder = move |read| CompletionEncoder::new(model, include_usage, all, read);
+    let mut encoder = CompletionEncoder::new(model, include_usage, all);
     let (needed, first) = match generate::check(&app, request).await? {
-        Checked::Unloaded => return Ok(encoder(Vec::new()).empty("unload")),
+        Checked::Unloaded => return Ok(encoder.empty("unload")),
         Checked::Load(needed) => {
             needed.load(&app, client).await?;
-            return Ok(encoder(Vec::new()).empty("load"));
+            return Ok(encoder.empty("load"));
         }
         Checked::Generate(needed, first) => (needed, first),
     };
@@ -98,10 +98,10 @@ pub(super) async fn completions(
         Ok((loaded.run_all(wanted.generations(&first)?).await?, read))
     };
     if stream {
-        return Ok(respond_when(&app, key, started, encoder).await?);
+        return Ok(respond_when(&app, key, started, encoder, CompletionEncoder::set_read).await?);
     }
     let (running, read) = started.await?;
-    let encoder = encoder(read);
+    encoder.set_read(read);
     let all = collect_all(running).await?;
     Ok(match all.first().and_then(|first| first.rendered.clone()) {
         Some(prompt) => encoder.rendered(prompt),

@@ -49,7 +49,7 @@ pub(super) async fn create(
     }
     let started = async move { Ok(([prepared.await?.start().await], ())) };
     if stream {
-        return Ok(respond_when(&app, key, started, encoder).await?);
+        return Ok(respond_when(&app, key, started, encoder(()), |_, ()| ()).await?);
     }
     let ([running], ()) = started.await?;
     Ok(encoder(()).whole(collect(running).await?))

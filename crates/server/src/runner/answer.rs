@@ -59,8 +59,6 @@ pub(super) struct Answer {
     begun: bool,
     /// Tokens that thoughts may have.
     think_budget: Option<u64>,
-    /// The thought repeats itself and is to be ended.
-    is_thought_over: bool,
     /// The thought is being ended.
     closing: bool,
     /// It was said that it is not known how.
@@ -101,7 +99,6 @@ impl Answer {
             forced: None,
             begun: false,
             think_budget: None,
-            is_thought_over: false,
             closing: false,
             told_endless: false,
             checks: None,
@@ -188,11 +185,7 @@ impl Answer {
             return !self.handle.state.is_cancelled();
         }
         let logprobs = piece.logprobs.map(|l| vec![self.logprob(piece.token, &l)]).unwrap_or_default();
-        if !self.begun && self.repeats_itself(&piece.text) {
-            // The answer of a form still comes behind a thought that goes round in circles.
-            self.is_thought_over = self.formed && self.is_thinking() && self.knows_thought_end();
-            self.enough = !self.is_thought_over;
-        }
+        self.enough = !self.begun && self.repeats_itself(&piece.text);
         self.pieces(piece.text, logprobs)
     }
 
@@ -530,9 +523,9 @@ impl Sink for Answer {
             let ends = self.generator.facts().ends.iter();
             return ends.filter_map(|end| self.generator.control_token(end)).take(1).collect();
         }
-        let spent = self.is_thought_over || self.think_budget.is_some_and(|budget| self.thought >= budget);
+        let spent = self.think_budget.is_some_and(|budget| self.thought >= budget);
         if !spent || !self.is_thinking() {
-            (self.closing, self.is_thought_over) = (false, false);
+            self.closing = false;
             return Vec::new();
         }
         if self.closing {
@@ -542,10 +535,6 @@ impl Sink for Answer {
         let end = self.end_thought();
         self.closing = !end.is_empty();
         end
-    }
-
-    fn knows_thought_end(&self) -> bool {
-        self.parser.as_ref().and_then(OutputParser::thought_end).is_some()
     }
 
     fn end_thought(&mut self) -> Vec<u32> {

@@ -253,6 +253,11 @@ impl Encoder for MessagesEncoder {
     const WIRE: Wire = Wire::NamedSse;
     const PING: &'static [u8] = b"event: ping\ndata: {\"type\":\"ping\"}\n\n";
 
+    fn wait(&mut self, phase: &str, out: &mut Vec<u8>) {
+        out.extend_from_slice(format!(": {phase}\n\n").as_bytes());
+        self.ping(out);
+    }
+
     fn encode(&mut self, _: usize, event: AnswerEvent, _: Times, out: &mut Vec<u8>) {
         if !self.started {
             match &event {

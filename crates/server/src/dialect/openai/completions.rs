@@ -223,27 +223,25 @@ pub(crate) struct CompletionEncoder {
 }
 
 impl CompletionEncoder {
-    /// `read` are the texts of [`Wanted::unread`].
-    pub(crate) fn new(
-        model: String,
-        include_usage: bool,
-        wanted: Arc<Wanted>,
-        read: Vec<(usize, String)>,
-    ) -> Self {
+    pub(crate) fn new(model: String, include_usage: bool, wanted: Arc<Wanted>) -> Self {
         let echo = |prompt: &Wish| match prompt {
             Wish::Text(text) if wanted.echo => Echo { text: text.clone(), of_tokens: false },
             Wish::Text(_) => Echo::default(),
             Wish::Tokens(_) => Echo { text: String::new(), of_tokens: true },
         };
-        let mut echoes: Vec<_> = wanted.prompts.iter().map(echo).collect();
-        for (i, text) in read {
-            echoes[i].text = text;
-        }
+        let echoes: Vec<_> = wanted.prompts.iter().map(echo).collect();
         let (id, sent) = (ids::new("cmpl-"), vec![None; wanted.prompts.len() * wanted.of]);
         let (usage, cached) = (None, vec![None; wanted.prompts.len()]);
         let told = vec![Told::default(); sent.len()];
         let (ended, reading) = (0, Reading::default());
         Self { id, model, include_usage, wanted, echoes, told, sent, usage, cached, ended, reading }
+    }
+
+    /// Takes the texts of [`Wanted::unread`].
+    pub(crate) fn set_read(&mut self, read: Vec<(usize, String)>) {
+        for (i, text) in read {
+            self.echoes[i].text = text;
+        }
     }
 
     fn chunk(&self, choices: Vec<CompletionChoice>, usage: Usage) -> CompletionChunk {

@@ -40,6 +40,23 @@ async fn event_streams_tell_that_the_model_loads_in_comments() {
 }
 
 #[tokio::test]
+async fn clients_that_count_events_only_get_events_while_the_model_loads() {
+    let [_, _, responses, messages] = requests();
+    for ((path, body), event, first) in
+        [(responses, "response.in_progress", "response.created"), (messages, "ping", "message_start")]
+    {
+        let b = Bench::new();
+        b.fake.slow.store(1500, Ordering::Relaxed);
+        let answer = stream(&b, path, &body).await;
+        let events: Vec<_> = answer.body.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
+        let loading = answer.body.rfind(": loading").unwrap();
+        let before = answer.body[..loading].matches(&format!("event: {event}\n")).count();
+        assert!(before >= 2, "{path}: {}", answer.body);
+        assert_eq!(events.iter().filter(|name| **name == first).count(), 1, "{path}: {events:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_load_that_fails_late_is_the_stream_s_end_and_one_that_fails_early_a_status() {
     for (path, body) in requests() {
         let b = Bench::new();

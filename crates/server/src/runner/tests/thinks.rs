@@ -70,3 +70,22 @@ async fn an_answer_of_a_form_follows_a_thought_that_was_ended() {
         assert!(value["sum"].is_i64(), "{content}");
     }
 }
+
+#[tokio::test]
+async fn a_thought_that_repeats_itself_is_ended_where_an_answer_of_a_form_is_to_come() {
+    let link = loaded_file(None, 512).await;
+    let schema = json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]});
+    let circling = |format| {
+        question(move |task| {
+            // A line end again and again.
+            task.options.sampling.logit_bias = [(198, 100.0)].into_iter().collect();
+            task.format = format;
+        })
+    };
+    let (_, _, content, tokens) = answer(&link, circling(Some(Constraint::schema(schema)))).await;
+    let value: serde_json::Value =
+        serde_json::from_str(&content).unwrap_or_else(|e| panic!("{e}: {content}"));
+    assert!(value["sum"].is_i64() && tokens < 100, "{content}");
+    // Without a form it is the end.
+    assert_eq!(answer(&link, circling(None)).await.2, "");
+}

@@ -376,12 +376,15 @@ fn tool(tool: &Value) -> Value {
 
 impl Encoder for ResponseEncoder {
     const WIRE: Wire = Wire::NamedSse;
-    const PING: &'static [u8] = b": still there\n\n";
+    fn wait(&mut self, phase: &str, out: &mut Vec<u8>) {
+        out.extend_from_slice(format!(": {phase}\n\n").as_bytes());
+        self.ping(out);
+    }
 
     /// An event once more, since some clients count events only as signs of life.
     fn ping(&mut self, out: &mut Vec<u8>) {
         if !self.started {
-            return out.extend_from_slice(Self::PING);
+            return self.start(out);
         }
         self.heartbeats.push(self.sequence);
         let mut response = self.response("in_progress", None);
