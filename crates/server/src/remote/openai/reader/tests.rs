@@ -1,3 +1,5 @@
+use serde_json::json;
+
 use super::*;
 
 /// The events of an answer with these deltas that ends for this reason.
@@ -141,4 +143,37 @@ async fn a_call_that_the_limit_cuts_off_is_not_invalid() {
 async fn content_may_be_a_list_of_parts() {
     let parts = json!({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]});
     assert_eq!(text(&events_of(&[parts], Some(Reason::Stop)).await), "ab");
+}
+
+#[tokio::test]
+async fn without_ids_a_name_tells_where_the_next_call_begins() {
+    let f = |x: u32| ("f".to_owned(), format!("{{\"x\":{x}}}"), complete(json!({"x": x})));
+    let g = |x: u32| ("g".to_owned(), format!("{{\"x\":{x}}}"), complete(json!({"x": x})));
+    let bare = |name: &str, arguments: &str| json!({"function": {"name": name, "arguments": arguments}});
+    let first = "{\"x\":1}";
+    let second = "{\"x\":2}";
+    for parts in [
+        vec![part(0, "", "f", first), part(0, "", "g", second)],
+        vec![bare("f", first), bare("g", second)],
+        vec![part(0, "", "f", first), part(0, "", "g", ""), more(0, second)],
+        vec![part(0, "same", "f", first), part(0, "same", "g", second)],
+    ] {
+        assert_eq!(calls(&events(&parts).await), [f(1), g(2)], "{parts:?}");
+    }
+    for parts in [
+        vec![part(0, "", "f", first), part(0, "", "f", second)],
+        vec![bare("f", first), bare("f", second)],
+        vec![part(0, "a", "f", first), part(0, "", "f", second)],
+    ] {
+        assert_eq!(calls(&events(&parts).await), [f(1), f(2)], "{parts:?}");
+    }
+    // Servers may repeat the name with every part.
+    for parts in [
+        [part(0, "", "f", ""), part(0, "", "f", first)],
+        [part(0, "", "f", "{\"x\""), part(0, "", "f", ":1}")],
+        [part(0, "", "f", first), part(0, "", "f", "")],
+        [part(0, "a", "f", "{\"x\""), part(0, "a", "f", ":1}")],
+    ] {
+        assert_eq!(calls(&events(&parts).await), [f(1)], "{parts:?}");
+    }
 }
