@@ -177,3 +177,34 @@ async fn without_ids_a_name_tells_where_the_next_call_begins() {
         assert_eq!(calls(&events(&parts).await), [f(1)], "{parts:?}");
     }
 }
+
+#[tokio::test]
+async fn a_call_that_is_sent_once_more_is_one_call() {
+    let whole = part(0, "a", "f", "{\"x\":1}");
+    let pause = json!({"content": "\n"});
+    let once = [("f".to_owned(), "{\"x\":1}".to_owned(), complete(json!({"x": 1})))];
+    let calls_of = async |parts: &[Value]| {
+        let delta = |part: &Value| match part.get("content") {
+            Some(_) => part.clone(),
+            None => json!({"tool_calls": [part]}),
+        };
+        let all = events_of(&parts.iter().map(delta).collect::<Vec<_>>(), Some(Reason::Stop)).await;
+        assert_eq!(text(&all).trim(), "", "{all:?}");
+        calls(&all)
+    };
+    for again in [
+        vec![whole.clone()],
+        vec![part(0, "a", "f", "")],
+        vec![json!({"index": 0, "id": "a", "function": {"name": "f"}})],
+        vec![part(0, "a", "f", ""), more(0, "{\"x\""), more(0, ":1}")],
+        vec![json!({"id": "a", "function": {"name": "f", "arguments": "{\"x\":1}"}})],
+    ] {
+        let late = [&[whole.clone(), pause.clone()], again.as_slice()].concat();
+        assert_eq!(calls_of(&late).await, once, "{again:?}");
+    }
+    assert_eq!(calls_of(&[whole.clone(), whole.clone()]).await, once);
+    // Another number or other arguments are another call.
+    for other in [part(1, "a", "f", "{\"x\":1}"), part(0, "a", "f", "{\"x\":2}"), part(0, "b", "f", "{\"x\":1}")] {
+        assert_eq!(calls_of(&[whole.clone(), pause.clone(), other.clone()]).await.len(), 2, "{other}");
+    }
+}
