@@ -227,7 +227,12 @@ impl AnswerEvents {
     }
 
     fn send_arguments(&mut self, text: String) {
-        let Some(open) = self.open.as_mut().filter(|_| !text.is_empty()) else { return };
+        let Some(open) = self.open.as_mut() else { return };
+        // Clients take a first part that is white space for invalid JSON.
+        let text = if open.sent.is_empty() { text.trim_start().to_owned() } else { text };
+        if text.is_empty() {
+            return;
+        }
         open.sent.push_str(&text);
         self.ready.push_back(AnswerEvent::CallArguments(text));
     }
@@ -236,7 +241,7 @@ impl AnswerEvents {
         let Some(OpenCall { index, name, sent, .. }) = self.open.take() else { return };
         // The text is parsed here alone, and once.
         let (rest, outcome, is_to_be_handled) = match outcome {
-            CallOutcome::Complete(arguments) if sent.trim().is_empty() => {
+            CallOutcome::Complete(arguments) if sent.is_empty() => {
                 (Value::Object(arguments.clone()).to_string(), CallOutcome::Complete(arguments), true)
             }
             CallOutcome::Complete(_) if !is_object(&sent) => {
@@ -244,7 +249,7 @@ impl AnswerEvents {
             }
             CallOutcome::Complete(arguments) => (String::new(), CallOutcome::Complete(arguments), true),
             CallOutcome::Invalid(all) => {
-                let rest = all.as_deref().and_then(|all| all.strip_prefix(sent.as_str()));
+                let rest = all.as_deref().and_then(|all| all.trim_start().strip_prefix(sent.as_str()));
                 let rest = rest.unwrap_or_default().to_owned();
                 let text = format!("{sent}{rest}");
                 (rest, CallOutcome::Invalid(all), !text.trim().is_empty() && !is_object(&text))

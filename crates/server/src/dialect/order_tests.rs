@@ -12,7 +12,7 @@ use super::answer_events::AnswerEvents;
 use super::anthropic::MessagesEncoder;
 use super::native::ChatEncoder;
 use super::openai::responses::ResponseEncoder;
-use super::{Encoder, Times, openai};
+use super::{AnswerEvent, Encoder, Times, openai};
 use crate::canonical::{CallOutcome, Done, Event, Failure, Piece, Reason};
 
 /// Orders that are tried of each of the two kinds.
@@ -345,6 +345,38 @@ proptest! {
             assert_ids_differ(dialect, &answer);
             prop_assert_eq!(&answer.content, &content, "{}", dialect);
             prop_assert_eq!((answer.calls.len(), answer.has_failed), (starts, fails), "{}", dialect);
+        }
+    }
+}
+
+#[test]
+fn the_first_part_of_arguments_is_not_white_space() {
+    let start = || Event::CallStart { index: 0, id: "a".into(), name: "f".into() };
+    let part = |text: &str| Event::CallArguments { index: 0, text: text.into() };
+    let complete = || CallOutcome::Complete(Map::from_iter([("x".to_owned(), json!(1))]));
+    let all = "{\"x\":1}";
+    for (parts, outcome) in [
+        (vec![" ", "\n", all], complete()),
+        (vec!["\n{\"x\"", ":1}"], complete()),
+        (vec![" "], complete()),
+        (vec!["\n{"], CallOutcome::Invalid(Some("\n{\"x\":1}".into()))),
+    ] {
+        let mut row = AnswerEvents::default();
+        let events = [start()].into_iter().chain(parts.iter().map(|text| part(text)));
+        events.chain([Event::CallEnd { index: 0, outcome }]).for_each(|event| row.push(event));
+        let mut sent = String::new();
+        while let Some(event) = row.pop() {
+            match event {
+                AnswerEvent::CallArguments(text) => {
+                    assert!(!text.trim().is_empty(), "{parts:?}");
+                    sent += &text;
+                }
+                AnswerEvent::CallEnd(call) => {
+                    sent += &call.rest;
+                    assert_eq!((call.text.as_str(), sent.as_str()), (all, all), "{parts:?}");
+                }
+                _ => {}
+            }
         }
     }
 }
