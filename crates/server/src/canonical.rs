@@ -535,6 +535,9 @@ pub struct Failure {
     /// Length of the prompt and of the context in tokens, where that is the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lengths: Option<(u64, u64)>,
+    /// The request is too long for the context of a remote server, which does not say both lengths.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_too_long: bool,
     /// Seconds after which it may be tried again, where somebody said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after: Option<u64>,
@@ -546,7 +549,12 @@ impl Failure {
 
     /// A failure with a status.
     pub fn new(status: u16, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), lengths: None, retry_after: None }
+        Self { status, message: message.into(), ..Self::default() }
+    }
+
+    /// Whether the request is too long for the context. The lengths may be unknown.
+    pub fn exceeds_context(&self) -> bool {
+        self.lengths.is_some() || self.is_too_long
     }
 
     /// The request is wrong.

@@ -58,7 +58,10 @@ impl ErrorForm for Anthropic {
 
 /// The error object of OpenAI's dialect.
 pub(crate) fn openai_error(failure: &Failure) -> openai::ErrorBody {
-    let body = openai::ErrorBody::new(failure.status, &failure.message);
+    let mut body = openai::ErrorBody::new(failure.status, &failure.message);
+    if failure.exceeds_context() {
+        body.error.code = Some(openai::CONTEXT_LENGTH_EXCEEDED.into());
+    }
     match failure.lengths {
         Some((tokens, context)) => body.with_lengths(tokens, context),
         None => body,
@@ -69,6 +72,7 @@ pub(crate) fn openai_error(failure: &Failure) -> openai::ErrorBody {
 pub(crate) fn anthropic_error(failure: &Failure, request_id: Option<String>) -> anthropic::ErrorBody {
     let message = match failure.lengths {
         Some((tokens, context)) => format!("prompt is too long: {tokens} tokens > {context} maximum"),
+        None if failure.is_too_long => format!("prompt is too long: {}", failure.message),
         None => failure.message.clone(),
     };
     anthropic::ErrorBody::new(failure.status, message, request_id)

@@ -14,7 +14,8 @@ use tokio::time::timeout;
 use super::Upstream;
 use super::describe::Descriptions;
 use super::hosts::{Allowed, Host, Protocol, instance};
-use super::lines::{Lines, error_text};
+use super::lines::Lines;
+use super::remote_error::RemoteError;
 use crate::canonical::Failure;
 use crate::config::Config;
 use crate::end::End;
@@ -29,6 +30,9 @@ const AWAY: Duration = Duration::from_secs(10);
 
 /// Letters of another server's error that are shown.
 const SHOWN: usize = 2000;
+
+/// Bytes of another server's error that are read.
+const ERROR_BYTES_MAX: usize = 64 << 10;
 
 /// What is known about other servers.
 pub(crate) struct Remotes {
@@ -124,9 +128,9 @@ pub(super) struct Answer {
 
 impl Answer {
     /// The error of a server that fails amid its answer, in its words.
-    pub(super) fn failure(&self, text: &str) -> Failure {
-        let said = hide(text, self.key.as_deref());
-        Failure::new(502, format!("the remote server failed: {said}"))
+    pub(super) fn failure(&self, error: &RemoteError) -> Failure {
+        let said = hide(&error.text, self.key.as_deref());
+        error.failure(502, format!("the remote server failed: {said}"))
     }
 }
 
@@ -197,11 +201,13 @@ impl Upstream {
                 format!("{base} redirects to {to:?}, which is not followed: name that server in the model");
             return Err(Failure::new(502, text));
         }
-        let text = lines.text(SHOWN).await;
-        let said = serde_json::from_str(&text).ok().and_then(|value| error_text(&value)).unwrap_or(text);
-        let said = hide(said.trim(), host.key.as_deref());
-        let failure = |status, text| Failure { retry_after: wait, ..Failure::new(status, text) };
+        let text = lines.text(ERROR_BYTES_MAX).await;
+        let error = serde_json::from_str(&text).ok().and_then(|value| RemoteError::of(&value));
+        let error = error.unwrap_or_else(|| RemoteError::of_text(text));
+        let said: String = hide(error.text.trim(), host.key.as_deref()).chars().take(SHOWN).collect();
+        let failure = |status, text| Failure { retry_after: wait, ..error.failure(status, text) };
         Err(match status.as_u16() {
+            _ if error.exceeds_context() => failure(400, format!("{base}: {said}")),
             401 | 403 if host.key.is_some() => failure(
                 502,
                 format!("{base} refuses the key that this server has for it (remote_keys): {said}"),

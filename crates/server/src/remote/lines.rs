@@ -118,15 +118,3 @@ fn object(bytes: &[u8]) -> Result<Value, Failure> {
     serde_json::from_slice(bytes)
         .map_err(|error| Failure::new(502, format!("the remote server's answer makes no sense: {error}")))
 }
-
-/// The message of an error object in any dialect.
-pub(super) fn error_text(value: &Value) -> Option<String> {
-    let error = match value.get("error") {
-        Some(error) => error,
-        // vLLM, before it took OpenAI's form.
-        None if value["object"] == "error" => value,
-        None => return None,
-    };
-    let text = error.as_str().or_else(|| error["message"].as_str()).map(str::to_owned);
-    (!error.is_null()).then(|| text.unwrap_or_else(|| error.to_string()))
-}

@@ -6,6 +6,7 @@
 //! - `ask` sends requests, chooses between hosts, and says what went wrong;
 //! - `describe` asks servers for the sizes of their models;
 //! - `lines` reads streams with bounds;
+//! - `remote_error` reads their errors;
 //! - `openai` and `native` translate.
 //!
 //! A request goes only to hosts that the configuration names (`remotes`): a manifest from a stranger must not choose where
@@ -18,6 +19,7 @@ mod hosts;
 mod lines;
 mod native;
 mod openai;
+mod remote_error;
 #[cfg(test)]
 mod tests;
 

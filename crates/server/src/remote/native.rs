@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::Sender;
 
 use super::ask::Answer;
-use super::lines::error_text;
 use super::openai::checked;
+use super::remote_error::RemoteError;
 use super::{cannot, conversation};
 use crate::canonical::{
     CallOutcome, Done, Embed, EmbedText, Embedded, Event, Failure, Generate, Input, Overflow, Piece, Prompt,
@@ -109,8 +109,8 @@ fn format(format: &Constraint) -> Value {
 pub(super) async fn read(mut answer: Answer, to: &Sender<Event>) -> Result<Event, Failure> {
     let mut calls = 0;
     while let Some(line) = answer.lines.object().await? {
-        if let Some(text) = error_text(&line) {
-            return Err(answer.failure(&text));
+        if let Some(error) = RemoteError::of(&line) {
+            return Err(answer.failure(&error));
         }
         let wrong = |error| Failure::new(502, format!("the remote server's answer makes no sense: {error}"));
         let line = match line.get("message").is_some() {

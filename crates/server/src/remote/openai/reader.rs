@@ -8,7 +8,7 @@ use tokio::sync::mpsc::Sender;
 use crate::canonical::{CallOutcome, Done, Event, Failure, Generate, Piece, Reason};
 use crate::ids;
 use crate::remote::ask::Answer;
-use crate::remote::lines::error_text;
+use crate::remote::remote_error::RemoteError;
 use crate::runner::protocol::CALLS_MAX;
 
 /// A call whose arguments are coming.
@@ -137,8 +137,8 @@ pub(in crate::remote) async fn read(
             Err(failure) => break Some(failure),
         };
         first.get_or_insert_with(|| answer.asked.elapsed());
-        if let Some(text) = error_text(&chunk) {
-            break Some(answer.failure(&text));
+        if let Some(error) = RemoteError::of(&chunk) {
+            break Some(answer.failure(&error));
         }
         reader.chunk(&chunk).await;
     };
@@ -148,7 +148,7 @@ pub(in crate::remote) async fn read(
         Some("length") => Some(Reason::Length),
         Some("content_filter") => Some(Reason::ContentFilter),
         Some("abort" | "error") => {
-            failed = Some(answer.failure("it has aborted the answer"));
+            failed = Some(answer.failure(&RemoteError::of_text("it has aborted the answer".to_owned())));
             None
         }
         Some(_) => Some(Reason::Stop),

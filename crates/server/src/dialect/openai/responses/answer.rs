@@ -337,7 +337,7 @@ impl ResponseEncoder {
         // It is not kept.
         self.stored = false;
         let mut response = self.response("failed", None);
-        let code = failure.lengths.map_or("server_error", |_| CONTEXT_LENGTH_EXCEEDED);
+        let code = if failure.exceeds_context() { CONTEXT_LENGTH_EXCEEDED } else { "server_error" };
         response["error"] = value!({"code": code, "message": failure.message});
         if let Some((tokens, context)) = failure.lengths {
             (response["error"]["n_prompt_tokens"], response["error"]["n_ctx"]) =
@@ -415,7 +415,7 @@ impl Encoder for ResponseEncoder {
 
     /// Clients look for the code of a prompt that is too long in the stream.
     fn fails_in_stream(&self, failure: &Failure) -> bool {
-        failure.lengths.is_some()
+        failure.exceeds_context()
     }
 
     fn rendered(&self, prompt: String) -> Response {

@@ -420,6 +420,17 @@ fn a_response_that_breaks_off_has_failed() {
 }
 
 #[test]
+fn a_request_that_is_too_long_fails_in_the_stream_with_its_code() {
+    let request = puna_api::decode::from_value(&json!({"model": "m", "input": "x"})).unwrap();
+    let mut encoder = ResponseEncoder::new(request, None);
+    let failure = Failure { is_too_long: true, ..Failure::bad_request("too long") };
+    assert!(encoder.fails_in_stream(&failure));
+    let got = events(&mut encoder, [Event::Error(failure)]);
+    let error = &got.last().unwrap()["response"]["error"];
+    assert_eq!(*error, json!({"code": "context_length_exceeded", "message": "too long"}));
+}
+
+#[test]
 fn a_response_that_is_too_large_to_be_kept_says_so() {
     let responses = Arc::<Responses>::default();
     let keep = Keep { owner: Owner(None), responses: responses.clone(), messages: Vec::new() };
