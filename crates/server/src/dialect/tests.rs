@@ -145,6 +145,30 @@ fn an_openai_stream_names_the_role_once_and_ends_with_done() {
 }
 
 #[test]
+fn several_openai_choices_begin_in_the_order_of_their_indices() {
+    for first in [
+        vec![(2, content("c")), (0, content("a")), (1, done(Reason::Stop))],
+        vec![(1, done(Reason::Stop)), (2, content("c"))],
+    ] {
+        let (mut encoder, mut out) = (openai::ChatEncoder::new("tiny".into(), false, 3), Vec::new());
+        for (from, event) in first {
+            let mut row = AnswerEvents::default();
+            row.push(event);
+            while let Some(event) = row.pop() {
+                encoder.encode(from, event, TIMES, &mut out);
+            }
+        }
+        let chunks = sse(&String::from_utf8(out).unwrap());
+        let choices: Vec<_> = chunks.iter().map(|chunk| &chunk["choices"][0]).collect();
+        for (index, choice) in choices[..3].iter().enumerate() {
+            let delta = json!({"role": "assistant", "content": ""});
+            assert_eq!((&choice["index"], &choice["delta"]), (&json!(index), &delta));
+        }
+        assert!(choices[3..].iter().all(|choice| choice["delta"].get("role").is_none()), "{choices:?}");
+    }
+}
+
+#[test]
 fn openai_usage_tells_what_was_left_out_of_the_prompt() {
     let Event::Done(mut cut) = done(Reason::Stop) else { panic!("no end") };
     (cut.dropped_messages, cut.dropped_tokens) = (2, 244);

@@ -83,7 +83,22 @@ impl ChatEncoder {
         }
     }
 
+    /// Sends the roles of several choices in the order of their indices. OpenAI's SDK requires that the first chunk of each
+    /// choice comes in this order.
+    fn send_roles(&mut self, out: &mut Vec<u8>) {
+        for index in 0..self.choices.len() {
+            self.choices[index].started = true;
+            let delta =
+                Delta { role: Some("assistant".into()), content: Some(String::new()), ..Delta::default() };
+            let choice = ChunkChoice { index: index as u32, delta, ..ChunkChoice::default() };
+            push_event(&self.chunk(vec![choice]), out);
+        }
+    }
+
     fn delta(&mut self, from: usize, mut delta: Delta, logprobs: Vec<Logprob>, out: &mut Vec<u8>) {
+        if self.choices.len() > 1 && !self.choices[from].started {
+            self.send_roles(out);
+        }
         delta.role = (!self.choices[from].started).then(|| "assistant".into());
         self.choices[from].started = true;
         let logprobs = wire_logprobs(logprobs);
@@ -126,6 +141,9 @@ impl ChatEncoder {
     }
 
     fn end(&mut self, from: usize, done: &Done, out: &mut Vec<u8>) {
+        if self.choices.len() > 1 && !self.choices[from].started {
+            self.send_roles(out);
+        }
         if !self.choices[from].started {
             self.delta(from, Delta { content: Some(String::new()), ..Delta::default() }, Vec::new(), out);
         }
