@@ -221,18 +221,27 @@ impl<'de> Deserialize<'de> for ToolChoice {
         let value = shape::tool_choice(d)?;
         let word = value.as_str().or(value["type"].as_str());
         let named = ["function", "custom"].iter().find_map(|kind| value[*kind]["name"].as_str());
-        let name = value["name"].as_str().or(named);
-        match (word, name.filter(|name| !name.is_empty())) {
+        let name = value["name"].as_str().or(named).filter(|name| !name.is_empty());
+        let full_name = name.map(|name| full_name(&value, name));
+        match (word, full_name) {
             (Some("auto"), _) => Ok(Self::Auto),
             (Some("none"), _) => Ok(Self::None),
             (Some("required" | "any"), _) => Ok(Self::Required),
-            (Some("function" | "tool" | "custom"), Some(name)) => Ok(Self::Named(name.to_owned())),
+            (Some("function" | "tool" | "custom"), Some(name)) => Ok(Self::Named(name)),
             (Some(name @ "local_shell"), None) => Ok(Self::Named(name.to_owned())),
             (Some("allowed_tools"), _) => allowed(&value).map_err(de::Error::custom),
             _ => Err(de::Error::custom(format_args!(
                 "invalid tool_choice: {value} (must be \"auto\", \"none\", \"required\", \"allowed_tools\" with a list, or name a function)"
             ))),
         }
+    }
+}
+
+/// The name of a tool with its namespace, if the choice says one.
+fn full_name(choice: &Value, name: &str) -> String {
+    match choice["namespace"].as_str().filter(|namespace| !namespace.is_empty()) {
+        Some(namespace) => format!("{namespace}.{name}"),
+        None => name.to_owned(),
     }
 }
 
@@ -256,7 +265,7 @@ fn allowed(choice: &Value) -> Result<ToolChoice, String> {
         let name = tool["name"].as_str().or(inner).filter(|name| !name.is_empty());
         match (tool["type"].as_str().unwrap_or_default(), name) {
             ("" | "function" | "custom", Some(name)) | (name @ "local_shell", None) => {
-                names.push(name.to_owned())
+                names.push(full_name(tool, name))
             }
             ("" | "function" | "custom", None) => {
                 return Err(format!("tool_choice: tools[{at}] of allowed_tools has no name"));

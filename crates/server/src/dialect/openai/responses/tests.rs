@@ -289,6 +289,30 @@ fn a_tool_of_a_namespace_is_called_by_both_names() {
     assert_eq!(names(&added["item"]), ["function_call", "mcp__x", "get"].map(Value::from));
 }
 
+#[test]
+fn a_choice_names_the_tool_of_its_namespace() {
+    let get = json!({"type": "function", "name": "get", "parameters": {"type": "object"}});
+    let group = |name: &str| json!({"type": "namespace", "name": name, "tools": [get]});
+    let tools = json!([get, group("mcp__x"), group("mcp__y")]);
+    let choose = |choice: &Value| request(json!({"tools": tools, "tool_choice": choice}));
+    let tool = |namespace: &str| json!({"type": "function", "name": "get", "namespace": namespace});
+    let allowed = |namespace: &str| json!({"type": "allowed_tools", "mode": "auto", "tools": [tool(namespace)]});
+    for namespace in ["mcp__x", "mcp__y"] {
+        let full = format!("{namespace}.get");
+        assert_eq!(choose(&tool(namespace)).unwrap().tool_choice, ToolChoice::Named(full.clone()));
+        let got = choose(&allowed(namespace)).unwrap();
+        assert_eq!(got.tools().iter().map(|tool| tool.name()).collect::<Vec<_>>(), [full]);
+    }
+    assert_eq!(choose(&tool("")).unwrap().tool_choice, ToolChoice::Named("get".into()));
+    let error = choose(&allowed("mcp__z")).unwrap_err();
+    assert_eq!(error, "tool_choice allows the function \"mcp__z.get\", which is not among the tools");
+    assert_eq!(choose(&tool("mcp__z")).unwrap().tool_choice, ToolChoice::Named("mcp__z.get".into()));
+    let body = json!({"model": "m", "input": "x", "tools": tools, "tool_choice": tool("mcp__x")});
+    let mut encoder = ResponseEncoder::new(puna_api::decode::from_value(&body).unwrap(), None);
+    let got = events(&mut encoder, [done(Reason::Stop)]);
+    assert_eq!(got[0]["response"]["tool_choice"], tool("mcp__x"));
+}
+
 fn piece(text: &str) -> Piece {
     Piece { text: text.into(), logprobs: Vec::new() }
 }
