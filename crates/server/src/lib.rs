@@ -31,6 +31,7 @@ mod names;
 mod openapi;
 mod options;
 mod panics;
+mod paragraphs;
 mod places;
 mod plans;
 mod prometheus;

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json as value};
 
 use super::{defined, documents};
 use crate::canonical::Failure;
+use crate::paragraphs::append_paragraph;
 use crate::dialect::{go_type, grammar_format, hide_unreadable_images, read_arguments, repaired_arguments};
 use crate::links::OFF;
 use crate::options::RequestOptions;
@@ -242,7 +243,7 @@ impl Parts {
             "document" => self.message.content.push_str(&documents::document(block)?),
             "search_result" => self.message.content.push_str(&documents::search_result(block)?),
             "image" => self.message.images.push(image(block, "invalid image source")?),
-            "thinking" => self.message.thinking = text("thinking").to_owned(),
+            "thinking" => append_paragraph(&mut self.message.thinking, text("thinking")),
             // Nobody but the service that wrote it can read it.
             "redacted_thinking" => {}
             kind @ ("tool_use" | "server_tool_use") => self.call(kind, block)?,

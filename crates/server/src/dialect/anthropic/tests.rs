@@ -72,6 +72,7 @@ fn blocks_of_a_message_become_one_message() {
         "Assistant",
         json!([
             {"type": "thinking", "thinking": "hm", "signature": "xyz"},
+            {"type": "thinking", "thinking": "so", "signature": "xyz"},
             {"type": "redacted_thinking", "data": "…"},
             {"type": "text", "text": "a"},
             {"type": "text", "text": "b"},
@@ -83,7 +84,7 @@ fn blocks_of_a_message_become_one_message() {
         {"id": "t1", "function": {"index": 0, "name": "f", "arguments": {"x": 1}}},
         {"id": "t2", "function": {"index": 1, "name": "g", "arguments": {}}},
     ]);
-    let want = json!([{"role": "assistant", "content": "ab", "thinking": "hm", "tool_calls": calls}]);
+    let want = json!([{"role": "assistant", "content": "ab", "thinking": "hm\n\nso", "tool_calls": calls}]);
     assert_eq!(got.unwrap(), want);
 }
 

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::tools::{self, Form};
 use crate::canonical::{Failure, SchemaLabel};
 use crate::dialect::openai::request::image;
+use crate::paragraphs::append_paragraph;
 use crate::dialect::{grammar_format, hide_unreadable_images};
 use crate::options::{RequestOptions, effort};
 use crate::request::GenerationRequest;
@@ -168,7 +169,7 @@ impl Conversation {
             "" if !role.is_empty() => self.message(i, role, item),
             "" => wrong("input item missing required 'type' field".into()),
             "reasoning" => {
-                self.thinking = thoughts(item);
+                append_paragraph(&mut self.thinking, &thoughts(item));
                 Ok(())
             }
             // What they brought was for the model that asked.

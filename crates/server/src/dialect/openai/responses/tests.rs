@@ -54,6 +54,7 @@ fn calls_their_results_and_thoughts_find_their_messages() {
     let got = input(json!([
         {"role": "user", "content": "x"},
         {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "h"}, {"type": "summary_text", "text": "m"}]},
+        {"type": "reasoning", "id": "s", "summary": [{"type": "summary_text", "text": "so"}]},
         {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{\"a\":1}"},
         {"type": "function_call", "call_id": "c2", "name": "g", "arguments": ""},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "said"}]},
@@ -67,7 +68,7 @@ fn calls_their_results_and_thoughts_find_their_messages() {
     ]);
     let want = json!([
         {"role": "user", "content": "x"},
-        {"role": "assistant", "content": "said", "thinking": "hm", "tool_calls": calls},
+        {"role": "assistant", "content": "said", "thinking": "hm\n\nso", "tool_calls": calls},
         {"role": "tool", "content": "ok", "tool_name": "g", "tool_call_id": "c2"},
         {"role": "tool", "content": "fine", "tool_name": "f", "tool_call_id": "c1"},
         {"role": "assistant", "content": "", "thinking": "last"},
