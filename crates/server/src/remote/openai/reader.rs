@@ -337,12 +337,12 @@ impl<'a> Reader<'a> {
             return self.send(Event::Content(Piece { text, logprobs: Vec::new() })).await;
         };
         let read = match (arguments.trim(), reason) {
-            ("", Some(Reason::Stop | Reason::ContentFilter)) => Ok(Map::new()),
+            ("", Some(Reason::Stop)) => Ok(Map::new()),
             (text, _) => serde_json::from_str(text),
         };
         let outcome = match (read, reason) {
             (Ok(arguments), _) => CallOutcome::Complete(arguments),
-            (Err(_), None | Some(Reason::Length)) => CallOutcome::CutOff,
+            (Err(_), None | Some(Reason::Length | Reason::ContentFilter)) => CallOutcome::CutOff,
             (Err(error), Some(_)) => {
                 tracing::warn!(%error, "the arguments of a remote server's tool call are not a JSON object");
                 CallOutcome::Invalid(Some(arguments.clone()))

@@ -281,19 +281,20 @@ impl ResponseEncoder {
         let function =
             ToolCallFunction { index: call.index as i64, name: called.clone(), arguments: call.arguments() };
         let whole_call = ToolCall { id: head.id.clone(), function };
+        let status = match call.outcome {
+            CallOutcome::CutOff | CallOutcome::Invalid(None) => "incomplete",
+            CallOutcome::Complete(_) | CallOutcome::Invalid(Some(_)) => "completed",
+        };
         match Form::of(&self.request.tools, &called) {
             Form::Function => {
-                let status = match call.outcome {
-                    CallOutcome::CutOff | CallOutcome::Invalid(None) => "incomplete",
-                    CallOutcome::Complete(_) | CallOutcome::Invalid(Some(_)) => {
-                        self.send(kind.ended(self.output.len(), &id, &text), out);
-                        "completed"
-                    }
-                };
+                if status == "completed" {
+                    self.send(kind.ended(self.output.len(), &id, &text), out);
+                }
                 self.item_done(kind.item(&id, status, &head, &text), pieces, out);
             }
             form => {
-                let item = form.item(&id, &whole_call, &head.tool);
+                let mut item = form.item(&id, &whole_call, &head.tool);
+                item["status"] = status.into();
                 self.send(whole(self.output.len(), &item), out);
                 self.item_done(item, Vec::new(), out);
             }
@@ -307,14 +308,14 @@ impl ResponseEncoder {
     }
 
     fn end(&mut self, done: &Done, out: &mut Vec<u8>) {
-        self.close(out);
-        if self.output.is_empty() {
-            self.empty_message(out);
-        }
         let (status, name) = match done.reason {
             Reason::Length | Reason::ContentFilter => ("incomplete", "response.incomplete"),
             Reason::Stop => ("completed", "response.completed"),
         };
+        if self.open.is_none() && self.output.is_empty() {
+            self.begin(Kind::Message, out);
+        }
+        self.close_as(status, out);
         let mut response = self.response(status, Some(done));
         if let Some(Keep { owner, responses, mut messages }) = self.keep.take() {
             messages.push(std::mem::take(&mut self.said));

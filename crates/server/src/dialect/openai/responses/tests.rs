@@ -418,6 +418,40 @@ fn an_answer_of_nothing_is_an_empty_message_and_one_that_is_cut_is_incomplete() 
         (&json!("incomplete"), &json!({"reason": "max_output_tokens"}))
     );
     assert_eq!(response["output"][0]["content"][0]["text"], "");
+    assert_eq!(response["output"][0]["status"], "incomplete");
+}
+
+#[test]
+fn an_item_that_is_cut_is_incomplete() {
+    for reason in [Reason::Length, Reason::ContentFilter] {
+        let cut = [
+            Event::CallStart { index: 1, id: "call_2".into(), name: "f".into() },
+            Event::CallArguments { index: 1, text: "{\"x\"".into() },
+            Event::CallEnd { index: 1, outcome: CallOutcome::CutOff },
+        ];
+        for (last, kinds) in [
+            (vec![Event::Content(piece("b"))], vec!["message"]),
+            (vec![], vec![]),
+            (cut.to_vec(), vec!["function_call"]),
+        ] {
+            let given = [Event::Content(piece("a"))].into_iter().chain(call()).chain(last);
+            let got = stream(given.chain([done(reason)]), None);
+            let output = got.last().unwrap()["response"]["output"].as_array().unwrap().clone();
+            assert_eq!((&output[0]["status"], &output[1]["status"]), (&json!("completed"), &json!("completed")));
+            let rest: Vec<_> = output[2..].iter().map(|item| item["type"].as_str().unwrap()).collect();
+            assert_eq!(rest, kinds);
+            assert!(output[2..].iter().all(|item| item["status"] == "incomplete"), "{output:?}");
+        }
+    }
+    let tools = json!([{"type": "custom", "name": "c"}]);
+    let request = puna_api::decode::from_value(&json!({"model": "m", "input": "x", "tools": tools})).unwrap();
+    let cut = [
+        Event::CallStart { index: 0, id: "call_1".into(), name: "c".into() },
+        Event::CallEnd { index: 0, outcome: CallOutcome::CutOff },
+        done(Reason::Length),
+    ];
+    let got = events(&mut ResponseEncoder::new(request, None), cut);
+    assert_eq!(got.last().unwrap()["response"]["output"][0]["status"], "incomplete");
 }
 
 #[test]

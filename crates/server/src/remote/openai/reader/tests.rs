@@ -126,17 +126,19 @@ async fn a_complete_call_ends_before_anything_else_comes() {
 }
 
 #[tokio::test]
-async fn a_call_that_the_limit_cuts_off_is_not_invalid() {
+async fn a_call_that_the_limit_or_a_filter_cuts_off_is_not_invalid() {
     let start = json!({"tool_calls": [part(0, "a", "f", "{\"x\": \"1")]});
-    for reason in [Some(Reason::Length), None] {
+    for reason in [Some(Reason::Length), Some(Reason::ContentFilter), None] {
         let all = events_of(std::slice::from_ref(&start), reason).await;
         assert_eq!(calls(&all)[0].2, Some(CallOutcome::CutOff));
     }
     let empty = json!({"tool_calls": [part(0, "a", "f", "")]});
     let all = events_of(std::slice::from_ref(&empty), Some(Reason::Stop)).await;
     assert_eq!(calls(&all)[0].2, complete(json!({})));
-    let all = events_of(&[empty], Some(Reason::Length)).await;
-    assert_eq!(calls(&all)[0].2, Some(CallOutcome::CutOff));
+    for reason in [Reason::Length, Reason::ContentFilter] {
+        let all = events_of(std::slice::from_ref(&empty), Some(reason)).await;
+        assert_eq!(calls(&all)[0].2, Some(CallOutcome::CutOff));
+    }
 }
 
 #[tokio::test]
