@@ -27,6 +27,7 @@ use std::sync::Arc;
 
 use puna_api::KeepAlive;
 use puna_api::native::Message;
+use puna_prompt::{PromptError, check_results};
 use puna_store::Model;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
@@ -35,7 +36,7 @@ pub(crate) use ask::Remotes;
 pub(crate) use describe::Description;
 pub(crate) use openai::has_option;
 
-use crate::canonical::{Event, Failure, Generate, Task};
+use crate::canonical::{Event, Failure, Generate, Input, Overflow, Task};
 use crate::http::note_ignored;
 use crate::http::room::Share;
 use hosts::{Host, Protocol};
@@ -182,8 +183,33 @@ fn check(generate: &Generate) -> Result<(), Failure> {
     match generate {
         Generate { render_only: true, .. } => Err(cannot("its prompts are rendered there")),
         Generate { prompt_logprobs: Some(_), .. } => Err(cannot("prompt_logprobs cannot be asked for")),
-        _ => Ok(()),
+        _ => check_messages(generate),
     }
+}
+
+/// Refuses a message with an unknown role and a result whose call is not in the conversation, as for local models. Ollama's
+/// dialect takes both: its clients leave out the oldest messages themselves.
+fn check_messages(generate: &Generate) -> Result<(), Failure> {
+    const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+    let Input::Chat { messages, .. } = &generate.input else { return Ok(()) };
+    if generate.overflow == Overflow::DropMessages {
+        return Ok(());
+    }
+    let stored = &generate.model.messages;
+    let all: Vec<_> = stored.iter().chain(messages).map(crate::runner::prompt_message).collect();
+    let unknown = all.iter().enumerate().skip(stored.len()).find(|(_, m)| !ROLES.contains(&m.role.as_str()));
+    let roles = unknown.map_or(Ok(()), |(index, message)| {
+        let error = Box::new(PromptError::UnknownRole { role: message.role.chars().take(40).collect() });
+        Err(PromptError::Message { index, error })
+    });
+    roles.and_then(|()| check_results(&all)).map_err(|error| match error {
+        // The place is that in the request.
+        PromptError::Message { index, error } if index >= stored.len() => {
+            let index = index - stored.len();
+            Failure::bad_request(PromptError::Message { index, error }.to_string())
+        }
+        error => Failure::bad_request(error.to_string()),
+    })
 }
 
 /// A conversation with what the manifest says before it: stored messages, and the system message where there is none.

@@ -4,7 +4,7 @@ use puna_sampler::Params;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::canonical::{Embed, EmbedText, Input, Overflow, Prompt, RunOptions};
+use crate::canonical::{Embed, EmbedText, Prompt, RunOptions};
 use crate::config::Config;
 use crate::end::End;
 
@@ -107,4 +107,28 @@ fn an_assistant_s_last_message_is_to_be_continued() {
     };
     assert_eq!(sent(&[("user", "q")]), [json!(null), json!(null)]);
     assert_eq!(sent(&[("user", "q"), ("assistant", "a")]), [json!(false), json!(true)]);
+}
+
+#[test]
+fn messages_that_local_models_refuse_are_refused_by_their_place() {
+    let call = json!({"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": {}}}]});
+    let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "r"});
+    let checked = |stored: Value, messages: Value, overflow| {
+        let read = |messages| serde_json::from_value::<Vec<Message>>(messages).unwrap();
+        let input = Input::Chat { messages: read(messages), tools: Vec::new() };
+        let mut generate = Generate { input, overflow, ..generate(json!({})) };
+        generate.model.messages = read(stored);
+        check(&generate).map_err(|failure| (failure.status, failure.message))
+    };
+    let user = json!({"role": "user", "content": "hi"});
+    let bad = json!([user, call, result("a"), result("b")]);
+    for overflow in [Overflow::Refuse, Overflow::DropTurns] {
+        let (status, text) = checked(json!([user]), bad.clone(), overflow).unwrap_err();
+        assert!(status == 400 && text.starts_with("messages[3]: "), "{text}");
+        let (status, text) = checked(json!([user]), json!([user, {"role": "critic", "content": "x"}]), overflow).unwrap_err();
+        assert!(status == 400 && text.starts_with("messages[1]: the role \"critic\""), "{text}");
+        assert_eq!(checked(json!([]), json!([user, call, result("a")]), overflow), Ok(()));
+        assert_eq!(checked(json!([user, call]), json!([result("a")]), overflow), Ok(()));
+    }
+    assert_eq!(checked(json!([]), bad, Overflow::DropMessages), Ok(()));
 }
