@@ -239,9 +239,9 @@ impl Parts {
     fn add(&mut self, block: &Value, calls: &HashMap<&str, &str>) -> Result<(), Failure> {
         let text = |field: &str| block[field].as_str().unwrap_or_default();
         match text("type") {
-            "text" => self.message.content.push_str(text("text")),
-            "document" => self.message.content.push_str(&documents::document(block)?),
-            "search_result" => self.message.content.push_str(&documents::search_result(block)?),
+            "text" => append_paragraph(&mut self.message.content, text("text")),
+            "document" => append_paragraph(&mut self.message.content, &documents::document(block)?),
+            "search_result" => append_paragraph(&mut self.message.content, &documents::search_result(block)?),
             "image" => self.message.images.push(image(block, "invalid image source")?),
             "thinking" => append_paragraph(&mut self.message.thinking, text("thinking")),
             // Nobody but the service that wrote it can read it.
@@ -307,9 +307,9 @@ fn tool_result(content: &Value, result: &mut native::Message) -> Result<(), Fail
         Value::Array(blocks) => {
             for block in blocks {
                 match block["type"].as_str().unwrap_or_default() {
-                    "text" => result.content.push_str(block["text"].as_str().unwrap_or_default()),
-                    "document" => result.content.push_str(&documents::document(block)?),
-                    "search_result" => result.content.push_str(&documents::search_result(block)?),
+                    "text" => append_paragraph(&mut result.content, block["text"].as_str().unwrap_or_default()),
+                    "document" => append_paragraph(&mut result.content, &documents::document(block)?),
+                    "search_result" => append_paragraph(&mut result.content, &documents::search_result(block)?),
                     "image" => result.images.push(image(block, "invalid tool_result image source")?),
                     kind => {
                         let text = format!("tool_result: content of type {kind:?} is not supported");

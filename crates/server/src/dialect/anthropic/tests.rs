@@ -84,7 +84,7 @@ fn blocks_of_a_message_become_one_message() {
         {"id": "t1", "function": {"index": 0, "name": "f", "arguments": {"x": 1}}},
         {"id": "t2", "function": {"index": 1, "name": "g", "arguments": {}}},
     ]);
-    let want = json!([{"role": "assistant", "content": "ab", "thinking": "hm\n\nso", "tool_calls": calls}]);
+    let want = json!([{"role": "assistant", "content": "a\n\nb", "thinking": "hm\n\nso", "tool_calls": calls}]);
     assert_eq!(got.unwrap(), want);
 }
 
@@ -102,7 +102,7 @@ fn results_come_before_a_user_s_words_and_know_their_function() {
     for (content, text) in [
         (json!("r"), "Error: r"),
         (json!("error: no such file"), "error: no such file"),
-        (json!([{"type": "text", "text": "r"}, {"type": "text", "text": "s"}]), "Error: rs"),
+        (json!([{"type": "text", "text": "r"}, {"type": "text", "text": "s"}]), "Error: r\n\ns"),
         (Value::Null, "Error:"),
     ] {
         let got = got(content);

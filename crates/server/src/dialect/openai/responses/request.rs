@@ -193,8 +193,8 @@ impl Conversation {
             if let Some(last) =
                 self.messages.last_mut().filter(|m| m.role == "assistant" && !m.tool_calls.is_empty())
             {
-                last.thinking.push_str(&message.thinking);
-                last.content.push_str(&message.content);
+                append_paragraph(&mut last.thinking, &message.thinking);
+                append_paragraph(&mut last.content, &message.content);
                 last.images.append(&mut message.images);
                 return Ok(());
             }

@@ -58,6 +58,7 @@ fn calls_their_results_and_thoughts_find_their_messages() {
         {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{\"a\":1}"},
         {"type": "function_call", "call_id": "c2", "name": "g", "arguments": ""},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "said"}]},
+        {"type": "message", "role": "assistant", "content": "too"},
         {"type": "function_call_output", "call_id": "c2", "output": "ok"},
         {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "fine"}]},
         {"type": "reasoning", "encrypted_content": "last"},
@@ -68,7 +69,7 @@ fn calls_their_results_and_thoughts_find_their_messages() {
     ]);
     let want = json!([
         {"role": "user", "content": "x"},
-        {"role": "assistant", "content": "said", "thinking": "hm\n\nso", "tool_calls": calls},
+        {"role": "assistant", "content": "said\n\ntoo", "thinking": "hm\n\nso", "tool_calls": calls},
         {"role": "tool", "content": "ok", "tool_name": "g", "tool_call_id": "c2"},
         {"role": "tool", "content": "fine", "tool_name": "f", "tool_call_id": "c1"},
         {"role": "assistant", "content": "", "thinking": "last"},
