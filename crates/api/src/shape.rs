@@ -117,7 +117,8 @@ shapes! {
     /// What the model may or must call, in the forms of all dialects.
     tool_choice TOOL_CHOICE = Shape {
         fields: &[
-            "type", "name", "function", "custom", "allowed_tools", "mode", "tools", "disable_parallel_tool_use",
+            "type", "name", "namespace", "function", "custom", "allowed_tools", "mode", "tools",
+            "disable_parallel_tool_use",
         ],
         inside: &[
             ("function", &Shape::of(&["name"])),
@@ -235,7 +236,7 @@ static ALLOWED_TOOLS: Shape = Shape { fields: &["mode", "tools"], inside: &[("to
 
 /// One of these tools.
 static ALLOWED_TOOL: Shape = Shape {
-    fields: &["type", "name", "function", "custom"],
+    fields: &["type", "name", "namespace", "function", "custom"],
     inside: &[("function", &Shape::of(&["name"])), ("custom", &Shape::of(&["name"]))],
 };
 

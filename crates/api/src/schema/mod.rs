@@ -67,6 +67,7 @@ fn allowed_tools() -> Value {
                 "function": named("The function."),
                 "custom": named("The tool that takes free text."),
                 "name": {"type": "string", "minLength": 1, "description": "The name, in responses."},
+                "namespace": {"type": "string", "description": "The namespace that the tool is in, in responses."},
             },
         },
     })
@@ -146,6 +147,7 @@ schemas! {
                 "properties": {
                     "type": {"enum": ["function", "custom"], "description": "`function` or `custom`."},
                     "name": {"type": "string", "minLength": 1, "description": "The function's name."},
+                    "namespace": {"type": "string", "description": "The namespace that the tool is in, in responses."},
                 },
             },
             {
