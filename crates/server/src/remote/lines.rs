@@ -12,6 +12,9 @@ use crate::canonical::Failure;
 /// Bytes of a line, or of an answer in one piece, at most.
 const MOST: usize = 64 << 20;
 
+/// Some servers begin a stream with this mark in UTF-8.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// The lines of an answer.
 pub(super) struct Lines {
     response: Response,
@@ -42,10 +45,7 @@ impl Lines {
         self.buffer.drain(..self.taken);
         self.taken = 0;
         if self.buffer.len() + chunk.len() > MOST {
-            return Err(Failure::new(
-                502,
-                format!("the remote server sent a line of more than {} MiB", MOST >> 20),
-            ));
+            return Err(too_long());
         }
         self.buffer.extend_from_slice(&chunk);
         Ok(true)
@@ -72,22 +72,42 @@ impl Lines {
     }
 
     /// The data of the next server-sent event; `None` at the end, which `[DONE]` is too. An answer in one piece, of servers
-    /// that do not stream, counts as an event.
+    /// that do not stream, counts as an event. An event ends once its data is complete, as some servers send no empty line.
     pub(super) async fn event(&mut self) -> Result<Option<Value>, Failure> {
+        let (mut data, mut is_bare) = (Vec::new(), false);
         while let Some(line) = self.next().await? {
-            let data = match line.strip_prefix(b"data:") {
-                Some(data) => data.trim_ascii(),
-                None if line.starts_with(b"{") => line,
+            let line = line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line);
+            let part = match line.strip_prefix(b"data:") {
+                Some(part) => part.trim_ascii(),
+                None if is_bare => line,
+                None if line.starts_with(b"{") && data.is_empty() => {
+                    is_bare = true;
+                    line
+                }
+                None if line.is_empty() && !data.is_empty() => break,
                 // Comments that keep connections open, names of events, ends of events.
                 None => continue,
             };
-            match data {
-                b"" => {}
-                b"[DONE]" => return Ok(None),
-                data => return object(data).map(Some),
+            if part.is_empty() {
+                continue;
             }
+            let is_first = data.is_empty();
+            if is_first && part == b"[DONE]" {
+                return Ok(None);
+            }
+            if data.len() + part.len() > MOST {
+                return Err(too_long());
+            }
+            data.extend_from_slice(part);
+            if is_first || part.ends_with(b"}") {
+                match serde_json::from_slice(&data) {
+                    Err(error) if error.is_eof() => {}
+                    other => return other.map(Some).map_err(|error| nonsense(&error)),
+                }
+            }
+            data.push(b'\n');
         }
-        Ok(None)
+        if data.is_empty() { Ok(None) } else { object(&data).map(Some) }
     }
 
     /// The next line of objects.
@@ -115,6 +135,48 @@ impl Lines {
 }
 
 fn object(bytes: &[u8]) -> Result<Value, Failure> {
-    serde_json::from_slice(bytes)
-        .map_err(|error| Failure::new(502, format!("the remote server's answer makes no sense: {error}")))
+    serde_json::from_slice(bytes).map_err(|error| nonsense(&error))
+}
+
+fn nonsense(error: &serde_json::Error) -> Failure {
+    Failure::new(502, format!("the remote server's answer makes no sense: {error}"))
+}
+
+fn too_long() -> Failure {
+    Failure::new(502, format!("the remote server sent a line of more than {} MiB", MOST >> 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    async fn events(text: &'static str) -> Result<Vec<Value>, Failure> {
+        let mut lines = Lines::new(axum::http::Response::new(text).into(), None);
+        let mut events = Vec::new();
+        while let Some(event) = lines.event().await? {
+            events.push(event);
+        }
+        Ok(events)
+    }
+
+    #[tokio::test]
+    async fn events_may_have_a_byte_order_mark_and_several_lines() {
+        let one = [json!({"a": {"b": 1}}), json!({"c": 2})];
+        for text in [
+            "data: {\"a\":{\"b\":1}}\n\ndata: {\"c\":2}\n\ndata: [DONE]\n\n",
+            "\u{feff}data: {\"a\":{\"b\":1}}\n\ndata:{\"c\":2}\n\n",
+            "data: {\"a\":\ndata: {\"b\":1}\ndata: }\n\ndata: {\"c\":2}\n",
+            "data: {\"a\":\r\ndata: {\"b\":1}}\r\n\r\n: c\r\n\r\ndata: {\"c\":2}",
+            "data: {\"a\":{\"b\":1}}\ndata: {\"c\":2}\n",
+            "{\"a\":{\"b\":1}}\n{\"c\":2}\n",
+        ] {
+            assert_eq!(events(text).await.unwrap(), one, "{text}");
+        }
+        assert_eq!(events("{\n \"a\": {\n  \"b\": 1\n }\n}").await.unwrap(), one[..1]);
+        for text in ["data: {oops\n\n", "data: {\"a\":\n\ndata: 1}\n\n", "data: {\"a\":"] {
+            assert_eq!(events(text).await.unwrap_err().status, 502, "{text}");
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use puna_api::native::{Logprob, TopLogprob};
 use puna_prompt::JsonPrefix;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::Sender;
 
 use crate::canonical::{CallOutcome, Done, Event, Failure, Generate, Piece, Reason};
@@ -205,6 +205,7 @@ impl<'a> Reader<'a> {
         let delta = if choice["delta"].is_object() { &choice["delta"] } else { &choice["message"] };
         let text = |value: &Value| text_of(value).filter(|text| !text.is_empty());
         let thought = text(&delta["reasoning_content"]).or_else(|| text(&delta["reasoning"]));
+        let thought = thought.or_else(|| thought_in(&delta["content"]));
         if let Some(text) = thought {
             self.end_complete_calls().await;
             self.send(Event::Thinking(Piece { text, logprobs: Vec::new() })).await;
@@ -218,6 +219,10 @@ impl<'a> Reader<'a> {
         }
         for (at, part) in delta["tool_calls"].as_array().into_iter().flatten().enumerate() {
             self.call(CallPart::new(part, at)).await;
+        }
+        if delta["function_call"].is_object() {
+            // The form of calls before there were several.
+            self.call(CallPart::new(&json!({"function": delta["function_call"]}), 0)).await;
         }
         if let Some(finish) = text(&choice["finish_reason"]) {
             self.finish = Some(finish);
@@ -362,6 +367,13 @@ fn text_of(value: &Value) -> Option<String> {
         Value::Array(parts) => Some(parts.iter().filter_map(part).collect()),
         _ => value.as_str().map(str::to_owned),
     }
+}
+
+/// The thoughts in a message's content, as Mistral sends them.
+fn thought_in(content: &Value) -> Option<String> {
+    let parts = content.as_array()?.iter().filter(|part| part["type"] == "thinking");
+    let text: String = parts.filter_map(|part| text_of(&part["thinking"])).collect();
+    Some(text).filter(|text| !text.is_empty())
 }
 
 /// Log-probabilities of a chat's tokens, or of a completion's.

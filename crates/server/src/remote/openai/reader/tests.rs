@@ -1,5 +1,3 @@
-use serde_json::json;
-
 use super::*;
 
 /// The events of an answer with these deltas that ends for this reason.
@@ -209,4 +207,29 @@ async fn a_call_that_is_sent_once_more_is_one_call() {
     for other in [part(1, "a", "f", "{\"x\":1}"), part(0, "a", "f", "{\"x\":2}"), part(0, "b", "f", "{\"x\":1}")] {
         assert_eq!(calls_of(&[whole.clone(), pause.clone(), other.clone()]).await.len(), 2, "{other}");
     }
+}
+
+#[tokio::test]
+async fn a_call_of_the_older_form_is_a_call() {
+    let part = |call: Value| json!({"function_call": call});
+    let f = [("f".to_owned(), "{\"x\":1}".to_owned(), complete(json!({"x": 1})))];
+    for deltas in [
+        vec![part(json!({"name": "f", "arguments": "{\"x\":1}"}))],
+        vec![
+            part(json!({"name": "f", "arguments": ""})),
+            part(json!({"arguments": "{\"x\""})),
+            part(json!({"arguments": ":1}"})),
+        ],
+    ] {
+        assert_eq!(calls(&events_of(&deltas, Some(Reason::Stop)).await), f);
+    }
+}
+
+#[tokio::test]
+async fn content_may_have_parts_of_thoughts() {
+    let thinking = json!({"type": "thinking", "thinking": [{"type": "text", "text": "h"}, {"type": "text", "text": "m"}]});
+    let delta = json!({"content": [thinking, {"type": "text", "text": "Hi"}]});
+    let all = events_of(&[delta], Some(Reason::Stop)).await;
+    assert!(matches!(&all[0], Event::Thinking(piece) if piece.text == "hm"), "{all:?}");
+    assert_eq!((all.len(), text(&all)), (2, "Hi".to_owned()));
 }
