@@ -157,7 +157,8 @@ mod tests {
             "The input token count (9000) exceeds the maximum number of tokens allowed (8192).",
             "prompt is too long: 9000 tokens, context is 8192",
         ];
-        let sentences = sentences.map(|text| json!({"error": {"message": text, "type": "BadRequestError", "code": 400}}));
+        let sentences =
+            sentences.map(|text| json!({"error": {"message": text, "type": "BadRequestError", "code": 400}}));
         let message = "the request exceeds the available context size";
         let llama = json!({"error": {
             "code": 400, "message": message, "type": "exceed_context_size_error", "n_prompt_tokens": 9000, "n_ctx": 8192,

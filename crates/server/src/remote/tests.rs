@@ -125,7 +125,8 @@ fn messages_that_local_models_refuse_are_refused_by_their_place() {
     for overflow in [Overflow::Refuse, Overflow::DropTurns] {
         let (status, text) = checked(json!([user]), bad.clone(), overflow).unwrap_err();
         assert!(status == 400 && text.starts_with("messages[3]: "), "{text}");
-        let (status, text) = checked(json!([user]), json!([user, {"role": "critic", "content": "x"}]), overflow).unwrap_err();
+        let (status, text) =
+            checked(json!([user]), json!([user, {"role": "critic", "content": "x"}]), overflow).unwrap_err();
         assert!(status == 400 && text.starts_with("messages[1]: the role \"critic\""), "{text}");
         assert_eq!(checked(json!([]), json!([user, call, result("a")]), overflow), Ok(()));
         assert_eq!(checked(json!([user, call]), json!([result("a")]), overflow), Ok(()));

@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json as value};
 
 use super::{defined, documents};
 use crate::canonical::Failure;
-use crate::paragraphs::append_paragraph;
 use crate::dialect::{go_type, grammar_format, hide_unreadable_images, read_arguments, repaired_arguments};
 use crate::links::OFF;
 use crate::options::RequestOptions;
+use crate::paragraphs::append_paragraph;
 use crate::request::GenerationRequest;
 
 /// The function that stands for the search on the web that the API itself would do.
@@ -307,9 +307,13 @@ fn tool_result(content: &Value, result: &mut native::Message) -> Result<(), Fail
         Value::Array(blocks) => {
             for block in blocks {
                 match block["type"].as_str().unwrap_or_default() {
-                    "text" => append_paragraph(&mut result.content, block["text"].as_str().unwrap_or_default()),
+                    "text" => {
+                        append_paragraph(&mut result.content, block["text"].as_str().unwrap_or_default())
+                    }
                     "document" => append_paragraph(&mut result.content, &documents::document(block)?),
-                    "search_result" => append_paragraph(&mut result.content, &documents::search_result(block)?),
+                    "search_result" => {
+                        append_paragraph(&mut result.content, &documents::search_result(block)?)
+                    }
                     "image" => result.images.push(image(block, "invalid tool_result image source")?),
                     kind => {
                         let text = format!("tool_result: content of type {kind:?} is not supported");

@@ -84,7 +84,8 @@ fn blocks_of_a_message_become_one_message() {
         {"id": "t1", "function": {"index": 0, "name": "f", "arguments": {"x": 1}}},
         {"id": "t2", "function": {"index": 1, "name": "g", "arguments": {}}},
     ]);
-    let want = json!([{"role": "assistant", "content": "a\n\nb", "thinking": "hm\n\nso", "tool_calls": calls}]);
+    let want =
+        json!([{"role": "assistant", "content": "a\n\nb", "thinking": "hm\n\nso", "tool_calls": calls}]);
     assert_eq!(got.unwrap(), want);
 }
 

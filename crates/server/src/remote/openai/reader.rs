@@ -37,7 +37,7 @@ impl Call {
         match part.id.as_ref().filter(|_| self.has_own_id) {
             Some(id) if *id != self.id => !is_named_again,
             Some(_) if self.json.is_complete() => {
-                !has_other_name && !(has_more_arguments && !self.has_arguments_of(part))
+                !has_other_name && (!has_more_arguments || self.has_arguments_of(part))
             }
             Some(_) => true,
             // Without ids, names tell where calls begin.
@@ -280,7 +280,10 @@ impl<'a> Reader<'a> {
         let id = part.id.clone().unwrap_or_else(ids::call);
         let (name, arguments, json) = (String::new(), String::new(), JsonPrefix::default());
         let (has_own_id, number) = (part.id.is_some(), part.number());
-        self.past_calls.iter_mut().filter(|past| past.number == number).for_each(|past| past.is_repeated = false);
+        self.past_calls
+            .iter_mut()
+            .filter(|past| past.number == number)
+            .for_each(|past| past.is_repeated = false);
         self.calls.push(Call { index: None, id, has_own_id, number, name, arguments, json, sent: 0 });
         self.calls.len() - 1
     }

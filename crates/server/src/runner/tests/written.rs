@@ -17,7 +17,12 @@ fn conversation(role: &str, text: &str, change: impl Fn(&mut Generate)) -> Task 
         ..Message::default()
     };
     generate.model = ModelText::default();
-    let messages = vec![message(role, text), message("user", "Q?")];
+    let mut messages = vec![message(role, text), message("user", "Q?")];
+    if role == "tool" {
+        let function = ToolCallFunction { name: "look".into(), ..ToolCallFunction::default() };
+        let tool_calls = vec![ToolCall { id: String::new(), function }];
+        messages.insert(0, Message { tool_calls, ..message("assistant", "") });
+    }
     generate.input = Input::Chat { messages, tools: Vec::new() };
     change(&mut generate);
     Task::Generate(generate)

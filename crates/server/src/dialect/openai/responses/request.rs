@@ -10,9 +10,9 @@ use serde_json::Value;
 use super::tools::{self, Form};
 use crate::canonical::{Failure, SchemaLabel};
 use crate::dialect::openai::request::image;
-use crate::paragraphs::append_paragraph;
 use crate::dialect::{grammar_format, hide_unreadable_images};
 use crate::options::{RequestOptions, effort};
+use crate::paragraphs::append_paragraph;
 use crate::request::GenerationRequest;
 
 /// The request of a response, with the conversation that it goes on from. Without any message it only loads the model.

@@ -298,7 +298,8 @@ fn a_choice_names_the_tool_of_its_namespace() {
     let tools = json!([get, group("mcp__x"), group("mcp__y")]);
     let choose = |choice: &Value| request(json!({"tools": tools, "tool_choice": choice}));
     let tool = |namespace: &str| json!({"type": "function", "name": "get", "namespace": namespace});
-    let allowed = |namespace: &str| json!({"type": "allowed_tools", "mode": "auto", "tools": [tool(namespace)]});
+    let allowed =
+        |namespace: &str| json!({"type": "allowed_tools", "mode": "auto", "tools": [tool(namespace)]});
     for namespace in ["mcp__x", "mcp__y"] {
         let full = format!("{namespace}.get");
         assert_eq!(choose(&tool(namespace)).unwrap().tool_choice, ToolChoice::Named(full.clone()));
@@ -438,7 +439,10 @@ fn an_item_that_is_cut_is_incomplete() {
             let given = [Event::Content(piece("a"))].into_iter().chain(call()).chain(last);
             let got = stream(given.chain([done(reason)]), None);
             let output = got.last().unwrap()["response"]["output"].as_array().unwrap().clone();
-            assert_eq!((&output[0]["status"], &output[1]["status"]), (&json!("completed"), &json!("completed")));
+            assert_eq!(
+                (&output[0]["status"], &output[1]["status"]),
+                (&json!("completed"), &json!("completed"))
+            );
             let rest: Vec<_> = output[2..].iter().map(|item| item["type"].as_str().unwrap()).collect();
             assert_eq!(rest, kinds);
             assert!(output[2..].iter().all(|item| item["status"] == "incomplete"), "{output:?}");

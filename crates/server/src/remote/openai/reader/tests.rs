@@ -204,7 +204,9 @@ async fn a_call_that_is_sent_once_more_is_one_call() {
     }
     assert_eq!(calls_of(&[whole.clone(), whole.clone()]).await, once);
     // Another number or other arguments are another call.
-    for other in [part(1, "a", "f", "{\"x\":1}"), part(0, "a", "f", "{\"x\":2}"), part(0, "b", "f", "{\"x\":1}")] {
+    for other in
+        [part(1, "a", "f", "{\"x\":1}"), part(0, "a", "f", "{\"x\":2}"), part(0, "b", "f", "{\"x\":1}")]
+    {
         assert_eq!(calls_of(&[whole.clone(), pause.clone(), other.clone()]).await.len(), 2, "{other}");
     }
 }
