@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{MessagesEncoder, left_out, to_request};
 use crate::canonical::{CallOutcome, Done, Event, Failure, Piece, Reason};
 use crate::dialect::answer_events::AnswerEvents;
-use crate::dialect::{Encoder, Times};
+use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
 use crate::request::GenerationRequest;
 
 fn request(extra: Value) -> Result<GenerationRequest, String> {
@@ -399,6 +399,36 @@ fn a_search_that_the_server_cannot_do_has_failed_and_the_turn_is_over() {
     }
     assert_ne!(blocks[0]["id"], blocks[2]["id"]);
     assert_eq!(got[got.len() - 2]["delta"]["stop_reason"], "end_turn");
+}
+
+#[tokio::test]
+async fn a_call_that_a_filter_cuts_off_is_a_refusal_whole_and_streamed() {
+    let name = || "f".to_owned();
+    let events = [
+        Event::CallStart { index: 0, id: "t1".into(), name: name() },
+        Event::CallArguments { index: 0, text: "{\"x\"".into() },
+        Event::CallEnd { index: 0, outcome: CallOutcome::CutOff },
+        done(Reason::ContentFilter, None),
+    ];
+    let mut row = AnswerEvents::default();
+    events.clone().into_iter().for_each(|event| row.push(event));
+    let mut all = Collected::default();
+    while let Some(event) = row.pop() {
+        match event {
+            AnswerEvent::CallEnd(call) => all.tool_calls.push(CollectedCall { id: "t1".into(), call }),
+            AnswerEvent::Done(done) => all.done = Some(done),
+            _ => {}
+        }
+    }
+    let body = MessagesEncoder::new("t".into(), Vec::new(), false).whole(all).into_body();
+    let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+    let whole: Value = serde_json::from_slice(&body).unwrap();
+    let streamed = stream(events);
+    let delta = streamed.iter().find(|event| event["type"] == "message_delta").unwrap();
+    assert_eq!(
+        (&whole["stop_reason"], &delta["delta"]["stop_reason"]),
+        (&json!("refusal"), &json!("refusal"))
+    );
 }
 
 #[test]
