@@ -114,7 +114,7 @@ impl GenerationRequest {
         let (mut offered, mut choice) = (offered, choice);
         if let ToolChoice::Allowed { required, names, hosted } = choice {
             ignore_hosted(&hosted)?;
-            if names.is_empty() {
+            if names.is_empty() && required {
                 return Err(Failure::bad_request(format!(
                     "tool_choice allows only tools of other services ({}), which are not offered here: allow a function",
                     hosted.join(", ")

@@ -264,9 +264,8 @@ fn allowed(choice: &Value) -> Result<ToolChoice, String> {
         let inner = ["function", "custom"].iter().find_map(|kind| tool[*kind]["name"].as_str());
         let name = tool["name"].as_str().or(inner).filter(|name| !name.is_empty());
         match (tool["type"].as_str().unwrap_or_default(), name) {
-            ("" | "function" | "custom", Some(name)) | (name @ "local_shell", None) => {
-                names.push(full_name(tool, name))
-            }
+            ("" | "function" | "custom", Some(name)) => names.push(full_name(tool, name)),
+            (name @ "local_shell", _) => names.push(name.to_owned()),
             ("" | "function" | "custom", None) => {
                 return Err(format!("tool_choice: tools[{at}] of allowed_tools has no name"));
             }

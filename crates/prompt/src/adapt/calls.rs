@@ -1,6 +1,6 @@
 //! Calls of tools and their results in the order and form that a template accepts.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use serde_json::{Value as Json, json};
 
@@ -95,14 +95,15 @@ pub(super) fn separate_calls(messages: Vec<Message>, done: &mut Adaptations) -> 
         return messages;
     }
     done.insert(Adaptation::Reordered);
-    each_with_results(messages, |mut message, mut results, all| {
+    each_with_results(messages, |mut message, results, all| {
+        let mut results = VecDeque::from(results);
         let calls = std::mem::take(&mut message.tool_calls);
         let mut first = Some(message);
         for mut call in calls {
             call.function.index = 0;
             let answers = |m: &Message| call.id.is_empty() || m.tool_call_id.as_ref() == Some(&call.id);
-            let result = results.iter().position(answers);
-            let result = result.map(|at| results.remove(at));
+            // They are in the order of the calls.
+            let result = results.front().is_some_and(answers).then(|| results.pop_front()).flatten();
             let message = first.take().unwrap_or_else(|| Message::new("assistant", ""));
             all.push(Message { tool_calls: vec![call], ..message });
             all.extend(result);

@@ -66,7 +66,7 @@ impl Adaptation {
             Self::Placeholder => "a text stands for calls or for a turn that the template demands",
             Self::Repaired => "arguments of a call that were no JSON object became the text of an argument",
             Self::Dropped => {
-                "messages or the middle of a tool's result were left out, since the context is too small"
+                "messages or parts of them were left out: the context is too small, or the template has no place for them"
             }
             Self::Renamed => {
                 "a message has another role: developer as system, a late system message or a result as user"

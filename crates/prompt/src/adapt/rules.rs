@@ -1,7 +1,10 @@
 //! Which messages a template accepts, found out by rendering small conversations.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value as Json, json};
 
+use super::calls::result_as_user;
 use crate::chat::{Chat, render_as_is};
 use crate::jinja_chat::writes_system;
 use crate::message::{FunctionCall, Message, ToolCall};
@@ -72,6 +75,7 @@ impl MessageRules {
             Template::Jinja(jinja) => writes_system(jinja),
             _ => probe.writes(&[system(0), user(1)]),
         };
+        let results = probe.accepts_results();
         Self {
             system: system_rule,
             moves_system: system_rule && probe.moves_system(),
@@ -87,9 +91,9 @@ impl MessageRules {
             leading_assistant: probe.accepts(&[assistant(0), user(1)]),
             no_user: probe.accepts(&[system(0)]),
             calls: probe.writes_calls(),
-            results: probe.accepts_results(),
-            text_with_calls: probe.accepts_text_with_calls(),
-            parallel_calls: probe.has_calls(&Probe::with_results(2)),
+            results,
+            text_with_calls: probe.accepts_text_with_calls(results),
+            parallel_calls: probe.has_calls(&with_result_role(Probe::with_results(2), results)),
             separated_results: probe.accepts(&Probe::with_separated_result()),
             empty_answers: probe.accepts(&[user(0), Message::new("assistant", ""), user(1)]),
         }
@@ -167,8 +171,13 @@ fn text(role: &str, number: usize) -> Message {
     Message::new(role, mark(number))
 }
 
+/// What the texts of probes begin with. Each ends with a full stop.
+const MARK: &str = "puna-probe-";
+/// Bytes of a text of a probe at most.
+const MARK_BYTES_MAX: usize = 64;
+
 fn mark(number: usize) -> String {
-    format!("puna-probe-{number}-text")
+    format!("{MARK}{number}-text.")
 }
 
 fn system(number: usize) -> Message {
@@ -270,8 +279,8 @@ impl Probe<'_> {
         has_in_order(&prompt, messages) && has_arguments(&prompt, messages)
     }
 
-    fn accepts_text_with_calls(&self) -> bool {
-        let mut answered = Self::with_results(1);
+    fn accepts_text_with_calls(&self, results: bool) -> bool {
+        let mut answered = with_result_role(Self::with_results(1), results);
         answered[1].content = mark(1);
         let open = answered[..3].to_vec();
         self.has_calls(&answered) && self.has_calls(&open)
@@ -294,6 +303,15 @@ impl Probe<'_> {
             && self.accepts(&Self::with_results(2))
             && self.accepts(&ends_in_results(Self::with_results(1)))
     }
+}
+
+/// The results as the template gets them: turns of the user where it takes no results.
+fn with_result_role(messages: Vec<Message>, results: bool) -> Vec<Message> {
+    let turn = |message: Message| match message.role == "tool" && !results {
+        true => result_as_user(&message),
+        false => message,
+    };
+    messages.into_iter().map(turn).collect()
 }
 
 /// Refuses a message with a role of which the template writes nothing.
@@ -348,7 +366,7 @@ fn rendered_form(
     let (open, closed) = messages.split_last()?;
     let form = |(number, message): (usize, &Message)| {
         let call = |(at, call): (usize, &ToolCall)| {
-            let value = json!(format!("puna-probe-{number}-call-{at}"));
+            let value = json!(format!("{MARK}{number}-call-{at}."));
             let arguments = Map::from_iter([("probe_key".to_owned(), value)]);
             let function = FunctionCall { index: at, name: "probe_tool".into(), arguments };
             ToolCall { id: call.id.clone(), function }
@@ -368,12 +386,29 @@ fn rendered_form(
 fn has_arguments(prompt: &str, messages: &[Message]) -> bool {
     let calls = messages.iter().flat_map(|m| &m.tool_calls);
     let mut arguments = calls.flat_map(|call| call.function.arguments.values()).filter_map(Json::as_str);
-    arguments.all(|argument| prompt.contains(argument))
+    let written = marks_in(prompt);
+    arguments.all(|argument| match argument.starts_with(MARK) {
+        true => written.contains(argument),
+        false => prompt.contains(argument),
+    })
 }
 
 /// Whether the texts of messages stand in a prompt, wherever.
 fn has_all(prompt: &str, messages: &[Message]) -> bool {
-    messages.iter().all(|message| prompt.contains(&message.content))
+    let written = marks_in(prompt);
+    messages.iter().all(|message| match message.content.starts_with(MARK) {
+        true => written.contains(&*message.content),
+        false => prompt.contains(&message.content),
+    })
+}
+
+/// The texts of probes in a prompt, found in one pass: conversations may have hundreds of thousands of calls.
+fn marks_in<'a>(prompt: &'a str) -> HashSet<&'a str> {
+    let mark = |(at, _): (usize, &'a str)| {
+        let end = prompt.as_bytes()[at..].iter().take(MARK_BYTES_MAX).position(|byte| *byte == b'.')?;
+        prompt.get(at..=at + end)
+    };
+    prompt.match_indices(MARK).filter_map(mark).collect()
 }
 
 /// Whether the texts of messages stand in a prompt, each behind the one before it.

@@ -149,6 +149,19 @@ fn results_of_parallel_calls_stand_in_the_order_of_the_calls() {
 }
 
 #[test]
+fn a_text_beside_calls_stays_with_them_where_the_template_takes_calls_and_no_results() {
+    let template = jinja(
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no results') }}{% endif %}\
+         [{{ m.role }}]{{ m.content }}{% for c in m.tool_calls %}{{ c.function }}{% endfor %}{% endfor %}",
+    );
+    let beside = Message { content: "I look".into(), ..calls(&["A", "B"]) };
+    let talk = [message("user", "a"), beside, result("A", "R"), result("B", "S"), message("user", "b")];
+    let (text, done) = prompt(&template, &talk);
+    assert!(has_in_order(&text, &["[user]a", "[assistant]I look", "echo A", "echo B", "R", "S"]), "{text}");
+    assert_eq!(done, [Adaptation::Renamed]);
+}
+
+#[test]
 fn what_a_template_accepts_is_not_changed() {
     let plain = jinja(
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls %}{{ c.function }}{% endfor %}\n{% endfor %}",

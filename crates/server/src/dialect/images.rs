@@ -8,8 +8,10 @@ use super::has;
 use crate::canonical::Failure;
 use crate::http::note_adapted;
 
-/// The text that stands for an image in the prompt.
+/// The text that stands in the prompt for an image that the model cannot see.
 const HIDDEN_IMAGE: &str = "[image: this model cannot see images]";
+/// The text that stands in the prompt for an image that is not there.
+const UNREADABLE_IMAGE: &str = "[image: it could not be read]";
 
 /// Refuses images where the model has no vision. A model on another server sees images there.
 pub(crate) fn check_images(model: &Model, count: usize) -> Result<(), Failure> {
@@ -39,7 +41,9 @@ pub(crate) fn check_readable(images: &[Image]) -> Result<(), Failure> {
 /// A message of the newest turn has an image that could not be read.
 pub(crate) fn hide_unreadable_images(messages: &mut [Message]) -> Result<(), Failure> {
     newest_turn(messages).try_for_each(|message| check_readable(&message.images))?;
-    messages.iter_mut().for_each(|message| hide(message, |image| matches!(image, Image::Unreadable(_))));
+    messages
+        .iter_mut()
+        .for_each(|message| hide(message, UNREADABLE_IMAGE, |image| matches!(image, Image::Unreadable(_))));
     Ok(())
 }
 
@@ -50,7 +54,7 @@ pub(crate) fn hide_unreadable_images(messages: &mut [Message]) -> Result<(), Fai
 pub(crate) fn hide_old_images(model: &Model, messages: &mut [Message]) -> Result<(), Failure> {
     check_images(model, newest_turn(messages).map(|message| message.images.len()).sum())?;
     if check_images(model, 1).is_err() {
-        messages.iter_mut().for_each(|message| hide(message, |_| true));
+        messages.iter_mut().for_each(|message| hide(message, HIDDEN_IMAGE, |_| true));
     }
     Ok(())
 }
@@ -65,7 +69,7 @@ fn newest_turn(messages: &[Message]) -> impl Iterator<Item = &Message> {
 }
 
 /// Puts a text in place of those images of a message.
-fn hide(message: &mut Message, is_hidden: impl Fn(&Image) -> bool) {
+fn hide(message: &mut Message, placeholder: &str, is_hidden: impl Fn(&Image) -> bool) {
     let before = message.images.len();
     message.images.retain(|image| !is_hidden(image));
     let hidden = before - message.images.len();
@@ -73,7 +77,7 @@ fn hide(message: &mut Message, is_hidden: impl Fn(&Image) -> bool) {
         return;
     }
     let own = Some(std::mem::take(&mut message.content)).filter(|text| !text.is_empty());
-    let texts = std::iter::repeat_n(HIDDEN_IMAGE.to_owned(), hidden);
+    let texts = std::iter::repeat_n(placeholder.to_owned(), hidden);
     message.content = own.into_iter().chain(texts).collect::<Vec<_>>().join("\n\n");
     note_adapted(Adaptation::Placeholder.as_str().to_owned());
 }

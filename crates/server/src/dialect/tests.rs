@@ -294,7 +294,7 @@ fn unreadable_images_of_earlier_turns_become_a_text_and_those_of_the_newest_are_
     let (link, broken) = ("http://x/y.png", "data:image/png;base64,!!");
     let user = |content: Value| json!({"role": "user", "content": content});
     let answer = json!({"role": "assistant", "content": "a"});
-    let hidden = "[image: this model cannot see images]";
+    let hidden = "[image: it could not be read]";
     for url in [link, broken] {
         let part = json!({"type": "image_url", "image_url": {"url": url}});
         let chat = |messages: Value| request(json!({"model": "m", "messages": messages}));

@@ -56,7 +56,8 @@ pub struct Setup {
 }
 
 /// Parts of the names of fields with secrets.
-const SECRET: [&str; 6] = ["key", "token", "secret", "password", "authorization", "credential"];
+const SECRET: [&str; 8] =
+    ["key", "token", "secret", "password", "authorization", "credential", "cookie", "bearer"];
 
 /// Fields with texts of any kind, among them secrets.
 const CONTAINERS: [&str; 5] = ["headers", "env", "environment", "args", "command"];
@@ -74,9 +75,10 @@ impl Setup {
 
     fn hide_in(&mut self, value: &Value, is_secret: bool) {
         match value {
-            // `{env:NAME}` and `{file:PATH}` of opencode only name the place of a secret.
-            Value::String(text) if is_secret && !text.is_empty() && !text.starts_with('{') => {
-                self.secrets.push(text.clone());
+            Value::String(text) if !text.is_empty() && !names_place(text) => {
+                if is_secret || has_secret_in_address(text) {
+                    self.secrets.push(text.clone());
+                }
             }
             Value::Array(list) => list.iter().for_each(|item| self.hide_in(item, is_secret)),
             Value::Object(fields) => {
@@ -90,6 +92,17 @@ impl Setup {
     pub fn arguments(&mut self, arguments: &[&str]) {
         self.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
     }
+}
+
+/// Whether a text only names the place of a secret, as `{env:NAME}` and `{file:PATH}` do in opencode's configuration.
+fn names_place(text: &str) -> bool {
+    let inner = text.strip_prefix("{env:").or_else(|| text.strip_prefix("{file:"));
+    inner.and_then(|inner| inner.strip_suffix('}')).is_some_and(|name| !name.contains(['{', '}']))
+}
+
+/// Whether a text is an address with a query or a user in it, which may be a key.
+fn has_secret_in_address(text: &str) -> bool {
+    text.split_once("://").is_some_and(|(_, rest)| rest.contains(['?', '@']))
 }
 
 /// Whether a field of settings may hold secrets. `envKey` is the name of a variable.

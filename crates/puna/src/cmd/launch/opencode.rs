@@ -70,9 +70,11 @@ fn given(content: Option<OsString>) -> Result<Value> {
     let advice = "correct it, without comments in it, or unset it";
     let text =
         content.to_str().ok_or_else(|| anyhow!("cannot take over {CONFIG}: it is not UTF-8; {advice}"))?;
-    // The error of the parser has the place and no text of the configuration, which may have keys in it.
-    let config: Map<String, Value> = serde_json::from_str(text)
-        .map_err(|error| anyhow!("cannot take over {CONFIG}: it is no JSON object ({error}); {advice}"))?;
+    // The parser's own words may repeat the configuration, which may have keys in it.
+    let config: Map<String, Value> = serde_json::from_str(text).map_err(|error| {
+        let (line, column) = (error.line(), error.column());
+        anyhow!("cannot take over {CONFIG}: it is no JSON object (line {line}, column {column}); {advice}")
+    })?;
     Ok(Value::Object(config))
 }
 
@@ -109,12 +111,13 @@ mod tests {
             assert_eq!(given(empty).unwrap(), json!({}));
         }
         assert_eq!(given(Some("{\"theme\": \"x\"}".into())).unwrap(), json!({"theme": "x"}));
-        for wrong in ["{\"theme\": ", "[1]", "{} // mine"] {
+        for wrong in ["{\"theme\": ", "[1]", "{} // mine", "\"{\\\"apiKey\\\": \\\"sk-own\\\"}\""] {
             let error = given(Some(wrong.into())).unwrap_err().to_string();
             assert!(
                 error.starts_with("cannot take over OPENCODE_CONFIG_CONTENT: it is no JSON object"),
                 "{error}"
             );
+            assert!(!error.contains("sk-own"), "{error}");
         }
     }
 }

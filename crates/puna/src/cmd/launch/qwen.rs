@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use serde_json::{Map, Value, json};
 
 use super::agents::{Agent, Setup, Target};
@@ -67,13 +67,15 @@ fn system_settings() -> Result<Value> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(json!({})),
         text => text.with_context(|| format!("cannot read Qwen Code's settings {}", path.display()))?,
     };
-    let advice = || {
-        let path = path.display();
-        format!(
-            "cannot take over Qwen Code's settings {path}: they are no JSON; name a file without comments in {SETTINGS}"
+    // The parser's own words may repeat the settings, which may have keys in them.
+    let advice = |error: serde_json::Error| {
+        let (path, line, column) = (path.display(), error.line(), error.column());
+        anyhow!(
+            "cannot take over Qwen Code's settings {path}: they are no JSON object (line {line}, column {column}); \
+             name a file without comments in {SETTINGS}"
         )
     };
-    serde_json::from_str::<Map<String, Value>>(&text).map(Value::Object).with_context(advice)
+    serde_json::from_str::<Map<String, Value>>(&text).map(Value::Object).map_err(advice)
 }
 
 /// Settings with a model in them. Those of a provider's model go over all others that Qwen Code has.

@@ -145,7 +145,8 @@ fn no_agent_prints_a_key_that_is_escaped_or_one_in_the_users_own_settings() {
     for agent in AGENTS {
         let mut setup = agent.setup(&target, folder).unwrap();
         let own = json!({"mcp": [{"headers": {"Authorization": "Bearer \"own"}, "envKey": "OWN_VARIABLE"}],
-            "apiKey": "sk-own", "maxTokens": 5, "args": ["--pat", "ghp-own"], "reference": {"apiKey": "{env:OWN_KEY}"}});
+            "apiKey": "sk-own", "maxTokens": 5, "args": ["--pat", "ghp-own"], "reference": {"apiKey": "{env:OWN_KEY}"},
+            "env": {"CREDENTIALS": "{\"private\": \"pem-own\"}"}, "httpUrl": "https://x.test/mcp?k=query-own", "cookie": "c-own"});
         setup.hide(&own);
         setup.files.push(("own.json".into(), format!("{own:#}")));
         let text = plan::plan(agent, &target, &setup, &["--api-key".to_owned(), key.to_owned()], folder);
@@ -153,7 +154,7 @@ fn no_agent_prints_a_key_that_is_escaped_or_one_in_the_users_own_settings() {
             text.contains("$PUNA_API_KEY") && text.contains("OWN_VARIABLE") && text.contains("{env:OWN_KEY}"),
             "{text}"
         );
-        for part in ["secret", "quoted", "sk-own", "ghp-own", "Bearer"] {
+        for part in ["secret", "quoted", "sk-own", "ghp-own", "Bearer", "pem-own", "query-own", "c-own"] {
             assert!(!text.contains(part), "{}: {text}", agent.name());
         }
         let arguments = text.lines().last().unwrap();

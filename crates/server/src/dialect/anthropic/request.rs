@@ -202,6 +202,8 @@ struct Parts {
     message: native::Message,
     /// Answers to calls, which are messages of their own.
     results: Vec<native::Message>,
+    /// The block before was a text.
+    follows_text: bool,
 }
 
 /// Appends what a message comes to: itself, and the results of tools in it; before a user's words and after others'.
@@ -211,6 +213,7 @@ fn convert(
     out: &mut Vec<native::Message>,
 ) -> Result<(), Failure> {
     let mut parts = Parts::default();
+    parts.message.role = message.role.to_lowercase();
     match &message.content {
         Value::Null => return Err(Failure::bad_request("unexpected end of JSON input")),
         Value::String(text) => parts.message.content.clone_from(text),
@@ -225,7 +228,6 @@ fn convert(
             return Err(Failure::bad_request(format!("json: cannot unmarshal {kind} {text}")));
         }
     }
-    parts.message.role = message.role.to_lowercase();
     let user = parts.message.role == "user";
     let itself = Some(parts.message).filter(|message| !message.is_empty());
     match user {
@@ -238,7 +240,12 @@ fn convert(
 impl Parts {
     fn add(&mut self, block: &Value, calls: &HashMap<&str, &str>) -> Result<(), Failure> {
         let text = |field: &str| block[field].as_str().unwrap_or_default();
+        let follows_text = std::mem::replace(&mut self.follows_text, text("type") == "text");
         match text("type") {
+            // Neighbouring blocks of an answer are pieces of one text, such as those of a cited sentence.
+            "text" if follows_text && self.message.role == "assistant" => {
+                self.message.content.push_str(text("text"));
+            }
             "text" => append_paragraph(&mut self.message.content, text("text")),
             "document" => append_paragraph(&mut self.message.content, &documents::document(block)?),
             "search_result" => append_paragraph(&mut self.message.content, &documents::search_result(block)?),

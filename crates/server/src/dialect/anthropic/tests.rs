@@ -78,6 +78,7 @@ fn blocks_of_a_message_become_one_message() {
             {"type": "text", "text": "b"},
             {"type": "tool_use", "id": "t1", "name": "f", "input": {"x": 1}},
             {"type": "tool_use", "id": "t2", "name": "g"},
+            {"type": "text", "text": "c"},
         ]),
     );
     let calls = json!([
@@ -85,7 +86,7 @@ fn blocks_of_a_message_become_one_message() {
         {"id": "t2", "function": {"index": 1, "name": "g", "arguments": {}}},
     ]);
     let want =
-        json!([{"role": "assistant", "content": "a\n\nb", "thinking": "hm\n\nso", "tool_calls": calls}]);
+        json!([{"role": "assistant", "content": "ab\n\nc", "thinking": "hm\n\nso", "tool_calls": calls}]);
     assert_eq!(got.unwrap(), want);
 }
 

@@ -151,7 +151,7 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
     // The last call with an id counts.
     let calls = messages.iter().flat_map(|m| &m.tool_calls);
     let name = |call: &ToolCall| match &call.custom {
-        Some(custom) if call.kind != "function" => custom.name.clone(),
+        Some(custom) if call.kind != "function" && !custom.name.is_empty() => custom.name.clone(),
         _ => call.function.name.clone(),
     };
     let called: HashMap<_, _> = calls.map(|call| (call.id.as_str(), name(call))).collect();

@@ -145,11 +145,12 @@ async fn tools_of_other_services_are_left_out_of_a_choice_as_they_are_of_the_too
             "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}});
         b.post("/v1/chat/completions", body).await
     };
-    let response = async |allowed: Value| {
+    let response_of = async |mode: &str, allowed: Value| {
         let tools = json!([{"type": "function", "name": "f"}, {"type": "web_search"}]);
-        let choice = json!({"type": "allowed_tools", "mode": "auto", "tools": allowed});
+        let choice = json!({"type": "allowed_tools", "mode": mode, "tools": allowed});
         respond(&b, json!({"tools": tools, "tool_choice": choice})).await
     };
+    let response = async |allowed: Value| response_of("auto", allowed).await;
     let named = json!({"type": "function", "name": "f"});
     let search = json!({"type": "web_search"});
     let got = response(json!([named, search, {"type": "image_generation"}])).await;
@@ -162,10 +163,13 @@ async fn tools_of_other_services_are_left_out_of_a_choice_as_they_are_of_the_too
     assert_eq!(got.status, 200, "{}", got.body);
     let ignored: HashSet<&str> = got.header("x-puna-ignored").split(", ").collect();
     assert_eq!(ignored, HashSet::from(["tools.web_search", "tool_choice.web_search"]));
-    for allowed in [json!([search]), json!([named, {"type": "mcp", "server_label": "x"}])] {
-        for refused in [response(allowed.clone()).await, chat(allowed).await] {
-            assert_eq!(refused.status, 400, "{}", refused.body);
-        }
+    // The model may call nothing, but must not have to.
+    assert_eq!(response(json!([search])).await.status, 200);
+    assert_eq!(chat(json!([search])).await.status, 200);
+    assert_eq!(response_of("required", json!([search])).await.status, 400);
+    let allowed = json!([named, {"type": "mcp", "server_label": "x"}]);
+    for refused in [response(allowed.clone()).await, chat(allowed).await] {
+        assert_eq!(refused.status, 400, "{}", refused.body);
     }
 }
 

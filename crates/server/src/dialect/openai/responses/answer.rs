@@ -22,6 +22,7 @@ use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
 use crate::http::{Owner, Wire, json_plain};
 use crate::ids;
 use crate::kept::{Kept, Responses};
+use crate::paragraphs::append_paragraph;
 
 /// Where a response is to be kept, and the conversation that it answers, without the instructions.
 pub(crate) struct Keep {
@@ -226,16 +227,23 @@ impl ResponseEncoder {
         }
         let index = self.output.len();
         let Some(open) = self.open.as_mut().filter(|open| open.kind == kind) else { return };
+        let is_first = open.text.is_empty();
         open.text.push_str(text);
         open.pieces.push(text.len());
         if kind == Kind::Call && Form::of(&self.request.tools, &open.called) != Form::Function {
             return;
         }
         let delta = kind.delta(index, &open.id, text);
-        match kind {
-            Kind::Reasoning => self.said.thinking.push_str(text),
-            Kind::Message => self.said.content.push_str(text),
-            Kind::Call => {}
+        let said = match kind {
+            Kind::Reasoning => Some(&mut self.said.thinking),
+            Kind::Message => Some(&mut self.said.content),
+            Kind::Call => None,
+        };
+        match said {
+            // As the items are read that a client sends back.
+            Some(said) if is_first => append_paragraph(said, text),
+            Some(said) => said.push_str(text),
+            None => {}
         }
         self.send([delta], out);
     }
