@@ -43,6 +43,8 @@ const TIME: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 30 });
 
 /// How long all images of a request may take.
 const TIME_TOGETHER: Duration = Duration::from_secs(60);
+/// Time in which the images of earlier turns must be there, all together.
+const TIME_OF_EARLIER: Duration = Duration::from_secs(5);
 
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -135,8 +137,13 @@ impl Links {
                 newest.len()
             )));
         };
-        let (mut left, end) = (BYTES_TOGETHER, Instant::now() + TIME_TOGETHER);
+        let (mut left, mut end) = (BYTES_TOGETHER, Instant::now() + TIME_TOGETHER);
+        let mut is_earlier = false;
         for place in newest.into_iter().chain(earlier.into_iter().rev().take(rest)) {
+            // A dead address of an earlier turn comes again with every turn.
+            if !place.is_newest() && !is_earlier {
+                (is_earlier, end) = (true, end.min(Instant::now() + TIME_OF_EARLIER));
+            }
             let image = timeout_at(end, self.fetch(place.url(), left.min(BYTES))).await;
             match image.unwrap_or(Err(LinkError::Slow)) {
                 Ok(image) => {

@@ -11,6 +11,8 @@ use crate::canonical::Failure;
 
 /// Bytes of a line, or of an answer in one piece, at most.
 const MOST: usize = 64 << 20;
+/// Data of an event that is read with every further line, in bytes.
+const SHORT_BYTES: usize = 4096;
 
 /// Some servers begin a stream with this mark in UTF-8.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
@@ -75,6 +77,8 @@ impl Lines {
     /// that do not stream, counts as an event. An event ends once its data is complete, as some servers send no empty line.
     pub(super) async fn event(&mut self) -> Result<Option<Value>, Failure> {
         let (mut data, mut is_bare) = (Vec::new(), false);
+        // Long data is read again only once it is twice as long, so that it is read a few times only.
+        let mut read_from = 0;
         while let Some(line) = self.next().await? {
             let line = line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line);
             let part = match line.strip_prefix(b"data:") {
@@ -99,9 +103,11 @@ impl Lines {
                 return Err(too_long());
             }
             data.extend_from_slice(part);
-            if is_first || part.ends_with(b"}") {
+            if is_first || (part.ends_with(b"}") && data.len() >= read_from) {
                 match serde_json::from_slice(&data) {
-                    Err(error) if error.is_eof() => {}
+                    Err(error) if error.is_eof() => {
+                        read_from = if data.len() < SHORT_BYTES { 0 } else { 2 * data.len() }
+                    }
                     other => return other.map(Some).map_err(|error| nonsense(&error)),
                 }
             }

@@ -1,6 +1,8 @@
 //! Tools of the newer dialect, of which not all are functions. The model is offered a function for each that the client
 //! runs itself, and its calls go back in the form that the tool has.
 
+use std::collections::{HashMap, HashSet};
+
 use puna_api::native::{Tool, ToolCall, ToolChoice};
 use puna_api::responses::ResponsesRequest;
 use serde_json::{Map, Value, json as value};
@@ -71,24 +73,24 @@ pub(crate) fn take_additional_tools(request: &mut ResponsesRequest) {
 
 /// The choice of a tool by its name in a namespace becomes that by its full name, where it is the only one of this name.
 pub(super) fn full_choice(choice: ToolChoice, tools: &[Value]) -> ToolChoice {
+    let plain: HashSet<&str> = tools.iter().filter_map(|tool| tool["name"].as_str()).collect();
+    // `None` for a name in several namespaces.
+    let mut full_names: HashMap<&str, Option<String>> = HashMap::new();
+    for (namespace, tool) in members(tools) {
+        let full = full_names.entry(tool["name"].as_str().unwrap_or_default());
+        full.and_modify(|full| *full = None).or_insert_with(|| Some(full_name(namespace, tool)));
+    }
+    let full = |name: String| match full_names.get(&*name) {
+        Some(Some(full)) if !plain.contains(&*name) => full.clone(),
+        _ => name,
+    };
     match choice {
-        ToolChoice::Named(name) => ToolChoice::Named(full_name_of(name, tools)),
+        ToolChoice::Named(name) => ToolChoice::Named(full(name)),
         ToolChoice::Allowed { required, names, hosted } => {
-            let names = names.into_iter().map(|name| full_name_of(name, tools)).collect();
+            let names = names.into_iter().map(full).collect();
             ToolChoice::Allowed { required, names, hosted }
         }
         other => other,
-    }
-}
-
-fn full_name_of(name: String, tools: &[Value]) -> String {
-    if tools.iter().any(|tool| tool["name"] == *name) {
-        return name;
-    }
-    let mut full = members(tools).filter(|(_, tool)| tool["name"] == *name);
-    match (full.next(), full.next()) {
-        (Some((namespace, tool)), None) => full_name(namespace, tool),
-        _ => name,
     }
 }
 
