@@ -138,10 +138,10 @@ impl Lexer {
             }
             best.as_ref().map_or(ENDLESS, |best| best.cost)
         };
-        let (mut at, mut least, mut is_remembered) = (0, ENDLESS, false);
+        let (mut at, mut least) = (0, ENDLESS);
         while let Some(&(state, ..)) = found.states.get(at) {
             let distance = distances[at];
-            if distance >= least || at >= NEAR_STATES || is_remembered {
+            if distance >= least || at >= NEAR_STATES {
                 break;
             }
             if at > 0 || begun {
@@ -155,7 +155,6 @@ impl Lexer {
                     let cost = behind(&lexemes).saturating_add(distance + 1);
                     least = offer(cost, at, Some(byte), Ok(lexemes));
                 } else if let Some(cost) = self.remembered_cost(next, behind) {
-                    is_remembered = true;
                     least = offer(cost.saturating_add(distance + 1), at, Some(byte), Err(next));
                 } else if !next.is_dead() && found.add(next, at, byte) {
                     distances.push(distance + 1);

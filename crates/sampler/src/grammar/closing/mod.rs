@@ -61,6 +61,11 @@ pub struct Closing {
     numbers: Arc<NumberTokens>,
     speller: Speller,
     path: Option<Path>,
+    /// The bytes of the shortest end from here and the end of the lexeme that has begun. Searches behind other tokens may
+    /// lead a later search to a longer end.
+    end: Option<(u64, Option<Ending>)>,
+    /// The same behind the token that was looked at last.
+    end_behind: Option<(u32, u64, Option<Ending>)>,
     /// The chart cannot follow the text any further; a path that is known still ends it.
     is_lost: bool,
     /// The shortest text of some lexeme is not known.
@@ -97,7 +102,8 @@ impl Closing {
         let parts = Parts { rules, spec: spec.clone(), skipped, texts, numbers: numbers_among };
         let chart = Chart::new(Arc::new(parts), lexer).ok_or(EndError::Unknown)?;
         let speller = Speller::default();
-        Ok(Self { chart, env, numbers, speller, path: None, is_lost: false, has_unknown })
+        let (path, end, end_behind) = (None, None, None);
+        Ok(Self { chart, env, numbers, speller, path, end, end_behind, is_lost: false, has_unknown })
     }
 
     /// Why no path is known.
@@ -120,10 +126,17 @@ impl Closing {
             Some(path) if path.tokens.last() == Some(&token) => drop(path.tokens.pop()),
             path => *path = None,
         }
+        let end_behind = self.end_behind.take().filter(|(behind, ..)| *behind == token);
+        self.end = end_behind.map(|(_, cost, ending)| (cost, ending));
         if !self.is_lost {
             self.is_lost = !self.push(token);
             self.chart.compact();
         }
+    }
+
+    /// Finds the shortest end from here, unless it is known.
+    fn find_end(&mut self) -> &(u64, Option<Ending>) {
+        self.end.get_or_insert_with(|| self.chart.cost())
     }
 
     /// Whether the text should be ended now: what may be kept or worked out for it is nearly used up.
@@ -145,12 +158,17 @@ impl Closing {
         if self.is_lost {
             return self.path.is_none();
         }
+        if self.path.is_none() {
+            self.find_end();
+        }
         let mark = self.chart.mark();
         let has_room = self.push(token) && {
             let (cost, ending) = self.chart.cost();
             // As many tokens as bytes at most.
-            cost.saturating_add(1) < left as u64 && cost <= BYTES_MAX as u64
-                || self.tokens(cost, ending.as_ref()).is_some_and(|path| path.len() + 1 < left)
+            let has_room = cost.saturating_add(1) < left as u64 && cost <= BYTES_MAX as u64
+                || self.tokens(cost, ending.as_ref()).is_some_and(|path| path.len() + 1 < left);
+            self.end_behind = Some((token, cost, ending));
+            has_room
         };
         self.chart.go_back(mark);
         has_room
@@ -160,7 +178,7 @@ impl Closing {
     /// takes them.
     pub fn path(&mut self, check: impl FnOnce(&[u32]) -> bool) -> Option<&[u32]> {
         if self.path.is_none() && !self.is_lost {
-            let (cost, ending) = self.chart.cost();
+            let (cost, ending) = self.find_end().clone();
             self.path = self.tokens(cost, ending.as_ref()).map(|mut tokens| {
                 tokens.reverse();
                 Path { tokens, is_checked: false }

@@ -380,3 +380,47 @@ fn what_is_kept_of_a_long_answer_is_bounded() {
     assert!(!grammar.must_end() && grammar.shortest_end().is_some());
     assert!(most < 250_000, "{most}");
 }
+
+/// Looks at the room behind each byte after a text, as if hardly any tokens were left, and then follows the end.
+fn end_behind_refused_tokens(grammar: &mut Grammar, text: &str, vocabulary: &Vocabulary) -> String {
+    let mut text = text.to_owned();
+    for byte in text.bytes() {
+        assert!(grammar.has_room_for(byte.into(), 100_000));
+        grammar.accept(byte.into()).unwrap();
+    }
+    assert!((0..256).all(|byte| !grammar.has_room_for(byte, 1)));
+    while let Some(token) = grammar.next_of_end().filter(|token| *token != vocabulary.end) {
+        text.push_str(std::str::from_utf8(&vocabulary.words[token as usize]).unwrap());
+        grammar.accept(token).unwrap();
+    }
+    text
+}
+
+#[test]
+fn a_refused_token_does_not_change_the_known_end() {
+    let vocabulary = Vocabulary::new();
+    let grammars = vocabulary.grammars();
+    let list = |items: Value| json!({"type": "array", "items": items});
+    let cases = [
+        (list(json!({"enum": ["a".repeat(5000), "bcd"]})), "[\"bcd\"]"),
+        // The search behind `d` leads back to the state before it.
+        (list(json!({"type": "string", "pattern": "^(d{1500})*(b|a{5000})$"})), "[\"b\"]"),
+    ];
+    for (schema, whole) in cases {
+        let name: String = schema.to_string().chars().take(60).collect();
+        let mut grammar = grammars.compile_whole(&Constraint::schema(schema)).unwrap();
+        let text = end_behind_refused_tokens(&mut grammar, "[\"", &vocabulary);
+        assert!(text == whole, "{name}: {} bytes", text.len());
+    }
+    // Also where a new search finds the end, for an item that comes later.
+    let schema = list(json!({"enum": ["a".repeat(5000), "bcd"]}));
+    let mut grammar = grammars.compile_whole(&Constraint::schema(schema)).unwrap();
+    for byte in b"[\"" {
+        grammar.accept(u32::from(*byte)).unwrap();
+    }
+    assert!(!grammar.has_room_for(u32::from(b'a'), 10));
+    for byte in b"bcd\",\"" {
+        grammar.accept(u32::from(*byte)).unwrap();
+    }
+    assert!(grammar.shortest_end().is_some_and(|tokens| tokens < 10));
+}
