@@ -55,7 +55,13 @@ impl Lexer {
 
     /// Whether most of the work that is allowed is done, so that little more can be followed.
     pub fn is_nearly_exhausted(&self) -> bool {
-        self.states.stats().num_states > STATES_MAX / 4 * 3 || self.states.get_fuel() < FUEL / 4
+        self.has_used(6)
+    }
+
+    /// Whether more than this many eighths of the allowed states or of the allowed work are used.
+    pub fn has_used(&self, eighths: u8) -> bool {
+        self.states.stats().num_states > STATES_MAX / 8 * usize::from(eighths)
+            || self.states.get_fuel() < FUEL / 8 * (8 - u64::from(eighths))
     }
 
     /// The state in which one of some lexemes may begin.

@@ -207,6 +207,12 @@ impl Closing {
         self.chart.entries()
     }
 
+    /// Eighths of the lexer's states and work that are used.
+    #[cfg(test)]
+    pub fn used_eighths(&self) -> u8 {
+        (0..8).find(|eighths| !self.chart.lexer.has_used(*eighths)).unwrap_or(8)
+    }
+
     /// A token alone as a set.
     pub fn only(&self, token: u32) -> SimpleVob {
         self.env.tok_trie().singleton_token_set(token)

@@ -424,3 +424,28 @@ fn a_refused_token_does_not_change_the_known_end() {
     }
     assert!(grammar.shortest_end().is_some_and(|tokens| tokens < 10));
 }
+
+#[test]
+fn a_search_ends_before_the_lexer_fails() {
+    let vocabulary = Vocabulary::new();
+    let grammars = vocabulary.grammars();
+    let object = |pattern: &str| {
+        json!({
+            "type": "object",
+            "properties": {"x": {"type": "integer"}, "t": {"type": "string", "pattern": pattern}},
+            "required": ["x", "t"],
+        })
+    };
+    let cases = [
+        // Too many states for both, and too much work behind `c`.
+        ("^(a{24000}|b{30000})$", "a".repeat(24_000)),
+        ("^(b|c[ac]*a[ac]{500}d{20000})$", "b".to_owned()),
+    ];
+    for (pattern, shortest) in cases {
+        let mut grammar = grammars.compile_whole(&Constraint::schema(object(pattern))).unwrap();
+        let text = end_behind_refused_tokens(&mut grammar, "{\"x\":1,\"t\":\"", &vocabulary);
+        assert!(text == format!("{{\"x\":1,\"t\":\"{shortest}\"}}"), "{pattern}: {} bytes", text.len());
+        let eighths = grammar.closing.as_ref().unwrap().used_eighths();
+        assert!(eighths <= 7, "{pattern}: {eighths} eighths are used");
+    }
+}
