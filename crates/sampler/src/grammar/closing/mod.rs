@@ -66,6 +66,8 @@ pub struct Closing {
     end: Option<(u64, Option<Ending>)>,
     /// The same behind the token that was looked at last.
     end_behind: Option<(u32, u64, Option<Ending>)>,
+    /// The library does not take the path that is found here. One may be found behind the next token.
+    is_refused: bool,
     /// The chart cannot follow the text any further; a path that is known still ends it.
     is_lost: bool,
     /// The shortest text of some lexeme is not known.
@@ -103,13 +105,14 @@ impl Closing {
         let chart = Chart::new(Arc::new(parts), lexer).ok_or(EndError::Unknown)?;
         let speller = Speller::default();
         let (path, end, end_behind) = (None, None, None);
-        Ok(Self { chart, env, numbers, speller, path, end, end_behind, is_lost: false, has_unknown })
+        let (is_refused, is_lost) = (false, false);
+        Ok(Self { chart, env, numbers, speller, path, end, end_behind, is_refused, is_lost, has_unknown })
     }
 
     /// Why no path is known.
     pub fn error(&mut self) -> EndError {
         match self.chart.cost().0 {
-            _ if self.is_lost || self.chart.is_nearly_full() => EndError::Unknown,
+            _ if self.is_lost || self.is_refused || self.chart.is_nearly_full() => EndError::Unknown,
             ENDLESS if self.has_unknown => EndError::Unknown,
             ENDLESS => EndError::Endless,
             bytes if bytes > BYTES_MAX as u64 => {
@@ -128,8 +131,12 @@ impl Closing {
         }
         let end_behind = self.end_behind.take().filter(|(behind, ..)| *behind == token);
         self.end = end_behind.map(|(_, cost, ending)| (cost, ending));
+        self.is_refused = false;
         if !self.is_lost {
             self.is_lost = !self.push(token);
+            if self.is_lost {
+                tracing::debug!("a token of a constrained answer cannot be followed: its limit may cut it");
+            }
             self.chart.compact();
         }
     }
@@ -177,7 +184,7 @@ impl Closing {
     /// The tokens that end the text from here, the last one first, without an end token. `check` tells whether the library
     /// takes them.
     pub fn path(&mut self, check: impl FnOnce(&[u32]) -> bool) -> Option<&[u32]> {
-        if self.path.is_none() && !self.is_lost {
+        if self.path.is_none() && !self.is_lost && !self.is_refused {
             let (cost, ending) = self.find_end().clone();
             self.path = self.tokens(cost, ending.as_ref()).map(|mut tokens| {
                 tokens.reverse();
@@ -188,7 +195,8 @@ impl Closing {
         if !path.is_checked {
             let in_order: Vec<u32> = path.tokens.iter().rev().copied().collect();
             if !check(&in_order) {
-                (self.path, self.is_lost) = (None, true);
+                tracing::debug!("the grammar refuses the end that was found for a constrained answer");
+                (self.path, self.is_refused) = (None, true);
                 return None;
             }
             path.is_checked = true;

@@ -449,3 +449,21 @@ fn a_search_ends_before_the_lexer_fails() {
         assert!(eighths <= 7, "{pattern}: {eighths} eighths are used");
     }
 }
+
+#[test]
+fn an_end_that_the_library_refuses_is_looked_for_behind_the_next_token() {
+    let vocabulary = Vocabulary::new();
+    let schema = json!({"type": "array", "items": {"type": "string"}});
+    let mut grammar = vocabulary.grammars().compile_whole(&Constraint::schema(schema)).unwrap();
+    for byte in b"[\"" {
+        grammar.accept(u32::from(*byte)).unwrap();
+    }
+    let closing = grammar.closing.as_mut().unwrap();
+    assert!(closing.path(|_| false).is_none());
+    assert!(closing.path(|_| panic!("it is looked at again")).is_none());
+    assert!(!closing.has_room_behind(u32::from(b'a'), 2) && closing.has_room_behind(u32::from(b'a'), 10));
+    assert!(!grammar.must_end());
+    grammar.accept(u32::from(b'a')).unwrap();
+    assert_eq!(grammar.shortest_end(), Some(2));
+    assert!(!grammar.has_room_for(u32::from(b'a'), 2));
+}
