@@ -196,7 +196,7 @@ impl Preparer {
             let suspects = if small { tools } else { &[] };
             // Each of them takes as long; nobody may be waiting any more.
             let refused =
-                |form: &_| listening(handle).ok().and_then(|()| self.generator.grammar(form, false).err());
+                |form: &_| listening(handle).ok().and_then(|()| self.generator.grammar(form, true).err());
             forced::blame(&form, suspects, &error, refused)
         })?;
         Ok(Some((grammar, form.before)))
