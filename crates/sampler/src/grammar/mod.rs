@@ -234,8 +234,8 @@ impl Grammars {
         let closing = closing.map(Box::new);
         let mut grammar =
             Grammar { matcher: Matcher::new(Ok(parser)), next: None, closing, has_failed: false };
-        // Some things are found only where the first token is looked for.
-        let first = grammar.find_next().map_err(|error| match error {
+        // Some things are found only where the first token is looked for. No end replaces it where the library fails.
+        let first = grammar.next_of_library().map_err(|error| match error {
             GrammarError::Stuck(reason) => blame(reason),
             GrammarError::NoToken => blame(NOTHING.into()),
             other => other,
@@ -373,10 +373,12 @@ impl Grammar {
         {
             return Ok(closing.only(token));
         }
-        let mut next = match self.matcher.compute_mask_or_eos() {
-            Ok(next) => next,
-            Err(error) => return self.fall_back(Self::stuck(&error)),
-        };
+        self.next_of_library().or_else(|error| self.fall_back(error))
+    }
+
+    /// The tokens that the library allows next.
+    fn next_of_library(&mut self) -> Result<SimpleVob, GrammarError> {
+        let mut next = self.matcher.compute_mask_or_eos().map_err(|error| Self::stuck(&error))?;
         if let Some(closing) = &mut self.closing {
             closing.restrict_numbers(&mut next);
         }

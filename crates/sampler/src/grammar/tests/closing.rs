@@ -467,3 +467,14 @@ fn an_end_that_the_library_refuses_is_looked_for_behind_the_next_token() {
     assert_eq!(grammar.shortest_end(), Some(2));
     assert!(!grammar.has_room_for(u32::from(b'a'), 2));
 }
+
+#[test]
+fn a_failure_at_the_first_token_is_not_replaced_by_the_end() {
+    let vocabulary = Vocabulary::new();
+    let schema = json!({"type": "array", "items": {"type": "string"}});
+    let mut grammar = vocabulary.grammars().compile_whole(&Constraint::schema(schema)).unwrap();
+    grammar.matcher.test_trigger_lexer_error().unwrap_err();
+    // What the beginning asks for, and what later steps ask for.
+    assert!(grammar.next_of_library().is_err() && !grammar.must_end());
+    assert!(grammar.find_next().is_ok() && grammar.must_end());
+}
