@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Object, Relaxer, allows, child, fits_everything, is_known};
 
-const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
+pub(super) const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
 
 impl<'a> Relaxer<'a> {
     /// Writes what `not` says; `false` where no value is left.

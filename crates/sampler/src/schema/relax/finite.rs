@@ -13,11 +13,15 @@ use super::{Object, allows, child};
 const PLAIN_TYPES: [&str; 5] = ["null", "boolean", "number", "integer", "string"];
 
 /// Refuses a relaxed schema that no finite value fits. `pointers` are the pointers that the request's schema has for
-/// the definitions, by the references to them.
+/// the definitions, by the references to them. `unfit` is the reason where no part leads back to itself.
 ///
 /// # Errors
 /// A sentence that names the schema and the part that leads back to it.
-pub(super) fn check_finite(root: &Value, pointers: &HashMap<&str, &str>) -> Result<(), String> {
+pub(super) fn check_finite(
+    root: &Value,
+    pointers: &HashMap<&str, &str>,
+    unfit: Option<String>,
+) -> Result<(), String> {
     let mut graph = Graph { root, nodes: Vec::new(), schemas: HashMap::new(), unread: Vec::new() };
     let start = graph.schema(root, String::new());
     while let Some((number, schema)) = graph.unread.pop() {
@@ -26,7 +30,7 @@ pub(super) fn check_finite(root: &Value, pointers: &HashMap<&str, &str>) -> Resu
     let finite = graph.finite();
     match finite[start] {
         true => Ok(()),
-        false => graph.cycle(start, &finite).map_or(Ok(()), Err),
+        false => graph.cycle(start, &finite).or(unfit).map_or(Ok(()), Err),
     }
 }
 

@@ -135,11 +135,16 @@ fn relax_here(root: &Value) -> Result<RelaxedSchema, String> {
         schemas: 0,
         depth: 0,
         branches: 0,
+        unfit_pattern: None,
     };
     relaxer.find_shared(root, false);
     let mut schema = match relaxer.schema(root, "", false)? {
         Value::Object(map) => map,
-        _ => return Err("no value fits it: it is false, or \"not\" denies everything".into()),
+        _ => {
+            let unfit = relaxer.unfit_pattern.take();
+            let denied = || "no value fits it: it is false, or \"not\" denies everything".into();
+            return Err(unfit.unwrap_or_else(denied));
+        }
     };
     while let Some((pointer, target, keyword, name)) = relaxer.waiting.pop() {
         let relaxed = relaxer.schema(target, &pointer, false)?;
@@ -150,7 +155,7 @@ fn relax_here(root: &Value) -> Result<RelaxedSchema, String> {
     }
     let schema = Value::Object(schema);
     let pointers = relaxer.definitions.iter().map(|(pointer, written)| (written.as_str(), pointer.as_str()));
-    finite::check_finite(&schema, &pointers.collect())?;
+    finite::check_finite(&schema, &pointers.collect(), relaxer.unfit_pattern)?;
     Ok(RelaxedSchema { schema, unenforced: relaxer.unenforced.into_iter().collect() })
 }
 
@@ -176,6 +181,8 @@ struct Relaxer<'a> {
     depth: usize,
     /// Branches that were written for counts of properties.
     branches: usize,
+    /// A sentence about the first pattern that no text fits: the reason where no value fits the whole schema.
+    unfit_pattern: Option<String>,
 }
 
 impl<'a> Relaxer<'a> {
@@ -242,11 +249,12 @@ impl<'a> Relaxer<'a> {
                 out.insert(keyword.clone(), value);
             }
         }
-        self.texts(map, pointer, &mut out)?;
+        let has_texts = self.texts(map, pointer, &mut out);
         self.lists(map, pointer, &mut out)?;
         self.objects(map, pointer, part, &mut out)?;
         self.count_properties(pointer, part, self.branches > branches, &mut out)?;
-        if !self.denials(map, pointer, &mut out)? {
+        let is_left = self.denials(map, pointer, &mut out)?;
+        if !is_left || !has_texts && !texts::remove_strings(map, &mut out) {
             return Ok(Value::Bool(false));
         }
         self.condition(map, pointer);
@@ -309,7 +317,7 @@ impl<'a> Relaxer<'a> {
         let Some((pointer, target)) = self.references.resolve(reference) else {
             return Some(reference.to_owned());
         };
-        if fits_nothing(target) {
+        if fits_nothing(target) || self.has_no_text(target, &pointer) {
             return None;
         }
         if pointer.is_empty() {

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::choices::TYPES;
 use super::{Object, Relaxer, allows, count};
 use crate::schema::patterns::{FORMATS, for_grammar, is_pattern, may_fit, widened};
 
@@ -18,11 +19,8 @@ const INTEGERS: [(&str, i128, i128); 8] = [
 ];
 
 impl<'a> Relaxer<'a> {
-    /// Writes the keywords of texts, and the formats of numbers.
-    ///
-    /// # Errors
-    /// A sentence about a pattern that no text fits.
-    pub(super) fn texts(&mut self, map: &'a Object, pointer: &str, out: &mut Object) -> Result<(), String> {
+    /// Writes the keywords of texts, and the formats of numbers; `false` where no text fits the pattern.
+    pub(super) fn texts(&mut self, map: &'a Object, pointer: &str, out: &mut Object) -> bool {
         let format = map.get("format").and_then(Value::as_str);
         let is_enforced = format.is_some_and(|format| FORMATS.contains(&format)) && allows(map, "string");
         if let (true, Some(format)) = (is_enforced, format) {
@@ -35,12 +33,9 @@ impl<'a> Relaxer<'a> {
             bound(out, ["maximum", "exclusiveMaximum"], *most);
         }
         let pattern = map.get("pattern").and_then(Value::as_str).filter(|_| allows(map, "string"));
-        let Some(pattern) = pattern else { return Ok(()) };
-        if !may_fit(pattern) {
-            return Err(format!(
-                "no text fits the pattern {pattern:?} at #{pointer}: its anchors (^ and $) contradict each other; correct it, or \
-                 leave it out"
-            ));
+        let Some(pattern) = pattern else { return true };
+        if self.is_unfit(pattern, pointer) {
+            return false;
         }
         if let Some(pattern) = for_grammar(pattern) {
             out.insert("pattern".into(), pattern.into());
@@ -56,8 +51,41 @@ impl<'a> Relaxer<'a> {
             // Whoever compiles the schema says what is wrong with it.
             out.insert("pattern".into(), pattern.into());
         }
-        Ok(())
+        true
     }
+
+    /// Whether a schema allows only strings, of which none fits its pattern.
+    pub(super) fn has_no_text(&mut self, schema: &Value, pointer: &str) -> bool {
+        let pattern = schema.get("pattern").and_then(Value::as_str);
+        schema.get("type").is_some_and(|name| name == "string")
+            && schema.get("nullable") != Some(&Value::Bool(true))
+            && pattern.is_some_and(|pattern| self.is_unfit(pattern, pointer))
+    }
+
+    /// Whether no text fits a pattern, which is then the reason if no value fits the whole schema.
+    fn is_unfit(&mut self, pattern: &str, pointer: &str) -> bool {
+        let is_unfit = !may_fit(pattern);
+        if is_unfit && self.unfit_pattern.is_none() {
+            self.unfit_pattern = Some(format!(
+                "no text fits the pattern {pattern:?} at #{pointer}: its anchors (^ and $) contradict each other; correct it, or \
+                 leave it out"
+            ));
+        }
+        is_unfit
+    }
+}
+
+/// Removes strings from the types of a schema; `false` where no type is left.
+pub(super) fn remove_strings(map: &Object, out: &mut Object) -> bool {
+    let mut types: Vec<Value> = match out.get("type").or_else(|| map.get("type")) {
+        Some(Value::Array(names)) => names.clone(),
+        Some(name) => vec![name.clone()],
+        None => TYPES.map(Value::from).to_vec(),
+    };
+    types.retain(|name| name != "string");
+    let is_left = !types.is_empty();
+    out.insert("type".into(), Value::Array(types));
+    is_left
 }
 
 /// Sets a bound, unless there is one.

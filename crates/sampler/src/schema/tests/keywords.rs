@@ -328,6 +328,32 @@ fn counts_may_be_written_as_whole_fractions() {
 }
 
 #[test]
+fn a_pattern_that_no_text_fits_leaves_what_is_no_text() {
+    let unfit = json!({"type": "string", "pattern": "$^a"});
+    let integer = json!({"type": "integer"});
+    enforced(&json!({"anyOf": [unfit, integer]}), &["1"], &["\"a\"", "\"\"", "null"]);
+    enforced(&json!({"type": ["string", "integer"], "pattern": "$^a"}), &["1"], &["\"a\"", "null"]);
+    enforced(&json!({"pattern": "$^a"}), &["1", "null", "[true]"], &["\"a\"", "\"\""]);
+    enforced(&json!({"pattern": "$^a", "not": {"type": "object"}}), &["1", "null"], &["\"a\"", "{}"]);
+    enforced(&json!({"enum": ["a", 1], "pattern": "$^a"}), &["1"], &["\"a\"", "2"]);
+    enforced(&json!({"type": "string", "pattern": "$^a", "nullable": true}), &["null"], &["\"a\""]);
+    let optional = json!({"type": "object", "properties": {"a": unfit, "b": integer}});
+    enforced(&optional, &["{}", "{\"b\":1}"], &["{\"a\":\"a\"}", "{\"a\":1}"]);
+    enforced(&json!({"type": "array", "items": unfit}), &["[]"], &["[\"a\"]"]);
+    let shared = json!({"$defs": {"x": unfit}, "anyOf": [{"$ref": "#/$defs/x"}, integer]});
+    enforced(&shared, &["1"], &["\"a\""]);
+    for whole in [
+        json!({"type": "object", "properties": {"a": unfit}, "required": ["a"]}),
+        json!({"type": "array", "items": unfit, "minItems": 1}),
+        json!({"anyOf": [unfit, unfit]}),
+        json!({"$defs": {"x": unfit}, "$ref": "#/$defs/x"}),
+    ] {
+        let error = compile(&whole).unwrap_err().to_string();
+        assert!(error.contains("no text fits the pattern \"$^a\" at #/"), "{whole}: {error}");
+    }
+}
+
+#[test]
 fn objects_of_too_many_properties_are_refused_by_name() {
     for count in [3000, 4000] {
         let properties: Map<String, Value> =
