@@ -289,6 +289,6 @@ mod tests {
         let chain: Object =
             (0..100_000).map(|n| (n.to_string(), json!({"$ref": format!("#/$defs/{}", n + 1)}))).collect();
         assert!(error(&json!({"$ref": "#/$defs/0", "$defs": chain})).is_none());
-        assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
+        assert!(begun.elapsed().as_secs() < 120, "{:?}", begun.elapsed());
     }
 }

@@ -265,7 +265,7 @@ fn hostile_constraints_end_soon() {
             }
         }
         eprintln!("{name}: {:?}", start.elapsed());
-        assert!(start.elapsed() < Duration::from_secs(20), "{name} took {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(120), "{name} took {:?}", start.elapsed());
     }
 }
 

@@ -85,5 +85,5 @@ fn hostile_schemas_are_refused_or_read_soon() {
     }
     let long = json!({"description": "x".repeat(300 << 10)});
     assert!(of(&long).enforceable().err().unwrap().contains("bytes, of which"));
-    assert!(begun.elapsed().as_secs() < 60, "{:?}", begun.elapsed());
+    assert!(begun.elapsed().as_secs() < 120, "{:?}", begun.elapsed());
 }

