@@ -24,6 +24,8 @@ pub(crate) struct Folder {
     root: PathBuf,
     pub(super) refusals: Arc<RefusalLog>,
     changes: Arc<Mutex<()>>,
+    /// Whether the disk of a path has room for a trash.
+    pub(super) has_room: fn(&Path) -> bool,
 }
 
 /// The right to change manifests, as long as it is held.
@@ -35,7 +37,8 @@ pub(crate) struct Changes<'a> {
 
 impl Folder {
     pub(crate) fn new(store: Arc<Store>) -> Self {
-        Self { root: store.root().join(FOLDER), store, refusals: Arc::default(), changes: Arc::default() }
+        let (refusals, changes) = (Arc::default(), Arc::default());
+        Self { root: store.root().join(FOLDER), store, refusals, changes, has_room: super::trash::has_room }
     }
 
     pub(super) fn root(&self) -> &Path {

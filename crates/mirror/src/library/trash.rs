@@ -17,7 +17,7 @@ const FREE_PART: u64 = 10;
 impl Folder {
     /// Moves a file to the trash under a name, or removes it where the disk is nearly full. Says whether there was one.
     pub(super) fn move_to_trash(&self, path: &Path, name: &str) -> Result<bool, MirrorError> {
-        if !self.has_room() {
+        if !(self.has_room)(self.store.root()) {
             return folder::remove(path);
         }
         let dir = self.trash().join(seconds(SystemTime::now()).to_string());
@@ -27,7 +27,7 @@ impl Folder {
 
     /// Removes what has been in the trash for a day; all of it where the disk is nearly full.
     pub(super) fn empty_trash(&self) -> Result<(), MirrorError> {
-        let (now, has_room) = (seconds(SystemTime::now()), self.has_room());
+        let (now, has_room) = (seconds(SystemTime::now()), (self.has_room)(self.store.root()));
         for name in folder::names(&self.trash())? {
             let Ok(put) = name.parse::<u64>() else { continue };
             if !has_room || now.saturating_sub(put) > TRASH_TIME.as_secs() {
@@ -37,13 +37,13 @@ impl Folder {
         }
         Ok(())
     }
+}
 
-    /// Whether a tenth of the disk is free. Where the system does not say, it is.
-    fn has_room(&self) -> bool {
-        #[cfg(target_os = "linux")]
-        if let Ok(disk) = rustix::fs::statvfs(self.store.root()) {
-            return disk.f_bavail >= disk.f_blocks / FREE_PART;
-        }
-        true
+/// Whether a tenth of the disk of a path is free. Where the system does not say, it is.
+pub(super) fn has_room(path: &Path) -> bool {
+    #[cfg(target_os = "linux")]
+    if let Ok(disk) = rustix::fs::statvfs(path) {
+        return disk.f_bavail >= disk.f_blocks / FREE_PART;
     }
+    true
 }

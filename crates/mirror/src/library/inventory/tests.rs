@@ -70,7 +70,9 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let folder = Folder::new(Arc::new(Store::open(dir.path()).unwrap()));
+        let mut folder = Folder::new(Arc::new(Store::open(dir.path()).unwrap()));
+        // However full the disk of the test is.
+        folder.has_room = |_| true;
         fs::create_dir_all(folder.blobs()).unwrap();
         let put = |bytes: &[u8]| {
             let digest = Digest::of(bytes);
@@ -175,6 +177,14 @@ fn nothing_goes_as_long_as_something_is_not_understood() {
     }
     assert_eq!(bench.folder.sweep(), Ok((1, 6)));
     assert_eq!(bench.trash(), [bench.unused.file_name()]);
+}
+
+#[test]
+fn nothing_goes_to_the_trash_of_a_full_disk() {
+    let mut bench = Bench::new();
+    bench.folder.has_room = |_| false;
+    assert_eq!(bench.folder.sweep(), Ok((1, 6)));
+    assert!(!bench.path("trash").exists() && !bench.folder.blob(&bench.unused).exists());
 }
 
 #[test]
