@@ -88,6 +88,8 @@ impl Preparer {
         // Ollama's dialect takes results whose calls are gone: its clients leave out the oldest messages themselves.
         let checked = match task.overflow {
             Overflow::DropMessages => Ok(()),
+            // Anthropic's tool runner sends the result of a streamed call without the call.
+            _ if all.iter().all(|message| message.tool_calls.is_empty()) => Ok(()),
             Overflow::Refuse | Overflow::DropTurns => check_results(&all),
         };
         // Places are those of the request's messages.
