@@ -45,6 +45,8 @@ pub struct MessagesRequest {
     pub mcp_servers: Vec<Value>,
     /// A container to run code in: refused.
     pub container: Option<Value>,
+    /// A stored conversation: `create` stores none, and `continue` is a 404, on which clients send all messages.
+    pub thread: Option<Thread>,
     /// Native options by name (Puna's addition).
     #[serde(deserialize_with = "shape::options")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
@@ -58,6 +60,19 @@ pub struct MessagesRequest {
     /// Answer with the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only")]
     pub debug_render_only: bool,
+}
+
+/// A conversation that the server stores.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "AnthropicThread"))]
+#[serde(default)]
+pub struct Thread {
+    /// `create` or `continue`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The message that a `continue` follows.
+    pub previous_message_id: Option<String>,
 }
 
 /// One message of a conversation.
@@ -366,7 +381,22 @@ pub struct ErrorObject {
     pub kind: String,
     /// In words.
     pub message: String,
+    /// What programs act on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub details: Option<ErrorDetails>,
 }
+
+/// The part of an error that programs act on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "AnthropicErrorDetails"))]
+pub struct ErrorDetails {
+    /// `thread_not_found`.
+    pub error_code: String,
+}
+
+/// The error code of a thread that is not stored: clients send the whole conversation again.
+pub const THREAD_NOT_FOUND: &str = "thread_not_found";
 
 impl ErrorBody {
     /// An error of a status.
@@ -381,7 +411,13 @@ impl ErrorBody {
             503 | 529 => "overloaded_error",
             _ => "api_error",
         };
-        let error = ErrorObject { kind: kind.into(), message: message.into() };
+        let error = ErrorObject { kind: kind.into(), message: message.into(), details: None };
         Self { kind: "error".into(), error, request_id }
+    }
+
+    /// The same with an error code.
+    pub fn with_code(mut self, code: &str) -> Self {
+        self.error.details = Some(ErrorDetails { error_code: code.to_owned() });
+        self
     }
 }

@@ -102,6 +102,17 @@ fn result_without_call(id: &str) -> String {
 }
 
 impl PromptError {
+    /// The same error with the place of its message counted from a later message on; without a place for an earlier one.
+    pub fn behind(self, before: usize) -> Self {
+        match self {
+            Self::Message { index, error } if index >= before => {
+                Self::Message { index: index - before, error }
+            }
+            Self::Message { error, .. } => *error,
+            other => other,
+        }
+    }
+
     /// Whether the template refuses a conversation that it may accept in another form.
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(

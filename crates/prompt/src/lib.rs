@@ -41,7 +41,7 @@ mod renderers;
 mod template;
 mod thinking;
 
-pub use adapt::{Adaptation, Adaptations, MessageRules, adapt, check_results};
+pub use adapt::{Adaptation, Adaptations, MessageRules, ROLES, adapt, check_results};
 pub use capabilities::{Capabilities, prefer_jinja};
 pub use chat::{Chat, Rendered, render, render_adapted, render_insert};
 pub use conversation::{conversation, generation, strip_past_thoughts};

@@ -538,6 +538,9 @@ pub struct Failure {
     /// The request is too long for the context of a remote server, which does not say both lengths.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_too_long: bool,
+    /// The error code that clients of Anthropic's dialect act on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<String>,
     /// Seconds after which it may be tried again, where somebody said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after: Option<u64>,

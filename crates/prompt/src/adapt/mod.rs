@@ -15,7 +15,7 @@ use self::calls::{
     calls_as_text, gather_results, ordered_results, result_as_user, separate_calls, separate_texts,
 };
 use self::rules::LateSystem;
-pub use self::rules::MessageRules;
+pub use self::rules::{MessageRules, ROLES};
 pub(crate) use self::rules::{check_roles, is_accepted, is_whole};
 use crate::message::Message;
 
@@ -141,7 +141,8 @@ pub fn adapt(messages: &[Message], rules: &MessageRules) -> (Vec<Message>, Adapt
     (messages, done)
 }
 
-/// Leaves out answers that say nothing where a template refuses them, but not the one that the model goes on with.
+/// Removes assistant messages without text, thoughts, images and calls where the template refuses them. The last message stays:
+/// the model continues it.
 fn without_empty_answers(
     messages: Vec<Message>,
     rules: &MessageRules,

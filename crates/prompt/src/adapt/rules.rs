@@ -314,10 +314,12 @@ fn with_result_role(messages: Vec<Message>, results: bool) -> Vec<Message> {
     messages.into_iter().map(turn).collect()
 }
 
+/// The roles that every template is taken to know, since conversations are changed to those that it does know.
+pub const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
 /// Refuses a message with a role of which the template writes nothing.
 pub(crate) fn check_roles(template: &Template, messages: &[Message]) -> Result<(), PromptError> {
-    const KNOWN: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
-    let mut accepted: Vec<&str> = KNOWN.to_vec();
+    let mut accepted: Vec<&str> = ROLES.to_vec();
     for (index, message) in messages.iter().enumerate() {
         let role = message.role.as_str();
         if accepted.contains(&role) {
@@ -356,8 +358,8 @@ pub(crate) fn is_whole(template: &Template, chat: &Chat<'_>, messages: &[Message
     has_all(&prompt, &systems) && has_in_order(&prompt, &turns) && has_arguments(&prompt, &turns)
 }
 
-/// A conversation of the same roles and calls with texts of its own, and its prompt; `None` for one that the template refuses
-/// or that has no messages. An answer that the model goes on with is left out, since templates write it in other ways.
+/// Renders the conversation with a marker in place of each text and argument: the prompt and the marked messages. `None` if the
+/// template refuses it, or if there are no messages. A trailing answer that the model continues is not rendered.
 fn rendered_form(
     template: &Template,
     chat: &Chat<'_>,

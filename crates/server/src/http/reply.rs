@@ -75,7 +75,11 @@ pub(crate) fn anthropic_error(failure: &Failure, request_id: Option<String>) -> 
         None if failure.is_too_long => format!("prompt is too long: {}", failure.message),
         None => failure.message.clone(),
     };
-    anthropic::ErrorBody::new(failure.status, message, request_id)
+    let body = anthropic::ErrorBody::new(failure.status, message, request_id);
+    match &failure.code {
+        Some(code) => body.with_code(code),
+        None => body,
+    }
 }
 
 /// The native error object of a failure.

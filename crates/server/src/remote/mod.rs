@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use puna_api::KeepAlive;
 use puna_api::native::Message;
-use puna_prompt::{PromptError, check_results};
+use puna_prompt::{PromptError, ROLES, check_results};
 use puna_store::Model;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
@@ -190,7 +190,6 @@ fn check(generate: &Generate) -> Result<(), Failure> {
 /// Refuses a message with an unknown role and a result whose call is not in the conversation, as for local models. Ollama's
 /// dialect takes both: its clients leave out the oldest messages themselves.
 fn check_messages(generate: &Generate) -> Result<(), Failure> {
-    const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
     let Input::Chat { messages, .. } = &generate.input else { return Ok(()) };
     if generate.overflow == Overflow::DropMessages {
         return Ok(());
@@ -202,14 +201,9 @@ fn check_messages(generate: &Generate) -> Result<(), Failure> {
         let error = Box::new(PromptError::UnknownRole { role: message.role.chars().take(40).collect() });
         Err(PromptError::Message { index, error })
     });
-    roles.and_then(|()| check_results(&all)).map_err(|error| match error {
-        // The place is that in the request.
-        PromptError::Message { index, error } if index >= stored.len() => {
-            let index = index - stored.len();
-            Failure::bad_request(PromptError::Message { index, error }.to_string())
-        }
-        error => Failure::bad_request(error.to_string()),
-    })
+    let checked = roles.and_then(|()| check_results(&all));
+    // The place is that in the request.
+    checked.map_err(|error| Failure::bad_request(error.behind(stored.len()).to_string()))
 }
 
 /// A conversation with what the manifest says before it: stored messages, and the system message where there is none.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use puna_api::anthropic::{CountResponse, MessagesRequest, Model, ModelList};
+use puna_api::anthropic::{CountResponse, MessagesRequest, Model, ModelList, THREAD_NOT_FOUND, Thread};
 use puna_store::Entry;
 
 use super::{chat, rfc3339};
@@ -66,6 +66,7 @@ async fn checked(
     if request.model.is_empty() {
         return Err(Failure::bad_request("model is required"));
     }
+    check_thread(request.thread.as_ref())?;
     let contents = request.messages.iter_mut();
     let contents = contents.map(|message| (Author::of_role(&message.role), &mut message.content));
     chat::fetch_images(app, &request.model, links::in_messages(contents.collect())).await?;
@@ -78,6 +79,15 @@ async fn checked(
         wishes.into_iter().for_each(|field| note_ignored(field.into()));
     }
     Ok((name, model, request))
+}
+
+/// Refuses to continue a stored conversation: none is stored, and the request has only its newest messages.
+fn check_thread(thread: Option<&Thread>) -> Result<(), Failure> {
+    if thread.is_none_or(|thread| thread.kind != "continue") {
+        return Ok(());
+    }
+    let text = "thread: this server stores no conversations: send all messages, without thread";
+    Err(Failure { code: Some(THREAD_NOT_FOUND.into()), ..Failure::new(404, text) })
 }
 
 /// A page of `GET /v1/models`.

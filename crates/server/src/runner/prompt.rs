@@ -88,20 +88,12 @@ impl Preparer {
         // Ollama's dialect takes results whose calls are gone: its clients leave out the oldest messages themselves.
         let checked = match task.overflow {
             Overflow::DropMessages => Ok(()),
-            // Anthropic's tool runner sends the result of a streamed call without the call.
-            _ if all.iter().all(|message| message.tool_calls.is_empty()) => Ok(()),
             Overflow::Refuse | Overflow::DropTurns => check_results(&all),
         };
         // Places are those of the request's messages.
         let before = all.len() - messages.len();
         let fitted = checked.and_then(|()| self.fitted(handle, task, template, &chat, ""));
-        fitted.map_err(|error| match error {
-            PromptError::Message { index, error } if index >= before => {
-                failure(PromptError::Message { index: index - before, error })
-            }
-            PromptError::Message { error, .. } => failure(*error),
-            error => failure(error),
-        })
+        fitted.map_err(|error| failure(error.behind(before)))
     }
 
     /// The prompt of a single text.

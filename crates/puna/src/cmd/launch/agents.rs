@@ -75,10 +75,10 @@ impl Setup {
 
     fn hide_in(&mut self, value: &Value, is_secret: bool) {
         match value {
-            Value::String(text) if !text.is_empty() && !names_place(text) => {
-                if is_secret || has_secret_in_address(text) {
-                    self.secrets.push(text.clone());
-                }
+            Value::String(text)
+                if !text.is_empty() && !names_place(text) && (is_secret || has_secret_in_address(text)) =>
+            {
+                self.secrets.push(text.clone());
             }
             Value::Array(list) => list.iter().for_each(|item| self.hide_in(item, is_secret)),
             Value::Object(fields) => {

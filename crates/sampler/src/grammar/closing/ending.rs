@@ -62,12 +62,12 @@ struct Waypoint {
 }
 
 /// States in the order in which a search found them: each with the one before it and the byte that led to it.
-struct Found {
+struct VisitedStates {
     states: Vec<(StateID, usize, u8)>,
     seen: HashSet<StateID>,
 }
 
-impl Found {
+impl VisitedStates {
     fn new(from: StateID) -> Self {
         Self { states: vec![(from, 0, 0)], seen: HashSet::from([from]) }
     }
@@ -129,7 +129,7 @@ impl Lexer {
         begun: bool,
         behind: &mut impl FnMut(&[u32]) -> u64,
     ) -> (Option<Ending>, bool) {
-        let mut found = Found::new(from);
+        let mut found = VisitedStates::new(from);
         let mut distances = vec![0_u64];
         let mut best: Option<Best> = None;
         let mut offer = |cost: u64, at: usize, last: Option<u8>, rest: Result<Vec<u32>, StateID>| {
@@ -188,7 +188,7 @@ impl Lexer {
         begun: bool,
         behind: &mut impl FnMut(&[u32]) -> u64,
     ) -> Option<Ending> {
-        let mut found = Found::new(from);
+        let mut found = VisitedStates::new(from);
         let mut level = 0..1;
         for _ in 0..=STRING_BYTES_MAX {
             // A lexer that has used up its states or its work would fail for the whole text.
@@ -234,7 +234,7 @@ impl Lexer {
     /// Remembers the way to an end: to a state and by one more byte, if there is one.
     fn remember(
         &mut self,
-        found: &Found,
+        found: &VisitedStates,
         at: usize,
         last: Option<u8>,
         lexemes: Vec<u32>,
@@ -256,7 +256,7 @@ impl Lexer {
     /// Remembers the way to a state of which the end is remembered already.
     fn remember_up_to(
         &mut self,
-        found: &Found,
+        found: &VisitedStates,
         at: usize,
         byte: u8,
         to: StateID,

@@ -68,6 +68,23 @@ async fn errors_have_their_form_also_when_a_stream_was_wanted() {
 }
 
 #[tokio::test]
+async fn a_stored_conversation_is_not_found_so_that_clients_send_all_of_it() {
+    let b = Bench::new();
+    let created = b.post("/v1/messages", ask(json!({"thread": {"type": "create"}}))).await;
+    assert_eq!(created.status, 200, "{}", created.body);
+    for stream in [false, true] {
+        let thread = json!({"type": "continue", "previous_message_id": "msg_1"});
+        let refused = b.post("/v1/messages", ask(json!({"thread": thread, "stream": stream}))).await;
+        assert_eq!(refused.status, 404, "{}", refused.body);
+        let error = &refused.json()["error"];
+        assert_eq!(
+            (&error["type"], &error["details"]["error_code"]),
+            (&json!("not_found_error"), &json!("thread_not_found"))
+        );
+    }
+}
+
+#[tokio::test]
 async fn tokens_are_counted_without_a_limit_or_an_answer() {
     let b = Bench::new();
     let prompt = b.post("/v1/messages", ask(json!({"_debug_render_only": true}))).await.json();
