@@ -18,7 +18,7 @@ const KEPT: usize = 16_384;
 
 /// How long a model that could not be read or planned is left alone. Its files may be repaired in place: neither its digest nor
 /// its manifest changes then.
-const RETRY: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 60_000 });
+const RETRY: Duration = Duration::from_secs(60);
 
 /// What is known of a model's size without loading it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -88,10 +88,10 @@ pub(crate) struct Machine {
 
 impl Plans {
     /// The plan of a manifest, if it was made before: `Some(None)` if its model could not be read a short time ago.
-    pub(crate) fn get(&self, manifest: &Digest) -> Option<Option<Arc<Plan>>> {
+    pub(crate) fn get(&self, manifest: &Digest, now: Instant) -> Option<Option<Arc<Plan>>> {
         match lock(&self.models).get(manifest)? {
             PlanState::Planned(plan) => Some(Some(plan.clone())),
-            PlanState::Unreadable(at) => (at.elapsed() < RETRY).then_some(None),
+            PlanState::Unreadable(at) => (now.duration_since(*at) < RETRY).then_some(None),
         }
     }
 
@@ -119,10 +119,10 @@ struct PlannedNeed {
 
 impl Needs {
     /// What is known of a load: `Some(None)` if it could not be planned a short time ago.
-    fn get(&self, options: &LoadOptions) -> Option<Option<Need>> {
+    fn get(&self, options: &LoadOptions, now: Instant) -> Option<Option<Need>> {
         let planned = lock(&self.0);
         let known = planned.iter().find(|planned| planned.options == *options)?;
-        (known.need.is_some() || known.at.elapsed() < RETRY).then_some(known.need)
+        (known.need.is_some() || now.duration_since(known.at) < RETRY).then_some(known.need)
     }
 
     fn keep(&self, options: &LoadOptions, need: Option<Need>) {
@@ -145,10 +145,11 @@ impl Plan {
         let others = machine.residents.iter().filter(|r| r.key != *key && r.phase != Phase::Waiting);
         let others = others.map(|resident| resident.size).fold(0, u64::saturating_add);
         let window = planned_context(spec.options.clone(), machine.memory, others, |options| {
-            if let Some(need) = needs.get(options) {
+            let now = Instant::now();
+            if let Some(need) = needs.get(options, now) {
                 return need;
             }
-            if Instant::now() >= until {
+            if now >= until {
                 return None;
             }
             let planned = launcher.plan(&LoadSpec { options: options.clone(), ..LoadSpec::clone(spec) });
@@ -186,19 +187,19 @@ mod tests {
     #[test]
     fn what_cannot_be_read_or_planned_is_left_alone_for_some_time() {
         let (plans, manifest) = (Plans::default(), Digest::of(b"manifest"));
-        assert!(plans.get(&manifest).is_none());
+        assert!(plans.get(&manifest, Instant::now()).is_none());
+        let before = Instant::now();
         plans.keep(manifest, None);
-        assert!(matches!(plans.get(&manifest), Some(None)), "it is not read again at once");
+        assert!(matches!(plans.get(&manifest, before), Some(None)), "it is not read again at once");
         let (needs, options) = (Needs::default(), LoadOptions::default());
         needs.keep(&options, None);
-        assert_eq!(needs.get(&options), Some(None));
-        std::thread::sleep(RETRY);
-        assert!(plans.get(&manifest).is_none(), "its file may have been repaired");
-        assert_eq!(needs.get(&options), None);
+        assert_eq!(needs.get(&options, before), Some(None));
+        let later = Instant::now() + RETRY;
+        assert!(plans.get(&manifest, later).is_none(), "its file may have been repaired");
+        assert_eq!(needs.get(&options, later), None);
         let need = Some(Need { total: 2, cache: 1 });
         needs.keep(&options, need);
-        std::thread::sleep(RETRY);
-        assert_eq!(needs.get(&options), Some(need), "what is planned lasts");
+        assert_eq!(needs.get(&options, later + RETRY), Some(need), "what is planned lasts");
         assert_eq!(lock(&needs.0).len(), 1);
     }
 }

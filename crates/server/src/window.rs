@@ -29,7 +29,7 @@ impl App {
         let mut planning = None;
         for entry in entries {
             let digest = entry.shown_digest();
-            let known = self.plans().get(&digest);
+            let known = self.plans().get(&digest, Instant::now());
             let plan = match known {
                 Some(plan) => plan,
                 None => {
