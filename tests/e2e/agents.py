@@ -117,7 +117,9 @@ class Agent:
 
     def start(self, prompt, resumes=False):
         command = [BIN / self.binary, *self.command(prompt, resumes)]
-        return subprocess.Popen(command, cwd=self.work, env=self.env(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        # A shell starts programs in the background with SIGINT ignored, and children inherit that.
+        heed_interrupts = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+        return subprocess.Popen(command, cwd=self.work, env=self.env(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed_interrupts)
 
     def finish(self, process):
         try:
