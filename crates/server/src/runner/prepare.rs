@@ -5,7 +5,7 @@ use std::sync::Arc;
 use puna_api::native::{self, ToolChoice};
 use puna_engine::{Doses, EngineError, Job, Speculation};
 use puna_prompt::{CallForm, OutputParser, ParserInput, Stage, Template};
-use puna_sampler::{CONSTRAINT_BYTES_MAX, Grammar};
+use puna_sampler::{CONSTRAINT_BYTES_MAX, Grammar, Params};
 
 use super::answer::{Answer, no_tokens};
 use super::forced::{self, ForcedTool};
@@ -73,40 +73,19 @@ impl Preparer {
         }
         let tokens = self.tokens(self.prompt_tokens(&text, &task), &task)?;
         check_prompt_logprobs(&task, tokens.tokens.len())?;
-        let parser = parser_of(&task, &text);
-        let parser = if task.stream_calls { parser.map(OutputParser::telling_early) } else { parser };
         let num_ctx = self.context(task.options.num_ctx);
-        let mut sampling = task.options.sampling.clone();
-        self.check_biases(&sampling.logit_bias)?;
-        let doses = self.doses(task.options.adapters.as_deref())?;
-        sampling.normalize(num_ctx).map_err(|e| Failure::bad_request(e.to_string()))?;
-        let tags = parser.iter().flat_map(OutputParser::preserved);
-        let tags = tags.filter_map(|text| self.generator.control_token(&text).map(|token| (text, token)));
-        let tags: Vec<(String, u32)> = tags.collect();
-        let think_budget = self.think_budget(&task, &text)?;
-        listening(&handle)?;
-        let tools = forced::demanded(&task)?;
-        let checks = AnswerChecks::of(&task, &tools);
-        let calls_max = calls_max(&task);
         let limits = Limits {
             tokens: self.max_tokens(&task.options, num_ctx),
             prompt: tokens.tokens.len(),
             context: (!task.shift).then_some(num_ctx as usize),
         };
-        let call = self.demanded_call(&handle, &task, &text, &tags, &tools)?;
-        let (grammar, beginning) = self.answer_form(&handle, &task, call, parser.as_ref(), limits)?;
-        if let Some(checks) = &checks {
-            handle.send(Event::SchemaUnenforced(checks.keywords()));
-        }
-        let shown = tags.iter().map(|(_, token)| *token).collect();
-        let answer = Answer::new(handle.clone(), self.generator.clone(), parser)
-            .with_form(grammar.is_some())
-            .with_stop(&task.options.stop, task.options.has_own_stops)
-            .with_forced(beginning)
-            .with_calls_max(calls_max)
-            .with_think_budget(think_budget)
-            .with_checks(checks)
-            .with_dropped(text.dropped_messages, text.dropped_tokens + tokens.cut);
+        let sampling = self.sampling(&task.options, num_ctx)?;
+        let doses = self.doses(task.options.adapters.as_deref())?;
+        let parser = parser_of(&task, &text);
+        let parser = if task.stream_calls { parser.map(OutputParser::telling_early) } else { parser };
+        let tags = self.control_tags(parser.as_ref());
+        let (answer, grammar) = self.answer(&handle, &task, &text, parser, &tags, limits)?;
+        let answer = answer.with_dropped(text.dropped_messages, text.dropped_tokens + tokens.cut);
         if task.options.num_predict == 0 && task.prompt_logprobs.is_none() {
             handle.send(Event::Done(Box::new(no_tokens(&answer, tokens.tokens))));
             return Ok(());
@@ -117,7 +96,7 @@ impl Preparer {
             max_tokens: limits.tokens,
             speculation: Some(self.speculation(&task.options)),
             stop: task.options.stop,
-            shown,
+            shown: tags.iter().map(|(_, token)| *token).collect(),
             keep: tokens.keep,
             context: Some(num_ctx as usize),
             shift: task.shift,
@@ -132,6 +111,49 @@ impl Preparer {
         // Before the job is there, so that nothing of it comes first. What could still refuse it was looked at.
         handle.send(Event::Started { prompt_tokens: job.prompt.len() as u64 });
         self.begun(&handle, self.generator.submit(job, Box::new(answer)))
+    }
+
+    /// The settings of the sampler, checked against the model's vocabulary and the context.
+    fn sampling(&self, options: &RunOptions, num_ctx: u32) -> Result<Params, Failure> {
+        let mut sampling = options.sampling.clone();
+        self.check_biases(&sampling.logit_bias)?;
+        sampling.normalize(num_ctx).map_err(|e| Failure::bad_request(e.to_string()))?;
+        Ok(sampling)
+    }
+
+    /// The texts that the parser must see and that are control tokens of the model, with these tokens.
+    fn control_tags(&self, parser: Option<&OutputParser>) -> Vec<(String, u32)> {
+        let texts = parser.into_iter().flat_map(OutputParser::preserved);
+        texts.filter_map(|text| self.generator.control_token(&text).map(|token| (text, token))).collect()
+    }
+
+    /// The answer that the job's tokens go to, and the grammar that they must follow.
+    fn answer(
+        &self,
+        handle: &Handle,
+        task: &Generate,
+        text: &Text,
+        parser: Option<OutputParser>,
+        tags: &[(String, u32)],
+        limits: Limits,
+    ) -> Result<(Answer, Option<Grammar>), Failure> {
+        let think_budget = self.think_budget(task, text)?;
+        listening(handle)?;
+        let tools = forced::demanded(task)?;
+        let checks = AnswerChecks::of(task, &tools);
+        let call = self.demanded_call(handle, task, text, tags, &tools)?;
+        let (grammar, beginning) = self.answer_form(handle, task, call, parser.as_ref(), limits)?;
+        if let Some(checks) = &checks {
+            handle.send(Event::SchemaUnenforced(checks.keywords()));
+        }
+        let answer = Answer::new(handle.clone(), self.generator.clone(), parser)
+            .with_form(grammar.is_some())
+            .with_stop(&task.options.stop, task.options.has_own_stops)
+            .with_forced(beginning)
+            .with_calls_max(calls_max(task))
+            .with_think_budget(think_budget)
+            .with_checks(checks);
+        Ok((answer, grammar))
     }
 
     /// Takes note of a job that the engine has taken, or says why it has not. A client that has gone meanwhile ends it.
