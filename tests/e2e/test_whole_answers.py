@@ -1,4 +1,4 @@
-"""Answers of a form and demanded calls within small limits: they parse, or the request is refused with the length it needs."""
+"""Structured output and forced tool calls within small limits: they parse, or the request is refused with the length it needs."""
 import json
 import re
 

@@ -105,7 +105,7 @@ pub struct Tool {
     /// JSON schema of its arguments.
     #[cfg_attr(feature = "schema", schemars(with = "Map<String, Value>"))]
     pub input_schema: Value,
-    /// Whether the arguments of a demanded call must match the schema exactly.
+    /// Whether the arguments of a forced tool call must match the schema exactly.
     pub strict: Option<bool>,
 }
 

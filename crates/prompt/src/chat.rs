@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Value as Json};
 
 use crate::adapt::{
-    Adaptation, Adaptations, MessageRules, adapt, check_roles, is_accepted, is_whole, ordered,
+    Adaptation, Adaptations, MessageRules, adapt, check_roles, is_accepted, is_whole, order_results,
 };
 use crate::go;
 use crate::message::{Message, Think};
@@ -117,7 +117,7 @@ fn render_whole(
     messages: &[Message],
 ) -> Result<Rendered, PromptError> {
     if is_accepted(template, chat, rules, messages) {
-        let (ordered, adaptations) = ordered(messages);
+        let (ordered, adaptations) = order_results(messages);
         match render_as_is(template, chat, &ordered) {
             Ok(prompt) => return Ok(Rendered { prompt, adaptations }),
             Err(error) if error.is_refusal() => {}

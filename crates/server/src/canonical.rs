@@ -150,7 +150,7 @@ impl Generate {
             }
         };
         // Reading a grammar takes far longer than reading a text of its size.
-        let demanded = match (&self.input, &self.tool_choice) {
+        let forced = match (&self.input, &self.tool_choice) {
             (Input::Chat { tools, .. }, ToolChoice::Required | ToolChoice::Named(_)) => {
                 tools.iter().map(|tool| json_bytes(&tool.0)).sum()
             }
@@ -158,7 +158,7 @@ impl Generate {
         };
         input
             + object(&self.variables)
-            + GRAMMAR_WEIGHT * (demanded + self.format.as_ref().map_or(0, Constraint::bytes))
+            + GRAMMAR_WEIGHT * (forced + self.format.as_ref().map_or(0, Constraint::bytes))
     }
 
     /// So many answers to the same prompt, each with the seed after the last one's.

@@ -214,15 +214,19 @@ fn take_switch(variables: &mut Map<String, Value>, model: &Model) -> Option<Thin
     if !has(model, "thinking") {
         return None;
     }
-    let told = ["enable_thinking", "thinking"].map(|name| variables.shift_remove(name)?.as_bool());
-    told.into_iter().flatten().next().map(|on| if on { Think::On } else { Think::Off })
+    let values = ["enable_thinking", "thinking"].map(|name| {
+        let value = variables.get(name)?.as_bool()?;
+        variables.shift_remove(name);
+        Some(value)
+    });
+    values.into_iter().flatten().next().map(|on| if on { Think::On } else { Think::Off })
 }
 
 /// Refuses a call that cannot be made.
 fn check_tool_choice(choice: &ToolChoice, tools: &[Tool]) -> Result<(), Failure> {
     match choice {
         ToolChoice::Required if tools.is_empty() => {
-            Err(Failure::bad_request("tool_choice demands a call, but there are no tools"))
+            Err(Failure::bad_request("tool_choice requires a call, but there are no tools"))
         }
         ToolChoice::Named(name) if !tools.iter().any(|tool| tool.name() == name) => {
             Err(Failure::bad_request(format!(
@@ -248,6 +252,16 @@ mod tests {
     use puna_store::Store;
 
     use super::*;
+
+    #[test]
+    fn only_a_boolean_is_a_switch_for_thinking() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = Store::open(folder.path()).unwrap().resolve(&"cria".parse().unwrap()).unwrap();
+        let mut variables = Map::from_iter([("thinking".to_owned(), "high".into())]);
+        assert_eq!((take_switch(&mut variables, &model), variables.len()), (None, 1));
+        variables.insert("enable_thinking".into(), false.into());
+        assert_eq!((take_switch(&mut variables, &model), variables.len()), (Some(Think::Off), 1));
+    }
 
     #[test]
     fn older_tokens_make_room_as_asked_or_as_the_family_can() {

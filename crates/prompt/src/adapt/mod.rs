@@ -63,7 +63,9 @@ impl Adaptation {
                 "the text of a system message stands in another place, or a text stands before its calls in a message of its own"
             }
             Self::Reordered => "each result stands behind its call, in the order of the calls",
-            Self::Placeholder => "a text stands for calls or for a turn that the template demands",
+            Self::Placeholder => {
+                "a text stands for calls, for an image, or for a turn that the template requires"
+            }
             Self::Repaired => "arguments of a call that were no JSON object became the text of an argument",
             Self::Dropped => {
                 "messages or parts of them were left out: the context is too small, or the template has no place for them"
@@ -84,15 +86,15 @@ impl fmt::Display for Adaptation {
 /// The changes of a conversation, each kind once.
 pub type Adaptations = BTreeSet<Adaptation>;
 
-/// Puts what belongs together in order, and changes nothing else.
-pub(crate) fn ordered(messages: &[Message]) -> (Vec<Message>, Adaptations) {
+/// Puts the results of parallel calls in the order of the calls, and changes nothing else.
+pub(crate) fn order_results(messages: &[Message]) -> (Vec<Message>, Adaptations) {
     let mut done = Adaptations::new();
     (ordered_results(messages.to_vec(), &mut done), done)
 }
 
 /// Changes a conversation to what a template with these rules accepts.
 pub fn adapt(messages: &[Message], rules: &MessageRules) -> (Vec<Message>, Adaptations) {
-    let (mut messages, mut done) = ordered(messages);
+    let (mut messages, mut done) = order_results(messages);
     if !rules.developer {
         for message in messages.iter_mut().filter(|m| m.role == "developer") {
             message.role = "system".into();
@@ -120,14 +122,14 @@ pub fn adapt(messages: &[Message], rules: &MessageRules) -> (Vec<Message>, Adapt
             done.insert(Adaptation::Placeholder);
         });
     }
-    messages = without_empty_answers(messages, rules, &mut done);
-    messages = systems(messages, rules, &mut done);
+    messages = drop_empty_answers(messages, rules, &mut done);
+    messages = place_systems(messages, rules, &mut done);
     let merges = |message: &Message| match message.role.as_str() {
         "user" => !rules.consecutive_users,
         "assistant" => !rules.consecutive_assistants,
         _ => false,
     };
-    messages = merged(messages, merges, &mut done);
+    messages = merge_neighbours(messages, merges, &mut done);
     let is_turn = |m: &Message| m.role != "system" && m.role != "developer";
     let first = messages.iter().position(is_turn);
     let wants_user = match first {
@@ -143,11 +145,7 @@ pub fn adapt(messages: &[Message], rules: &MessageRules) -> (Vec<Message>, Adapt
 
 /// Removes assistant messages without text, thoughts, images and calls where the template refuses them. The last message stays:
 /// the model continues it.
-fn without_empty_answers(
-    messages: Vec<Message>,
-    rules: &MessageRules,
-    done: &mut Adaptations,
-) -> Vec<Message> {
+fn drop_empty_answers(messages: Vec<Message>, rules: &MessageRules, done: &mut Adaptations) -> Vec<Message> {
     if rules.empty_answers {
         return messages;
     }
@@ -171,13 +169,13 @@ fn without_empty_answers(
 }
 
 /// Puts system messages where the template accepts them.
-fn systems(messages: Vec<Message>, rules: &MessageRules, done: &mut Adaptations) -> Vec<Message> {
+fn place_systems(messages: Vec<Message>, rules: &MessageRules, done: &mut Adaptations) -> Vec<Message> {
     let head = messages.iter().take_while(|m| m.role == "system").count();
     let mut all = Vec::with_capacity(messages.len());
     let mut messages = messages.into_iter();
     let mut first: Vec<Message> = messages.by_ref().take(head).collect();
     if first.len() > 1 && !(rules.system && rules.several_systems) {
-        first = vec![joined(first)];
+        first = vec![join_messages(first)];
         done.insert(Adaptation::Merged);
     }
     let mut unplaced = None;
@@ -188,23 +186,28 @@ fn systems(messages: Vec<Message>, rules: &MessageRules, done: &mut Adaptations)
             }
             all.append(&mut first);
         }
-        false => unplaced = first.pop().filter(|system| !system.content.is_empty()),
+        false => {
+            let says_something = |system: &Message| !system.content.is_empty() || !system.images.is_empty();
+            unplaced = first.pop().filter(says_something);
+        }
     }
     for mut message in messages {
         match (message.role.as_str(), rules.late_system) {
-            ("system", LateSystem::Unknown) => {
+            ("system", LateSystem::NotInPlace) => {
                 let content = format!("<system>\n{}\n</system>", message.content);
                 message = Message { role: "user".into(), content, ..message };
                 done.insert(Adaptation::Renamed);
             }
-            ("user", _) => {
-                if let Some(system) = unplaced.take() {
-                    message.content = join(&system.content, &message.content);
-                    message.images.splice(0..0, system.images);
-                    done.insert(Adaptation::Moved);
-                }
+            ("user", _) => {}
+            _ => {
+                all.push(message);
+                continue;
             }
-            _ => {}
+        }
+        if let Some(system) = unplaced.take() {
+            message.content = join(&system.content, &message.content);
+            message.images.splice(0..0, system.images);
+            done.insert(Adaptation::Moved);
         }
         all.push(message);
     }
@@ -216,12 +219,16 @@ fn systems(messages: Vec<Message>, rules: &MessageRules, done: &mut Adaptations)
 }
 
 /// Joins neighbours of one role.
-fn merged(messages: Vec<Message>, merges: impl Fn(&Message) -> bool, done: &mut Adaptations) -> Vec<Message> {
+fn merge_neighbours(
+    messages: Vec<Message>,
+    merges: impl Fn(&Message) -> bool,
+    done: &mut Adaptations,
+) -> Vec<Message> {
     let mut all: Vec<Message> = Vec::with_capacity(messages.len());
     for message in messages {
         match all.last_mut() {
             Some(last) if last.role == message.role && merges(&message) => {
-                add(last, message);
+                append_message(last, message);
                 done.insert(Adaptation::Merged);
             }
             _ => all.push(message),
@@ -230,15 +237,15 @@ fn merged(messages: Vec<Message>, merges: impl Fn(&Message) -> bool, done: &mut 
     all
 }
 
-fn joined(messages: Vec<Message>) -> Message {
+fn join_messages(messages: Vec<Message>) -> Message {
     let mut messages = messages.into_iter();
     let mut all = messages.next().unwrap_or_default();
-    messages.for_each(|message| add(&mut all, message));
+    messages.for_each(|message| append_message(&mut all, message));
     all
 }
 
 /// Adds a message to the one before it, of the same role.
-fn add(last: &mut Message, message: Message) {
+fn append_message(last: &mut Message, message: Message) {
     last.content = join(&last.content, &message.content);
     last.images.extend(message.images);
     last.tool_calls.extend(message.tool_calls);

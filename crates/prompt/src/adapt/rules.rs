@@ -51,7 +51,7 @@ pub(crate) enum LateSystem {
     /// It is written in its place.
     InPlace,
     /// The template refuses or drops it, or writes it at the head, which would cost the prefix cache.
-    Unknown,
+    NotInPlace,
 }
 
 impl MessageRules {
@@ -59,7 +59,7 @@ impl MessageRules {
     pub fn of(template: &Template) -> Self {
         let probe = Probe(template);
         if !probe.accepts(&[user(0)]) {
-            return Self::of_everything();
+            return Self::permissive();
         }
         let late_systems = [
             probe.place_of_late_system(&[system(0), user(1), assistant(2), system(3), user(4)], 3),
@@ -67,7 +67,7 @@ impl MessageRules {
             probe.place_of_late_system(&[user(1), system(3)], 3),
         ];
         let late_system = match late_systems {
-            _ if late_systems.contains(&LateSystem::Unknown) => LateSystem::Unknown,
+            _ if late_systems.contains(&LateSystem::NotInPlace) => LateSystem::NotInPlace,
             _ => LateSystem::InPlace,
         };
         let is_named = matches!(template, Template::BuiltIn(_)) || template.source().contains("developer");
@@ -80,7 +80,7 @@ impl MessageRules {
             system: system_rule,
             moves_system: system_rule && probe.moves_system(),
             several_systems: system_rule && probe.writes(&[system(0), system(1), user(2)]),
-            late_system: if system_rule { late_system } else { LateSystem::Unknown },
+            late_system: if system_rule { late_system } else { LateSystem::NotInPlace },
             developer: is_named
                 && probe.accepts(&[developer(0), user(1)])
                 && probe.accepts(&[system(0), developer(1), user(2)])
@@ -100,7 +100,7 @@ impl MessageRules {
     }
 
     /// The rules that change nothing but the order of results.
-    fn of_everything() -> Self {
+    fn permissive() -> Self {
         Self {
             system: true,
             moves_system: false,
@@ -120,20 +120,20 @@ impl MessageRules {
         }
     }
 
-    /// The rules for an unknown template, such as that of a remote server: it takes system messages, calls and results, and
-    /// nothing else beside alternating turns.
-    pub fn of_unknown() -> Self {
-        let consecutive = Self { system: true, calls: true, results: true, ..Self::of_turns() };
-        Self { leading_assistant: true, no_user: true, ..consecutive }
+    /// The rules for an unknown template, such as that of a remote server: it takes system messages, calls, results, a leading
+    /// assistant message and no user message, and apart from these only alternating turns.
+    pub fn conservative() -> Self {
+        let base = Self { system: true, calls: true, results: true, ..Self::alternating_only() };
+        Self { leading_assistant: true, no_user: true, ..base }
     }
 
     /// The rules of a template that only takes turns of user and assistant, one after the other.
-    fn of_turns() -> Self {
+    fn alternating_only() -> Self {
         Self {
             system: false,
             moves_system: false,
             several_systems: false,
-            late_system: LateSystem::Unknown,
+            late_system: LateSystem::NotInPlace,
             developer: false,
             consecutive_users: false,
             consecutive_assistants: false,
@@ -150,7 +150,7 @@ impl MessageRules {
 
     /// Rules to try in this order when the template refuses a conversation that follows these rules.
     pub(crate) fn stricter(self) -> [Self; 4] {
-        let turns = Self::of_turns();
+        let turns = Self::alternating_only();
         let merged = Self {
             system: self.system,
             moves_system: self.moves_system,
@@ -238,11 +238,11 @@ impl Probe<'_> {
 
     fn place_of_late_system(&self, messages: &[Message], late: usize) -> LateSystem {
         let prompt = self.rendered(messages).filter(|prompt| has_all(prompt, messages));
-        let Some(prompt) = prompt else { return LateSystem::Unknown };
+        let Some(prompt) = prompt else { return LateSystem::NotInPlace };
         let at = |number| prompt.find(&mark(number));
         match (at(late), at(1)) {
-            (None, _) | (_, None) => LateSystem::Unknown,
-            (Some(late), Some(user)) if late < user => LateSystem::Unknown,
+            (None, _) | (_, None) => LateSystem::NotInPlace,
+            (Some(late), Some(user)) if late < user => LateSystem::NotInPlace,
             _ => LateSystem::InPlace,
         }
     }
@@ -346,13 +346,17 @@ pub(crate) fn is_accepted(
     if (!rules.developer && has("developer")) || (!rules.system && has("system")) {
         return false;
     }
-    let Some((prompt, form)) = rendered_form(template, chat, messages) else { return messages.is_empty() };
+    let Some((prompt, form)) = render_with_markers(template, chat, messages) else {
+        return messages.is_empty();
+    };
     has_arguments(&prompt, &form) && has_in_order(&prompt, &form)
 }
 
 /// Whether a template writes all texts and calls of a conversation of this form, with system messages wherever.
 pub(crate) fn is_whole(template: &Template, chat: &Chat<'_>, messages: &[Message]) -> bool {
-    let Some((prompt, form)) = rendered_form(template, chat, messages) else { return messages.is_empty() };
+    let Some((prompt, form)) = render_with_markers(template, chat, messages) else {
+        return messages.is_empty();
+    };
     let is_system = |m: &Message| matches!(m.role.as_str(), "system" | "developer");
     let (systems, turns): (Vec<Message>, Vec<Message>) = form.into_iter().partition(is_system);
     has_all(&prompt, &systems) && has_in_order(&prompt, &turns) && has_arguments(&prompt, &turns)
@@ -360,7 +364,7 @@ pub(crate) fn is_whole(template: &Template, chat: &Chat<'_>, messages: &[Message
 
 /// Renders the conversation with a marker in place of each text and argument: the prompt and the marked messages. `None` if the
 /// template refuses it, or if there are no messages. A trailing answer that the model continues is not rendered.
-fn rendered_form(
+fn render_with_markers(
     template: &Template,
     chat: &Chat<'_>,
     messages: &[Message],

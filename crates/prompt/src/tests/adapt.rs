@@ -114,6 +114,10 @@ fn a_system_message_stands_before_the_first_user_where_the_template_has_no_place
     assert_eq!((text.as_str(), done.as_slice()), ("[user]S\n\nu", &[Adaptation::Moved][..]));
     let (text, done) = prompt(&jinja(NO_SYSTEM), &[message("system", "S")]);
     assert_eq!((text.as_str(), done.as_slice()), ("[user]S", &[Adaptation::Renamed][..]));
+    let late =
+        [message("system", "S"), message("assistant", "a"), message("system", "T"), message("user", "u")];
+    let (text, _) = prompt(&jinja(NO_SYSTEM), &late);
+    assert!(has_in_order(&text, &["S", "<system>\nT\n</system>", "u"]), "{text}");
 }
 
 #[test]

@@ -81,7 +81,7 @@ pub(crate) struct EndedCall {
     /// How it ended.
     pub(crate) outcome: CallOutcome,
     /// Whether the client is to handle the call: to run it, or to report to the model that its arguments are not JSON.
-    pub(crate) is_to_be_handled: bool,
+    pub(crate) requires_client_action: bool,
 }
 
 impl EndedCall {
@@ -95,7 +95,9 @@ impl EndedCall {
         match &self.outcome {
             CallOutcome::Complete(arguments) => arguments.clone(),
             _ if self.text.trim().is_empty() => Map::new(),
-            CallOutcome::Invalid(_) | CallOutcome::CutOff => unparsed_arguments(&self.text),
+            CallOutcome::Invalid(_) | CallOutcome::CutOff => {
+                serde_json::from_str(&self.text).unwrap_or_else(|_| unparsed_arguments(&self.text))
+            }
         }
     }
 }
@@ -240,7 +242,7 @@ impl AnswerEvents {
     fn end_call(&mut self, outcome: CallOutcome) {
         let Some(OpenCall { index, name, sent, .. }) = self.open.take() else { return };
         // The text is parsed here alone, and once.
-        let (rest, outcome, is_to_be_handled) = match outcome {
+        let (rest, outcome, requires_client_action) = match outcome {
             CallOutcome::Complete(arguments) if sent.is_empty() => {
                 (Value::Object(arguments.clone()).to_string(), CallOutcome::Complete(arguments), true)
             }
@@ -257,7 +259,7 @@ impl AnswerEvents {
             CallOutcome::CutOff => (String::new(), CallOutcome::CutOff, false),
         };
         let text = sent + &rest;
-        let ended = EndedCall { index, name, text, rest, outcome, is_to_be_handled };
+        let ended = EndedCall { index, name, text, rest, outcome, requires_client_action };
         self.ready.push_back(AnswerEvent::CallEnd(ended));
     }
 

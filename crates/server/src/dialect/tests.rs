@@ -6,7 +6,7 @@ use puna_api::native::{Logprob, Message};
 use puna_sampler::Constraint;
 use serde_json::{Value, json};
 
-use super::answer_events::AnswerEvents;
+use super::answer_events::{AnswerEvents, EndedCall};
 use super::native::{ChatEncoder, GenerateEncoder};
 use super::{AnswerEvent, Encoder, Times, openai};
 use crate::canonical::{CallOutcome, Done, Event, Failure, Piece, Reason};
@@ -387,4 +387,15 @@ fn malformed_tools_and_calls_of_chats_are_refused_with_their_position() {
     }
     assert_eq!(call(json!({"custom": {"name": "c", "input": "x"}})).unwrap(), "c");
     assert_eq!(call(json!({"function": {"name": "f", "arguments": ""}})).unwrap(), "f");
+}
+
+#[test]
+fn a_call_that_is_cut_behind_its_object_keeps_the_arguments() {
+    let arguments = |text: &str| {
+        let (name, text, rest) = ("f".to_owned(), text.to_owned(), String::new());
+        let outcome = CallOutcome::CutOff;
+        EndedCall { index: 0, name, text, rest, outcome, requires_client_action: false }.arguments()
+    };
+    assert_eq!(Value::Object(arguments(r#"{"a": 1}"#)), json!({"a": 1}));
+    assert_eq!(Value::Object(arguments(r#"{"a": "#)), json!({"unparsed_arguments": r#"{"a": "#}));
 }

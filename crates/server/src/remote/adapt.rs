@@ -7,7 +7,7 @@ use puna_prompt::{FunctionCall, Image, MessageRules};
 pub(super) fn adapted(messages: &[Message]) -> (Vec<Message>, Vec<String>) {
     let mut images = Vec::new();
     let of_prompt: Vec<_> = messages.iter().map(|message| prompt_message(message, &mut images)).collect();
-    let (adapted, kinds) = puna_prompt::adapt(&of_prompt, &MessageRules::of_unknown());
+    let (adapted, kinds) = puna_prompt::adapt(&of_prompt, &MessageRules::conservative());
     let adapted = adapted.into_iter().map(|message| native_message(message, &images)).collect();
     (adapted, kinds.iter().map(ToString::to_string).collect())
 }

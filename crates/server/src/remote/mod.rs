@@ -183,6 +183,9 @@ fn check(generate: &Generate) -> Result<(), Failure> {
     match generate {
         Generate { render_only: true, .. } => Err(cannot("its prompts are rendered there")),
         Generate { prompt_logprobs: Some(_), .. } => Err(cannot("prompt_logprobs cannot be asked for")),
+        Generate { options, .. } if options.num_predict == 0 => {
+            Err(cannot("an answer of no tokens (num_predict: 0) cannot be asked for"))
+        }
         _ => check_messages(generate),
     }
 }

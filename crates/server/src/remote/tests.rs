@@ -110,6 +110,16 @@ fn an_assistant_s_last_message_is_to_be_continued() {
 }
 
 #[test]
+fn an_answer_of_no_tokens_is_refused() {
+    let limited = |num_predict| {
+        let mut generate = generate(json!({}));
+        generate.options.num_predict = num_predict;
+        check(&generate).map_err(|failure| failure.status)
+    };
+    assert_eq!([limited(0), limited(1), limited(-1)], [Err(400), Ok(()), Ok(())]);
+}
+
+#[test]
 fn messages_that_local_models_refuse_are_refused_by_their_place() {
     let call = json!({"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": {}}}]});
     let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "r"});

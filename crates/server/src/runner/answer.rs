@@ -432,7 +432,7 @@ impl Answer {
     }
 }
 
-/// Whether a demanded call, which begins like this, ends the thought before it by itself.
+/// Whether a forced tool call, which begins like this, ends the thought before it by itself.
 pub(super) fn begins_with_end(beginning: &str, thought_end: &str) -> bool {
     let end = thought_end.trim();
     !end.is_empty() && beginning.trim_start().starts_with(end)

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::canonical::{Failure, Generate, Input};
 
-/// A tool of which a call is demanded.
+/// A tool of which a call is forced.
 #[derive(Debug, Clone)]
 pub(super) struct ForcedTool<'t> {
     tool: &'t Tool,
@@ -97,7 +97,7 @@ fn unfit(tool: &Tool, reason: &str) -> Failure {
     let reason = reason.strip_prefix("invalid JSON schema in format: ").unwrap_or(reason);
     let name = tool.name();
     Failure::bad_request(format!(
-        "tools: a call of {name:?} cannot be demanded with these parameters: {reason}"
+        "tools: a call of {name:?} cannot be forced with these parameters: {reason}"
     ))
 }
 
@@ -116,7 +116,7 @@ pub(super) fn blame(
             return unfit(tool.tool, &reason);
         }
     }
-    Failure::bad_request(format!("tools: calls of these tools cannot be demanded: {error}"))
+    Failure::bad_request(format!("tools: calls of these tools cannot be forced: {error}"))
 }
 
 /// Refuses tools that nobody could call.
@@ -172,15 +172,15 @@ pub(super) fn check_names(
 ///
 /// # Errors
 /// As [`ForcedTool::new`].
-pub(super) fn demanded(task: &Generate) -> Result<Vec<ForcedTool<'_>>, Failure> {
+pub(super) fn forced_tools(task: &Generate) -> Result<Vec<ForcedTool<'_>>, Failure> {
     let Input::Chat { tools, .. } = &task.input else { return Ok(Vec::new()) };
-    let is_demanded = |tool: &&Tool| match &task.tool_choice {
+    let is_forced = |tool: &&Tool| match &task.tool_choice {
         // Allowed tools are the only ones that a task has.
         ToolChoice::Auto | ToolChoice::None | ToolChoice::Allowed { .. } => false,
         ToolChoice::Required => true,
         ToolChoice::Named(name) => tool.name() == name,
     };
-    tools.iter().filter(is_demanded).map(ForcedTool::new).collect()
+    tools.iter().filter(is_forced).map(ForcedTool::new).collect()
 }
 
 /// A text for a place in a regular expression of Lark.

@@ -43,8 +43,8 @@ impl Limits {
 }
 
 impl Preparer {
-    /// The grammar of an answer that has a form, and how it begins where it is a demanded call, which is `call` then. An
-    /// answer to a JSON Schema and a demanded call are to be whole, for which the limits must leave room.
+    /// The grammar of an answer that has a form, and how it begins where it is a forced tool call, which is `call` then. An
+    /// answer to a JSON Schema and a forced tool call are to be whole, for which the limits must leave room.
     pub(super) fn answer_form(
         &self,
         handle: &Handle,
@@ -68,7 +68,7 @@ impl Preparer {
     }
 
     /// Tokens that end the thought which the prompt leaves open, where the answer, which begins with `beginning` if it is a
-    /// demanded call, does not end it itself.
+    /// forced tool call, does not end it itself.
     fn thought_end_tokens(&self, parser: Option<&OutputParser>, beginning: Option<&str>) -> usize {
         let end = parser.filter(|parser| parser.is_thinking()).and_then(OutputParser::thought_end);
         let end = end.filter(|end| !beginning.is_some_and(|beginning| begins_with_end(beginning, end)));

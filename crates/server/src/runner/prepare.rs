@@ -139,9 +139,9 @@ impl Preparer {
     ) -> Result<(Answer, Option<Grammar>), Failure> {
         let think_budget = self.think_budget(task, text)?;
         listening(handle)?;
-        let tools = forced::demanded(task)?;
+        let tools = forced::forced_tools(task)?;
         let checks = AnswerChecks::of(task, &tools);
-        let call = self.demanded_call(handle, task, text, tags, &tools)?;
+        let call = self.forced_call(handle, task, text, tags, &tools)?;
         let (grammar, beginning) = self.answer_form(handle, task, call, parser.as_ref(), limits)?;
         if let Some(checks) = &checks {
             handle.send(Event::SchemaUnenforced(checks.keywords()));
@@ -189,7 +189,7 @@ impl Preparer {
     }
 
     /// The grammar of the call that the request demands, if it does, and how it begins.
-    pub(super) fn demanded_call(
+    pub(super) fn forced_call(
         &self,
         handle: &Handle,
         task: &Generate,
@@ -203,7 +203,7 @@ impl Preparer {
         let form = CallForm::of(template, parser, template.think_tags().as_ref(), &facts.ends);
         let form = form.ok_or_else(|| {
             Failure::bad_request(
-                "tool_choice: the form in which this model's template writes calls cannot be demanded; use \"auto\"",
+                "tool_choice: the form in which this model's template writes calls cannot be forced; use \"auto\"",
             )
         })?;
         let answers = parser_of(task, text).is_some_and(|parser| parser.stage() != Stage::Thinking);

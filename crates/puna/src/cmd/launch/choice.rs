@@ -8,7 +8,6 @@ use anyhow::{Context, Result, bail};
 use puna_api::native::{ModelSummary, ShowRequest, ShowResponse};
 use serde_json::{Value, json};
 
-use super::agents::Agent;
 use super::catalog::{Suggestion, fitting};
 use crate::cmd::library::is_not_found;
 use crate::cmd::transfer::fetch;
@@ -30,7 +29,7 @@ pub struct Chosen {
 ///
 /// # Errors
 /// There is none, or the server does not answer.
-pub fn choose(service: &Service, agent: &dyn Agent, named: Option<&str>, asks: bool) -> Result<Chosen> {
+pub fn choose(service: &Service, title: &str, least: u64, named: Option<&str>, asks: bool) -> Result<Chosen> {
     if let Some(name) = named {
         return match show(service, name) {
             Err(error) if is_not_found(&error) => pull_named(service, name, asks),
@@ -41,12 +40,12 @@ pub fn choose(service: &Service, agent: &dyn Agent, named: Option<&str>, asks: b
     for name in last.iter().cloned().chain(candidates(service)?) {
         // One of the list may have been removed meanwhile, or be broken.
         let Ok(info) = show(service, &name) else { continue };
-        let is_large = trained(&info).is_none_or(|trained| trained >= agent.least_window());
+        let is_large = trained(&info).is_none_or(|trained| trained >= least);
         if can(&info, "tools") && can(&info, "completion") && (is_large || last.as_ref() == Some(&name)) {
             return Ok(Chosen { name, info });
         }
     }
-    offer(service, agent, asks)
+    offer(service, title, least, asks)
 }
 
 /// Whether a model has a capability.
@@ -65,7 +64,7 @@ fn trained(info: &ShowResponse) -> Option<u64> {
     info.model_info.get(&format!("{architecture}.context_length"))?.as_u64()
 }
 
-/// Names of models that may do, the most likely first: loaded ones by their last use, then stored ones from the newest on.
+/// Names of models that may do, the most likely first: loaded ones, the last to be unloaded first, then stored ones, the newest first.
 fn candidates(service: &Service) -> Result<Vec<String>> {
     let mut loaded = service.wait(service.client().ps())?.models;
     loaded.sort_by(|a, b| b.expires_at.cmp(&a.expires_at));
@@ -96,8 +95,7 @@ fn pulled(service: &Service, name: &str) -> Result<Chosen> {
 }
 
 /// Offers models of the list that fit this machine.
-fn offer(service: &Service, agent: &dyn Agent, asks: bool) -> Result<Chosen> {
-    let (title, least) = (agent.title(), agent.least_window());
+fn offer(service: &Service, title: &str, least: u64, asks: bool) -> Result<Chosen> {
     let none = format!("no stored model can call tools in a context of {least} tokens, as {title} needs");
     if !service.is_here() {
         bail!("{none}: pull one on the server {}, or name one with --model", service.client().base());

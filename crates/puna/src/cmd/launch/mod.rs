@@ -27,7 +27,7 @@ use crate::{out, usage};
 use agents::{AGENTS, Agent, Target, agent};
 use choice::{Chosen, can};
 
-/// What is asked of a client that Puna does not start: as much as agents need.
+/// The context window in tokens that a client needs that Puna does not start: about that of the agents it does start.
 const USUAL_WINDOW: u64 = 32_768;
 
 pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
@@ -52,12 +52,10 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
         bail!("an agent needs a server at an address: OLLAMA_HOST has the port 0");
     }
     let asks = !args.print && choice::has_terminal();
-    // Other clients need about as much as this one.
-    let wanted = known.unwrap_or(AGENTS[1]);
-    let chosen = choice::choose(&service, wanted, args.model.as_deref(), asks)?;
-    let (target, meta) = target(&service, &config, &chosen)?;
     let title = known.map_or(args.client.as_str(), |agent| agent.title());
     let least = known.map_or(USUAL_WINDOW, |agent| agent.least_window());
+    let chosen = choice::choose(&service, title, least, args.model.as_deref(), asks)?;
+    let (target, meta) = target(&service, &config, &chosen)?;
     for warning in warnings(title, least, &target, &meta, &chosen.info) {
         out::note(format_args!("warning: {warning}"));
     }
@@ -120,7 +118,7 @@ fn warnings(title: &str, least: u64, target: &Target, meta: &ModelMeta, info: &S
     let model = &target.model;
     if !can(info, "tools") {
         warnings.push(format!(
-            "the model {model} cannot call tools: {title} can talk with it, but it changes no file"
+            "the model {model} cannot call tools: the server refuses requests of {title}; choose another with --model"
         ));
     }
     let Some(window) = target.window else {

@@ -99,7 +99,7 @@ impl MessagesEncoder {
             content.push(Block::Text { text: all.content });
         }
         let was_cut_off = all.tool_calls.iter().any(|one| one.call.outcome == CallOutcome::CutOff);
-        let is_handled = all.tool_calls.iter().any(|one| one.call.is_to_be_handled);
+        let is_handled = all.tool_calls.iter().any(|one| one.call.requires_client_action);
         content.extend(all.tool_calls.into_iter().flat_map(|call| self.call(call)));
         let is_to_run = |block: &Block| matches!(block, Block::ToolUse { .. });
         let called = is_handled && !was_cut_off && content.iter().any(is_to_run);
@@ -191,13 +191,13 @@ impl MessagesEncoder {
         let is_whole = call.text == call.rest;
         let rest = match call.is_complete() {
             true => call.rest.clone(),
-            false if is_whole && call.is_to_be_handled => Value::Object(call.arguments()).to_string(),
+            false if is_whole && call.requires_client_action => Value::Object(call.arguments()).to_string(),
             false => String::new(),
         };
         if !rest.is_empty() {
             self.delta(value!({"type": "input_json_delta", "partial_json": rest}), out);
         }
-        self.called |= call.is_complete() || is_whole && call.is_to_be_handled;
+        self.called |= call.is_complete() || is_whole && call.requires_client_action;
         self.was_cut_off |= call.outcome == CallOutcome::CutOff;
         self.close(out);
     }

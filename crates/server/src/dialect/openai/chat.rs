@@ -190,7 +190,7 @@ impl ChatEncoder {
     fn choice(&self, (answer, index): (Collected, u32)) -> Choice {
         // Where only the prompt was asked for, nobody has answered.
         let role = if answer.rendered.is_none() { "assistant" } else { "" };
-        let called = answer.tool_calls.iter().any(|one| one.call.is_to_be_handled);
+        let called = answer.tool_calls.iter().any(|one| one.call.requires_client_action);
         Choice {
             index,
             finish_reason: answer.done.as_deref().map(|done| finish_reason(done, called)),
@@ -237,7 +237,7 @@ impl Encoder for ChatEncoder {
                 self.arguments(from, text, out);
             }
             AnswerEvent::CallEnd(call) => {
-                self.choices[from].called |= call.is_to_be_handled;
+                self.choices[from].called |= call.requires_client_action;
                 if self.is_custom(from) {
                     return self.custom_call(from, call, out);
                 }

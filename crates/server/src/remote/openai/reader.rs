@@ -345,7 +345,7 @@ impl<'a> Reader<'a> {
             return self.send(Event::Content(Piece { text, logprobs: Vec::new() })).await;
         };
         let read = match (arguments.trim(), reason) {
-            ("", Some(Reason::Stop)) => Ok(Map::new()),
+            ("" | "null", Some(Reason::Stop)) => Ok(Map::new()),
             (text, _) => serde_json::from_str(text),
         };
         let outcome = match (read, reason) {

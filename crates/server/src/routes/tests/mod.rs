@@ -345,7 +345,7 @@ async fn fields_of_openai_that_change_the_answer_are_obeyed_or_refused() {
     for (extra, want) in [
         (json!({"n": 129}), "n must be at most 128"),
         (json!({"tool_choice": "odd"}), "invalid tool_choice: \"odd\""),
-        (json!({"tool_choice": "required"}), "tool_choice demands a call, but there are no tools"),
+        (json!({"tool_choice": "required"}), "tool_choice requires a call, but there are no tools"),
         (json!({"n": 0}), "n must be at least 1"),
         (
             json!({"n": "x"}),

@@ -134,7 +134,7 @@ async fn strict_schemas_refuse_what_would_be_checked() {
 }
 
 #[tokio::test]
-async fn arguments_of_demanded_calls_are_checked() {
+async fn arguments_of_forced_calls_are_checked() {
     let b = saying("").await;
     let made = json!({"model": "caller", "from": "cria", "renderer": "qwen3-coder", "parser": "qwen3-coder"});
     assert_eq!(b.post("/api/create", made).await.status, 200);

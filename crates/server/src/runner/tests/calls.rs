@@ -220,7 +220,7 @@ async fn every_call_of_a_list_comes_while_it_is_written() {
 }
 
 #[tokio::test]
-async fn a_demanded_call_of_the_embedded_model_is_streamed() {
+async fn a_forced_call_of_the_embedded_model_is_streamed() {
     let link = loaded_file(None, 512).await;
     let Task::Generate(mut generate) = task("", 100, 4, true, true) else { panic!() };
     let question = puna_api::native::Message {
@@ -330,7 +330,7 @@ async fn tools_that_cannot_be_called_are_refused_by_name() {
 }
 
 #[tokio::test]
-async fn arguments_of_a_demanded_call_are_an_object_whatever_else_is_allowed() {
+async fn arguments_of_a_forced_call_are_an_object_whatever_else_is_allowed() {
     let link = loaded_file(None, 512).await;
     let allowed = [
         json!({"type": ["object", "null"], "properties": {}}),

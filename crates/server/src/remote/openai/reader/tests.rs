@@ -133,6 +133,9 @@ async fn a_call_that_the_limit_or_a_filter_cuts_off_is_not_invalid() {
     let empty = json!({"tool_calls": [part(0, "a", "f", "")]});
     let all = events_of(std::slice::from_ref(&empty), Some(Reason::Stop)).await;
     assert_eq!(calls(&all)[0].2, complete(json!({})));
+    let null = json!({"tool_calls": [part(0, "a", "f", "null")]});
+    let all = events_of(&[null], Some(Reason::Stop)).await;
+    assert_eq!(calls(&all)[0].2, complete(json!({})));
     for reason in [Reason::Length, Reason::ContentFilter] {
         let all = events_of(std::slice::from_ref(&empty), Some(reason)).await;
         assert_eq!(calls(&all)[0].2, Some(CallOutcome::CutOff));
