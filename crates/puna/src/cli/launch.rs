@@ -4,7 +4,7 @@ use clap::Args;
 
 pub const LAUNCH_HELP: &str = "\
 CLIENT is claude, codex, opencode, qwen or pi, which must be installed. It gets the server's address, the key, the model and its
-real context window for this run alone; puna changes no file of the client. What stands behind -- goes to it.
+real context window for this run alone; puna changes no file of the client. Arguments after -- go to the client.
 
 Without --model it gets the model that was launched last, else one that is loaded or stored and can call tools; where there is none,
 models that fit this machine are offered.

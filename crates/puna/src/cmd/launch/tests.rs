@@ -198,5 +198,8 @@ fn a_window_that_is_too_small_is_named_with_what_to_set() {
     );
     assert!(said(None, trained(40_960), "").contains("does not say"));
     let plain = warnings("pi", 1, &target(Some(9)), &trained(9), &ShowResponse::default());
-    assert_eq!(plain, ["the model qwen3 cannot call tools: pi can talk with it, but it changes no file"]);
+    assert_eq!(
+        plain,
+        ["the model qwen3 cannot call tools: the server refuses requests of pi; choose another with --model"]
+    );
 }
