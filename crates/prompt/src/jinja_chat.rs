@@ -44,19 +44,28 @@ pub(crate) fn render(
     let mut variables = base_variables(template, chat, think);
     variables.insert("messages".into(), messages_value(template, closed));
     variables.extend(chat.variables.clone());
-    let mut prompt = run(template, &variables, chat.now())?;
+    let mut prompt = run(template, &mut variables, chat.now())?;
     if let Some(message) = open {
         continue_answer(template, &mut prompt, message);
     }
     Ok(prompt)
 }
 
+/// Renders a template. One that fails without tools, since it always lists them, gets an empty list.
 fn run(
     template: &JinjaTemplate,
-    variables: &Map<String, Json>,
+    variables: &mut Map<String, Json>,
     now: jiff::civil::DateTime,
 ) -> Result<String, PromptError> {
-    template.render(variables.iter().map(|(k, v)| (k.as_str(), v)), now)
+    let render =
+        |variables: &Map<String, Json>| template.render(variables.iter().map(|(k, v)| (k.as_str(), v)), now);
+    match render(variables) {
+        Err(PromptError::JinjaRender { .. }) if variables.get("tools").is_some_and(Json::is_null) => {
+            variables.insert("tools".into(), json!([]));
+            render(variables)
+        }
+        result => result,
+    }
 }
 
 fn base_variables(template: &JinjaTemplate, chat: &Chat<'_>, think: Option<&Think>) -> Map<String, Json> {
@@ -235,5 +244,5 @@ fn probe(template: &JinjaTemplate, messages: Json, tools: Json) -> Option<String
     let mut variables = base_variables(template, &chat, None);
     variables.insert("messages".into(), messages);
     variables.insert("tools".into(), tools);
-    run(template, &variables, chat.now()).ok()
+    run(template, &mut variables, chat.now()).ok()
 }

@@ -77,12 +77,19 @@ pub(super) struct Out {
     calls: usize,
     /// The present call, where calls are told of early.
     early: Option<Early>,
+    /// The beginning of the last malformed call was told.
+    was_told: bool,
 }
 
 impl Out {
     /// Tells of calls while their arguments come.
     pub(super) fn tell_early(&mut self) {
         self.early = Some(Early::default());
+    }
+
+    /// Whether calls are told of while their arguments come, and the last malformed one was not.
+    pub(super) fn has_not_told(&self) -> bool {
+        self.early.is_some() && !self.was_told
     }
 
     /// Gets ready for the next call; what was told of the present one.
@@ -157,7 +164,9 @@ impl Out {
     }
 
     pub(super) fn malformed(&mut self, text: String, error: CallError) {
-        let told = self.renew().is_some_and(|told| told.given() > 0 || told.has_told());
+        let early = self.renew();
+        self.was_told = early.as_ref().is_some_and(Early::has_told);
+        let told = self.was_told || early.is_some_and(|early| early.given() > 0);
         if told || !text.is_empty() {
             self.parts.push(Part::Malformed { text, error });
         }

@@ -35,6 +35,9 @@ pub(super) fn for_template(
     Box::new(Generic { lone_close: is_jinja, ..Generic::new(tags, input.prompt, scan) })
 }
 
+/// Bytes of an object that is read as a call without arguments.
+const NAME_OBJECT_MAX: usize = 512;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Before anything but white space.
@@ -257,16 +260,27 @@ impl Scan {
 
     /// Reads calls; true if they are over before the text is. What cannot be one comes out at the end.
     fn read(&mut self, end: bool, out: &mut Out) -> bool {
-        loop {
-            let closing = self.closing().filter(|_| self.calls == 0);
+        'calls: loop {
+            let closing = self.closing();
             let seen = self.text.seen();
             let mut ended = None;
             let rest = self.text.rest();
             for (at, byte) in rest.bytes().enumerate().skip(seen) {
                 if let Some(closing) = closing.as_deref().filter(|_| byte == b'<' && !self.braces.in_string) {
                     if rest[at..].starts_with(closing) {
-                        self.refuse(at + closing.len(), out);
-                        return true;
+                        let name = self.call_of_name(&rest[..at]);
+                        match name {
+                            Some(name) => {
+                                out.calls(Ok(vec![call(name, Map::new())]), |_| String::new());
+                                self.skip_call(at + closing.len());
+                                continue 'calls;
+                            }
+                            None if self.calls == 0 => {
+                                self.refuse(at + closing.len(), out);
+                                return true;
+                            }
+                            None => {}
+                        }
                     }
                     if closing.starts_with(&rest[at..]) && !end {
                         self.text.set_seen(at);
@@ -313,7 +327,10 @@ impl Scan {
         let text = self.text.rest();
         // At the end all text is gone.
         let (Some(before), Some(inside)) = (text.get(..from), text.get(from..to)) else { return };
-        let before = before.trim_start();
+        let mut before = before.trim_start();
+        if let Some(closing) = self.closing().filter(|_| self.calls > 0) {
+            before = before.strip_prefix(closing.as_str()).unwrap_or(before).trim_start();
+        }
         let before = before.strip_prefix(&self.tag).unwrap_or(before).trim();
         // Those of a list come one by one.
         let in_list = self.braces.list.is_some() && before == if self.calls > 0 { "," } else { "[" };
@@ -328,6 +345,17 @@ impl Scan {
         out.malformed(text, CallError::Form("a tool's name and a JSON object"));
         (self.state, self.braces, self.object) = (Search::Tag, Braces::default(), None);
         (self.named, self.names_seen) = (None, 0);
+    }
+
+    /// The tool of the object at the end of a text, where it has the tool's name and no arguments.
+    fn call_of_name(&self, text: &str) -> Option<String> {
+        let text = text.trim_end();
+        let tail = text.floor_char_boundary(text.len().saturating_sub(NAME_OBJECT_MAX));
+        let from = tail + text[tail..].rfind('{')?;
+        let object: Map<String, Json> = serde_json::from_str(&text[from..]).ok()?;
+        let is_absent = |key: &str| object.get(key).is_none_or(Json::is_null);
+        let name = object.get("name")?.as_str()?;
+        (self.tools.has(name) && is_absent("arguments") && is_absent("parameters")).then(|| name.to_owned())
     }
 
     /// Brackets balance, of which so many bytes are left: with calls in them the rest is nothing, without they were the answer.
@@ -423,7 +451,8 @@ impl Scan {
         };
         if let Some(name) = object.get("name") {
             let declared = name.as_str().filter(|name| self.tools.has(name));
-            let given = ["arguments", "parameters"].iter().find_map(|key| given(object.get(*key)?));
+            let keys = ["arguments", "parameters"];
+            let given = keys.iter().find_map(|key| given(object.get(*key)?));
             return match (declared, given) {
                 (Some(name), Some(given)) => Hit::Call(name.to_owned(), given),
                 _ => Hit::Refused,

@@ -27,6 +27,7 @@ pub use forced::{Arguments, CallForm};
 use pending::Pending;
 pub use prefix::JsonPrefix;
 pub(crate) use shapes::Found;
+use tools::Tools;
 pub use written::{Frame, Style, ValueKind, Written};
 
 use crate::message::{FunctionCall, Message, Think};
@@ -123,12 +124,13 @@ pub struct OutputParser {
     grammar: Box<dyn Grammar>,
     text: Pending,
     out: Out,
+    tools: Tools,
 }
 
 impl OutputParser {
     /// The parser of a name, `None` for an unknown one.
     pub fn by_name(name: &str, input: &ParserInput<'_>) -> Option<Self> {
-        families::by_name(name, input).map(Self::new)
+        families::by_name(name, input).map(|grammar| Self::new(grammar, input.tools))
     }
 
     /// The names that [`by_name`](Self::by_name) knows.
@@ -139,17 +141,17 @@ impl OutputParser {
     /// The parser for a model that names none: `tags` around thoughts, if it is to think, and the tool calls that the
     /// template writes, if tools are offered.
     pub fn for_template(template: &Template, tags: Option<ThinkTags>, input: &ParserInput<'_>) -> Self {
-        Self::new(generic::for_template(template, tags, input))
+        Self::new(generic::for_template(template, tags, input), input.tools)
     }
 
     /// A parser that takes what stands between `tags` at the start for a thought, or from the start where `prompt` ends
     /// with the opening one.
     pub fn thinking(tags: ThinkTags, prompt: &str) -> Self {
-        Self::new(Box::new(generic::Generic::new(Some(tags), prompt, None)))
+        Self::new(Box::new(generic::Generic::new(Some(tags), prompt, None)), &[])
     }
 
-    fn new(grammar: Box<dyn Grammar>) -> Self {
-        Self { grammar, text: Pending::default(), out: Out::default() }
+    fn new(grammar: Box<dyn Grammar>, tools: &[Json]) -> Self {
+        Self { grammar, text: Pending::default(), out: Out::default(), tools: Tools::new(tools) }
     }
 
     /// Tells of calls while their arguments come ([`Part::CallBegins`]), where these are JSON.
@@ -170,10 +172,14 @@ impl OutputParser {
     }
 
     /// Ends the stream where the model would have gone on, by a limit or a stop string: also a family that is lenient with a
-    /// call without its end takes it for text then.
+    /// call without its end takes it for text then. Where calls are told of early, a call of which the tool is known has begun.
     pub fn break_off(&mut self) -> Vec<Part> {
         self.text.cut();
-        self.run(true)
+        let mut parts = self.run(true);
+        if self.out.has_not_told() {
+            begin_cut_call(&mut parts, &self.tools);
+        }
+        parts
     }
 
     fn run(&mut self, end: bool) -> Vec<Part> {
@@ -182,7 +188,8 @@ impl OutputParser {
     }
 
     fn copy(&self) -> Self {
-        Self { grammar: self.grammar.boxed(), text: self.text.clone(), out: self.out.clone() }
+        let (grammar, tools) = (self.grammar.boxed(), self.tools.clone());
+        Self { grammar, text: self.text.clone(), out: self.out.clone(), tools }
     }
 
     /// What `piece` would be, were it the next one.
@@ -222,6 +229,15 @@ impl OutputParser {
     /// answer.
     pub fn preserved(&self) -> Vec<String> {
         self.grammar.preserved()
+    }
+}
+
+/// Makes a call of a last part that broke off in one before it was told of, where the name of its tool is complete.
+fn begin_cut_call(parts: &mut Vec<Part>, tools: &Tools) {
+    let Some(Part::Malformed { text, .. }) = parts.last_mut() else { return };
+    if let Some(name) = tools.named_in(text) {
+        text.clear();
+        parts.insert(parts.len() - 1, Part::CallBegins(name));
     }
 }
 

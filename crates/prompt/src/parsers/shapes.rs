@@ -355,7 +355,7 @@ pub(super) fn reads(grammar: Box<dyn Grammar>, text: &str) -> bool {
 
 /// The same for a call with these arguments.
 pub(super) fn reads_with(grammar: Box<dyn Grammar>, text: &str, arguments: &Map<String, Json>) -> bool {
-    let mut parser = OutputParser::new(grammar);
+    let mut parser = OutputParser::new(grammar, &[]);
     let mut parts = parser.push(text);
     parts.extend(parser.finish());
     let mut calls = parts.iter().filter_map(|part| match part {

@@ -40,6 +40,28 @@ impl Tools {
         self.names().any(|known| known == name)
     }
 
+    /// The tool that the beginning of a call names: that of its `"name"`, else the first whole word that is a tool's name. A
+    /// name at the very end of the text may go on.
+    pub(super) fn named_in(&self, text: &str) -> Option<String> {
+        const KEY: &str = "\"name\"";
+        if let Some(at) = text.find(KEY) {
+            let rest = text[at + KEY.len()..].trim_start().strip_prefix(':')?.trim_start();
+            let (name, _) = rest.strip_prefix('"')?.split_once('"')?;
+            return self.has(name).then(|| name.to_owned());
+        }
+        let of_word = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-');
+        let place = |name: &str| {
+            let is_whole = |at: &usize| {
+                let mut behind = text[at + name.len()..].chars();
+                !text[..*at].ends_with(of_word) && behind.next().is_some_and(|next| !of_word(next))
+            };
+            text.match_indices(name).map(|(at, _)| at).find(is_whole)
+        };
+        let names = self.names().filter(|name| !name.is_empty());
+        let places = names.filter_map(|name| place(name).map(|at| (at, std::cmp::Reverse(name.len()), name)));
+        places.min().map(|(_, _, name)| name.to_owned())
+    }
+
     fn parameters(&self, name: &str) -> Option<&Json> {
         self.0.iter().find(|tool| tool.name == name).map(|tool| &tool.parameters)
     }

@@ -387,3 +387,18 @@ mod random {
             .unwrap();
     }
 }
+
+/// Lists its tools without asking whether there are any.
+const TOOLS_ALWAYS: &str = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}\
+                            {% for m in messages %}{% if m.role == 'system' and not loop.first %}\
+                            {{ raise_exception('System message must be at the beginning') }}{% endif %}\
+                            [{{ m.role }}]{{ m.content }}{% endfor %}[assistant]";
+
+#[test]
+fn a_template_that_always_lists_tools_is_probed_and_rendered_without_any() {
+    let template = jinja(TOOLS_ALWAYS);
+    let late = [message("system", "S"), message("user", "u"), message("system", "T")];
+    let (text, done) = prompt(&template, &late);
+    assert_eq!(text, "[system]S[user]u[user]<system>\nT\n</system>[assistant]");
+    assert_eq!(done, [Adaptation::Renamed]);
+}

@@ -222,11 +222,10 @@ fn cut_everywhere(row: &Json, parser: impl Fn() -> OutputParser) -> Whole {
 fn scan(row: &Json) -> OutputParser {
     let tools = row["tools"].as_array().cloned().unwrap_or_default();
     let tag = row["tag"].as_str().expect("a tag").to_owned();
-    OutputParser::new(Box::new(generic::Generic::new(
-        None,
-        "",
-        Some(generic::Scan::new(tag, Tools::new(&tools))),
-    )))
+    OutputParser::new(
+        Box::new(generic::Generic::new(None, "", Some(generic::Scan::new(tag, Tools::new(&tools))))),
+        &tools,
+    )
 }
 
 #[test]

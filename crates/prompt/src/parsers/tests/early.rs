@@ -185,3 +185,65 @@ fn a_call_that_is_cut_is_text_also_where_its_end_may_be_left_out() {
         assert!(parts.iter().any(|part| matches!(part, Part::Call(_))), "{name}: {parts:?}");
     }
 }
+
+#[test]
+fn a_call_that_is_cut_behind_its_name_is_a_call_and_no_text() {
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}});
+    let tools = [tool("get"), tool("get_weather")];
+    let go = "{{ if .ToolCalls }}<tool_call>{{ end }}";
+    let tagged =
+        "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
+    let twice = format!("{tagged}\n{tagged}");
+    let xml = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>";
+    let glm = "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>";
+    let harmony = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"city\": \"Rome\"}<|call|>";
+    for (name, text) in [
+        (go, tagged),
+        (go, &twice),
+        ("qwen3", tagged),
+        ("qwen3", &twice),
+        ("qwen3-coder", xml),
+        ("glm-4.7", glm),
+        ("harmony", harmony),
+        ("ministral", "[TOOL_CALLS]get_weather[ARGS]{\"city\": \"Rome\"}"),
+    ] {
+        let input =
+            ParserInput { tools: &tools, think: Some(&Think::Switch(false)), ..ParserInput::default() };
+        let parser = || {
+            let parser = match Template::parse(crate::Kind::Go, name) {
+                Ok(template) if name.contains("{{") => OutputParser::for_template(&template, None, &input),
+                _ => OutputParser::by_name(name, &input).expect("a name"),
+            };
+            parser.telling_early()
+        };
+        let from = text.rfind("get_weather").unwrap() + "get_weather".len() + 1;
+        let to = text.rfind('R').unwrap() + 3;
+        for at in from..to {
+            let mut parser = parser();
+            let mut parts = parser.push(&text[..at]);
+            parts.extend(parser.break_off());
+            let begun = parts.iter().filter(|part| **part == Part::CallBegins("get_weather".into())).count();
+            // The text of a call that has begun is not said.
+            let is_said =
+                |part: &Part| matches!(part, Part::Content(text) | Part::Thinking(text) if !text.is_empty());
+            assert_eq!(begun, text.matches("get_weather").count(), "{name}: {:?}: {parts:?}", &text[..at]);
+            assert!(!parts.iter().any(is_said), "{name}: {:?}: {parts:?}", &text[..at]);
+        }
+    }
+}
+
+#[test]
+fn a_name_between_tags_is_a_call_without_arguments() {
+    let go = "{{ if .ToolCalls }}<call>{{ end }}";
+    for text in
+        ["<call>{\"name\": \"f\"}</call>", "<call>\n{\"name\": \"f\", \"arguments\": null}\n</call>\n"]
+    {
+        assert_eq!(told(go, text), "!");
+        assert_eq!(told(go, &text.repeat(2)), "!!");
+        assert_eq!(
+            told(go, &format!("{text}<call>{{\"name\": \"f\", \"arguments\": {{}}}}</call>")),
+            "!f|{|}!"
+        );
+    }
+    assert!(told(go, "<call>{\"name\": \"g\"}</call>").starts_with("<a call has the form"));
+}

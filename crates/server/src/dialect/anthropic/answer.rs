@@ -69,9 +69,9 @@ impl MessagesEncoder {
     fn end_reason(&self, done: &Done, called: bool) -> (&'static str, Option<String>) {
         let stop = done.stop.as_ref().filter(|stop| self.stop.contains(stop));
         match (done.reason, stop) {
+            (Reason::ContentFilter, _) => ("refusal", None),
             _ if called => ("tool_use", None),
             (Reason::Length, _) => ("max_tokens", None),
-            (Reason::ContentFilter, _) => ("refusal", None),
             (Reason::Stop, Some(stop)) => ("stop_sequence", Some(stop.clone())),
             (Reason::Stop, None) => ("end_turn", None),
         }

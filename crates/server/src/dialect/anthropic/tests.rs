@@ -384,6 +384,9 @@ fn a_call_is_a_block_and_text_after_it_another() {
     assert_eq!((&got[4]["index"], &got[4]["content_block"]), (&json!(1), &block));
     assert_eq!(got[5]["delta"], json!({"type": "input_json_delta", "partial_json": "{\"city\":\"Paris\"}"}));
     assert_eq!(got[10]["delta"]["stop_reason"], "tool_use", "also when cut by length");
+    let filtered = stream(call("get_weather").into_iter().chain([done(Reason::ContentFilter, None)]));
+    let end = filtered.iter().find(|event| event["type"] == "message_delta").unwrap();
+    assert_eq!(end["delta"]["stop_reason"], "refusal");
 }
 
 #[test]
