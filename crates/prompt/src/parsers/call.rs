@@ -87,6 +87,11 @@ impl Out {
         self.early = Some(Early::default());
     }
 
+    /// Whether there were calls.
+    pub(super) fn has_calls(&self) -> bool {
+        self.calls > 0
+    }
+
     /// Whether calls are told of while their arguments come, and the last malformed one was not.
     pub(super) fn has_not_told(&self) -> bool {
         self.early.is_some() && !self.was_told

@@ -177,7 +177,7 @@ impl OutputParser {
         self.text.cut();
         let mut parts = self.run(true);
         if self.out.has_not_told() {
-            begin_cut_call(&mut parts, &self.tools);
+            begin_cut_call(&mut parts, &self.tools, self.out.has_calls());
         }
         parts
     }
@@ -232,12 +232,15 @@ impl OutputParser {
     }
 }
 
-/// Makes a call of a last part that broke off in one before it was told of, where the name of its tool is complete.
-fn begin_cut_call(parts: &mut Vec<Part>, tools: &Tools) {
+/// Makes a call of a last part that broke off in one before it was told of, where the name of its tool is complete. Behind
+/// other calls, nothing is left of one without a name.
+fn begin_cut_call(parts: &mut Vec<Part>, tools: &Tools, has_calls: bool) {
     let Some(Part::Malformed { text, .. }) = parts.last_mut() else { return };
     if let Some(name) = tools.named_in(text) {
         text.clear();
         parts.insert(parts.len() - 1, Part::CallBegins(name));
+    } else if has_calls {
+        text.clear();
     }
 }
 

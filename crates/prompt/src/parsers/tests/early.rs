@@ -233,6 +233,22 @@ fn a_call_that_is_cut_behind_its_name_is_a_call_and_no_text() {
 }
 
 #[test]
+fn nothing_is_left_of_a_second_call_that_is_cut_before_its_name() {
+    let tools = tools();
+    let input = ParserInput { tools: &tools, ..ParserInput::default() };
+    let template = Template::parse(crate::Kind::Go, "{{ if .ToolCalls }}<call>{{ end }}").unwrap();
+    let call = "<call>{\"name\": \"f\", \"arguments\": {}}</call>";
+    let second = format!("{call}\n{call}");
+    for at in call.len()..second.rfind("f\"").unwrap() + 1 {
+        let mut parser = OutputParser::for_template(&template, None, &input).telling_early();
+        let mut parts = parser.push(&second[..at]);
+        parts.extend(parser.break_off());
+        let is_said = |part: &Part| matches!(part, Part::Content(text) | Part::Malformed { text, .. } if !text.trim().is_empty());
+        assert!(!parts.iter().any(is_said), "{:?}: {parts:?}", &second[..at]);
+    }
+}
+
+#[test]
 fn a_name_between_tags_is_a_call_without_arguments() {
     let go = "{{ if .ToolCalls }}<call>{{ end }}";
     for text in
