@@ -314,7 +314,7 @@ fn with_result_role(messages: Vec<Message>, results: bool) -> Vec<Message> {
     messages.into_iter().map(turn).collect()
 }
 
-/// The roles that every template is taken to know, since conversations are changed to those that it does know.
+/// The roles of messages that every template accepts: a conversation is adapted where the template itself lacks one.
 pub const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
 /// Refuses a message with a role of which the template writes nothing.
