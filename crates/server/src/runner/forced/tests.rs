@@ -146,28 +146,27 @@ impl Draw<'_> {
             if grammar.is_complete() {
                 return Some(String::from_utf8(bytes).unwrap());
             }
+            let allowed = self.allowed(&mut grammar);
             let mut next = None;
             // Later only what is likely to end it.
             let tries = if step < 40 { 4 } else { 60 };
             for _ in 0..tries {
                 let at = self.below(self.likely.len());
                 let tokens = self.tokens(&self.likely[at]);
+                if !allowed.contains(&tokens[0]) {
+                    continue;
+                }
                 if let Some(after) = self.takes(&grammar, &tokens) {
                     next = Some((after, tokens));
                     break;
                 }
             }
-            let (after, tokens) = match next {
-                Some(next) => next,
-                None => {
-                    let allowed = self.allowed(&mut grammar);
-                    let ascii: Vec<u32> = allowed.iter().copied().filter(|t| *t < 128 || *t > 255).collect();
-                    let from = if ascii.is_empty() { &allowed } else { &ascii };
-                    let token = from[self.below(from.len())];
-                    let after = self.takes(&grammar, &[token]).unwrap();
-                    (after, vec![token])
-                }
-            };
+            let (after, tokens) = next.unwrap_or_else(|| {
+                let ascii: Vec<u32> = allowed.iter().copied().filter(|t| *t < 128 || *t > 255).collect();
+                let from = if ascii.is_empty() { &allowed } else { &ascii };
+                let token = from[self.below(from.len())];
+                (self.takes(&grammar, &[token]).unwrap(), vec![token])
+            });
             grammar = after;
             for token in tokens {
                 match self.tags.iter().find(|(_, tag)| *tag == token) {
