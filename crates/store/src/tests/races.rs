@@ -16,7 +16,7 @@ fn layers_that_models_share_outlive_the_removal_of_any_of_them() {
         for worker in 0..6 {
             let kit = &kit;
             scope.spawn(move || {
-                for _ in 0..20 {
+                for _ in 0..60 {
                     let own = format!("m{worker}");
                     kit.create(&own, &child("the same for all")).unwrap();
                     kit.store.copy(&name(&own), &name(&format!("copy{worker}"))).unwrap();
