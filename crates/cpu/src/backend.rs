@@ -7,13 +7,13 @@ use puna_graph::{
     Backend, BackendError, CacheSpec, Description, Observed, OpTime, Place, Plan, ProgramId, Rope, Rows,
     StateSpec, StepInput, Weight,
 };
+use puna_kernels::{KernelError, Level, STREAM_ROWS};
 
 use crate::aside::room;
 use crate::cache::Cache;
 use crate::compile::{Constants, Program, compile};
 use crate::deal::Deal;
 use crate::ease::Ease;
-use crate::kernels::{self, KernelError, Level, STREAM_ROWS};
 use crate::memory::{Arena, Shared};
 use crate::ops::observe::Observations;
 use crate::pool::Pool;
@@ -91,8 +91,8 @@ impl CpuBackend {
     /// If the kernel level is unknown or not to be had on this machine, or threads cannot be started.
     pub fn new(config: &Config) -> Result<Self, CpuError> {
         let level = match &config.kernels {
-            Some(name) => kernels::level(name)?,
-            None => kernels::best(),
+            Some(name) => puna_kernels::level(name)?,
+            None => puna_kernels::best(),
         };
         let wanted = match config.threads.filter(|&n| n > 0) {
             None => Wanted::Automatic,

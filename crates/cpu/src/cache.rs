@@ -3,8 +3,8 @@
 //! values lie in rows.
 
 use puna_graph::{BackendError, CacheSpec, KvType, Mask, Segment};
+use puna_kernels::{KvLayout, KvRows, Level, RUN};
 
-use crate::kernels::{KvLayout, KvRows, Level, RUN};
 use crate::memory::Shared;
 
 /// Keys and values of all layers.
@@ -329,7 +329,7 @@ mod tests {
     use puna_graph::{CacheLayer, Mask};
 
     use super::*;
-    use crate::kernels::{level, load_position};
+    use puna_kernels::{level, load_position};
 
     const PAGE: usize = 2 * RUN;
     const HEADS: usize = 2;

@@ -10,8 +10,8 @@ use puna_graph::{
     AttentionSpec, BackendError, Capacity, Node, Op, Place, Plan, Recurrence, Rope, Rows, Shifts, ValueId,
     Weight, WeightId,
 };
+use puna_kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRows};
 
-use crate::kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRows};
 use crate::memory::Shared;
 use crate::ops::attention::{Attend, StoreKv, Work};
 use crate::ops::choose::{self, Choose};

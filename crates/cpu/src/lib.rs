@@ -1,4 +1,4 @@
-//! The CPU backend: thread pool, kernels by level, attention, panels.
+//! The CPU backend: thread pool, cache, attention, and steps cut into tasks.
 //!
 //! [`CpuBackend`] compiles a plan into a program: a list of instructions, each cut into tasks that are dealt
 //! out to the pool's threads, with a barrier between instructions. What a task computes is in [`kernels`], as tables of functions by level.
@@ -10,7 +10,6 @@ mod cache;
 mod compile;
 mod deal;
 mod ease;
-pub mod kernels;
 mod memory;
 mod ops;
 mod pool;
@@ -22,3 +21,13 @@ mod topology;
 mod watch;
 
 pub use backend::{Config, CpuBackend, CpuError};
+
+/// The kernels that the backend runs.
+pub mod kernels {
+    pub use puna_kernels::*;
+
+    /// Levels of other processors, with the feature `emulated` of this crate: tests of whole models take minutes at each.
+    pub fn emulated() -> &'static [&'static Level] {
+        if cfg!(feature = "emulated") { puna_kernels::emulated() } else { &[] }
+    }
+}

@@ -5,9 +5,9 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use crate::kernels::{self, KernelError};
-use crate::memory::advise_huge;
 use crate::topology::System;
+use puna_kernels::KernelError;
+use puna_kernels::huge_pages::advise_huge;
 
 /// Bytes that each thread reads at least: more than the usual caches hold.
 const BUFFER: usize = 128 << 20;
@@ -48,7 +48,7 @@ impl Limits {
 /// The machine does not have the level.
 pub fn limits(threads: usize, level: &str) -> Result<Limits, KernelError> {
     // Functions that use a unit are chosen only by a level that the machine was found to have.
-    let level = kernels::level(level)?.name;
+    let level = puna_kernels::level(level)?.name;
     let threads = threads.max(1);
     let gmacs = |chains: Chains| together(threads, ARITHMETIC, &|until| arithmetic(chains, until));
     let float = float_chains(level);
@@ -208,7 +208,7 @@ mod units {
     pub(super) fn int8_chains(level: &str) -> Option<Chains> {
         match level {
             // SAFETY: the level was found on this machine.
-            "amx" => Some(unsafe { crate::kernels::tile_peaks() }[1]),
+            "amx" => Some(unsafe { puna_kernels::tile_peaks() }[1]),
             "avx512vnni" => {
                 // SAFETY: the level was found on this machine, and it has AVX-512 VNNI.
                 Some((|rounds| unsafe { int8_vnni(rounds) }, (CHAINS * 64) as u64))
@@ -226,7 +226,7 @@ mod units {
     pub(super) fn bf16_chains(level: &str) -> Option<Chains> {
         if level == "amx" {
             // SAFETY: the level was found on this machine.
-            return Some(unsafe { crate::kernels::tile_peaks() }[0]);
+            return Some(unsafe { puna_kernels::tile_peaks() }[0]);
         }
         if level == "avx512vnni" && is_x86_feature_detected!("avx512bf16") {
             // SAFETY: just detected.
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn every_level_of_this_machine_has_positive_limits() {
-        for level in kernels::levels() {
+        for level in puna_kernels::levels() {
             let gmacs = arithmetic(float_chains(level.name), Duration::from_millis(5));
             assert!(gmacs.0 > 0.0 && gmacs.1 > 0.0, "{}", level.name);
             for chains in [int8_chains(level.name), bf16_chains(level.name)].into_iter().flatten() {

@@ -1,10 +1,10 @@
 //! What instructions see of a step, and how threads share one.
 
 use puna_graph::{BackendError, Place, Rope, Rows, Segment, StepInput, Weight};
+use puna_kernels::{Level, Q8Rows, Scratch, TileRows};
 
 use crate::cache::Cache;
 use crate::deal::Deal;
-use crate::kernels::{Level, Q8Rows, Scratch, TileRows};
 use crate::memory::{Arena, Shared};
 use crate::pool::Worker;
 use crate::states::States;

@@ -112,7 +112,7 @@ impl Model {
 #[test]
 fn the_number_of_threads_follows_the_quota_and_changes_no_bit_of_the_answers() {
     let (root, system) = machine(2, 2, true);
-    for level in kernels::levels() {
+    for level in puna_kernels::levels() {
         set_quota(&root, "max 100000");
         let mut alone = Model::new(system.clone(), Some(1), level);
         let mut model = Model::new(system.clone(), None, level);
@@ -151,7 +151,7 @@ fn the_tasks_of_a_token_take_several_key_heads_where_threads_are_few() {
 #[test]
 fn what_cut_contexts_put_aside_is_planned_once_for_all_sizes() {
     let (_root, system) = machine(2, 2, true);
-    let mut model = Model::new(system, Some(4), kernels::best());
+    let mut model = Model::new(system, Some(4), puna_kernels::best());
     let planned = model.backend.scratch_bytes();
     assert!(planned > 4 << 23, "{planned}");
     let capacity = Capacity { tokens: 2, outputs: 1 };

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use puna_graph::{BackendError, LowRank, Op, Place, WeightId};
+use puna_kernels::{ActKind, STREAM_ROWS, TileForm};
 
 use super::{Compiler, unsupported};
-use crate::kernels::{ActKind, STREAM_ROWS, TileForm};
 use crate::memory::Shared;
 use crate::ops::expert_changes::{AddChanges, ExpertChange, Part};
 use crate::ops::expert_tiles::{Side, TileSlots, room};

@@ -7,9 +7,9 @@ use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use puna_graph::{ChoiceSpec, Chosen, Place};
+use puna_kernels::{RUN, ScoreRun, Scratch};
 
 use crate::cache::Kind;
-use crate::kernels::{RUN, ScoreRun, Scratch};
 use crate::ops::attention::is_stored_rotated;
 use crate::ops::rotate::rotate;
 use crate::step::{Instruction, Local, Step};

@@ -1,8 +1,8 @@
 //! Sums, scales, activations and gated units.
 
 use puna_graph::{Activation, Glu, Place, Temperature};
+use puna_kernels::Level;
 
-use crate::kernels::Level;
 use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
 
 /// What is done to each element.
@@ -298,7 +298,7 @@ mod tests {
     /// `kind` of one number, at the portable level.
     fn of(kind: Activation, x: f32) -> f32 {
         let mut x = [x];
-        activate(crate::kernels::levels()[0], kind, &mut x);
+        activate(puna_kernels::levels()[0], kind, &mut x);
         x[0]
     }
 
@@ -318,7 +318,7 @@ mod tests {
     fn a_bounded_unit_is_silu_near_zero_and_within_its_bounds_far_from_it() {
         let of = |x: f32, up: f32, limit| {
             let mut x = [x];
-            gate(crate::kernels::levels()[0], Glu::BoundedSilu { bound: 4.0, limit }, &mut x, &[up]);
+            gate(puna_kernels::levels()[0], Glu::BoundedSilu { bound: 4.0, limit }, &mut x, &[up]);
             x[0]
         };
         let silu = |x: f32| x / (1.0 + (-x).exp());

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
+use puna_kernels::{Acts, OutMut, Scratch, WeightRows};
+
 use super::moe::{ExpertMatrix, Mixture, SLOTS_A_TASK};
-use crate::kernels::{Acts, OutMut, Scratch, WeightRows};
 use crate::memory::Shared;
 use crate::step::{Instruction, Local, Step};
 

@@ -4,7 +4,8 @@
 
 use std::sync::Arc;
 
-use crate::kernels::{Acts, LinearKernel, SLICE, STREAM_ROWS, TILE_ROWS, TileForm, TileRows, slice_len};
+use puna_kernels::{Acts, LinearKernel, SLICE, STREAM_ROWS, TILE_ROWS, TileForm, TileRows, slice_len};
+
 use crate::ops::moe::Mixture;
 use crate::step::{Instruction, Local, Step, TileBuffer};
 

@@ -1,8 +1,8 @@
 //! Products of heads, each with a matrix of its own.
 
 use puna_graph::Place;
+use puna_kernels::{Acts, OutMut, WeightRows};
 
-use crate::kernels::{Acts, OutMut, WeightRows};
 use crate::ops::moe::ExpertMatrix;
 use crate::step::{Instruction, Local, Step};
 

@@ -1,9 +1,9 @@
 //! Products with weight matrices: weight rows are dealt out in runs, all activation rows at once.
 
 use puna_graph::Place;
+use puna_kernels::{Acts, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows};
 use puna_quant::TensorType;
 
-use crate::kernels::{Acts, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows};
 use crate::ops::norm::Tiled;
 use crate::step::{Instruction, Local, Step};
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use puna_graph::{MoeSpec, Place, Rows};
+use puna_kernels::{Acts, LinearKernel, OutMut, Scratch, WeightRows};
 use puna_quant::TensorType;
 
-use crate::kernels::{Acts, LinearKernel, OutMut, Scratch, WeightRows};
 use crate::memory::Shared;
 use crate::ops::elementwise::gate;
 use crate::ops::expert_tiles::Side;
@@ -349,7 +349,7 @@ unsafe impl Instruction for Unit {
                     m.state.up.slice_mut(slot * h, h).iter_mut().for_each(|x| *x *= weight);
                 }
                 gate(step.level, m.spec.glu, hidden, m.state.up.slice(slot * h, h));
-                if m.down.kernel.acts == crate::kernels::ActKind::Q8 {
+                if m.down.kernel.acts == puna_kernels::ActKind::Q8 {
                     m.state.hidden_q8.quantize(step.level, slot, hidden);
                 }
             }
@@ -382,8 +382,8 @@ unsafe impl Instruction for Down {
         let acts = unsafe {
             match m.down.kernel.acts {
                 _ if let Some(tiles) = m.tiles(Side::Hidden, at.0, &m.down.kernel) => tiles,
-                crate::kernels::ActKind::Q8 => Acts::Q8(m.state.hidden_q8.rows(slots.start, slots.len(), k)),
-                crate::kernels::ActKind::F32 => Acts::F32 {
+                puna_kernels::ActKind::Q8 => Acts::Q8(m.state.hidden_q8.rows(slots.start, slots.len(), k)),
+                puna_kernels::ActKind::F32 => Acts::F32 {
                     rows: slots.len(),
                     k,
                     x: m.state.gate.slice(slots.start * k, slots.len() * k),

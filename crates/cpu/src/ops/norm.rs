@@ -1,8 +1,8 @@
 //! Norms over rows or heads, and rounding of activations for the products that follow.
 
 use puna_graph::Place;
+use puna_kernels::{SLICE, STREAM_ROWS, TILE_ROWS, TileForm, slice_len};
 
-use crate::kernels::{SLICE, STREAM_ROWS, TILE_ROWS, TileForm, slice_len};
 use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
 
 /// RMS norm or layer norm over groups of columns.

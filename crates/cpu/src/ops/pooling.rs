@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use puna_graph::{Place, PoolSpec};
+use puna_kernels::PoolStep;
 
-use crate::kernels::PoolStep;
 use crate::ops::recurrent::{begun, columns, columns_mut, segment, state_work};
 use crate::step::{Instruction, Local, Step};
 
@@ -117,7 +117,7 @@ mod tests {
         for &(gate, x) in tokens {
             let (max, sum, acc) = (&mut max, &mut sum, &mut acc);
             let step = PoolStep { max, sum, acc, x: &[x], gate: &[gate], bias: &[0.5] };
-            (crate::kernels::levels()[0].vector.recurrent.pool)(step);
+            (puna_kernels::levels()[0].vector.recurrent.pool)(step);
         }
         acc[0] / sum[0]
     }

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use puna_graph::{ConvSpec, DeltaSpec, Fading, Place, RetentionSpec, ScanSpec, Segment, Wkv7Spec, WkvSpec};
+use puna_kernels::{DeltaStep, ScanStep, Tap, Wkv7Step, WkvStep};
 
-use crate::kernels::{DeltaStep, ScanStep, Tap, Wkv7Step, WkvStep};
 use crate::states::States;
 use crate::step::{Instruction, Local, Step};
 

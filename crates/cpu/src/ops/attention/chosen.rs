@@ -2,11 +2,11 @@
 //! So a token that was given all positions gets the very bits of one for which nothing was chosen.
 
 use puna_graph::Chosen;
+use puna_kernels::{AttendRun, RUN};
 
 use super::work::{Block, row_visible};
 use super::{Attend, results};
 use crate::cache::Kind;
-use crate::kernels::{AttendRun, RUN};
 use crate::step::{Local, Step};
 
 /// A page, and a position in it.

@@ -13,9 +13,9 @@ mod work;
 use std::sync::atomic::Ordering;
 
 use puna_graph::{AttentionSpec, Mask, Place, Segment, Shifts};
+use puna_kernels::{AttendRun, Fall, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
 
 use crate::cache::{Cache, Kind};
-use crate::kernels::{AttendRun, Fall, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
 use crate::ops::rotate::{is_rotated, rotate};
 use crate::step::{Instruction, Local, Step};
 

@@ -1,8 +1,9 @@
 //! Attention in two parts, of which the second goes on where the first left off: what the softmax of a query has summed up so far lies in a
 //! value between them.
 
+use puna_kernels::RunningSoftmax;
+
 use super::Attend;
-use crate::kernels::RunningSoftmax;
 use crate::step::Step;
 
 impl Attend {

@@ -3,8 +3,7 @@
 use std::sync::atomic::AtomicUsize;
 
 use puna_graph::{AttentionSpec, Mask, Segment};
-
-use crate::kernels::RUN;
+use puna_kernels::RUN;
 
 /// Query rows (tokens × heads) of a task, at most.
 const BLOCK_ROWS: usize = 64;

@@ -1,0 +1,536 @@
+//! The inner loop of attention: query rows against a run of cached positions, with a running softmax.
+//!
+//! A run is [`RUN`] positions. Keys are wanted with positions in vector lanes (`[value][position]`, as the cache keeps them
+//! where it can): a score then needs no sum across lanes. Tiles of a few query rows by four vectors stay in registers. For
+//! few query rows floats are converted as they are read, beside the multiply-adds; for many, and from blocks, they are expanded
+//! to f32 once.
+//!
+//! What a query row gets does not depend on the rows beside it: every path adds in the same order.
+
+use puna_quant::float::f32_to_bf16;
+
+use super::rows::{Bf16, F16, F32, RowFormat};
+use super::{Simd, vector};
+use crate::{AttendRun, Fall, KvLayout, KvRows, KvType, RUN, RunningSoftmax, ScoreRun, Scratch, portable};
+
+/// Query rows from which expanding to f32 pays: processors that convert with the pipes that multiply gain, others lose nothing.
+const MANY: usize = 48;
+/// Vectors of lanes (positions or values) of a tile.
+const WIDE: usize = 4;
+
+/// Expands rows of a type to f32, contiguous; columns of blocks to columns of [`RUN`].
+pub(crate) type Expand = fn(rows: KvRows<'_>, to: &mut [f32]);
+
+/// See [`Expand`].
+#[inline(always)]
+pub(crate) unsafe fn expand<S: Simd, R: RowFormat>(rows: KvRows<'_>, to: &mut [f32]) {
+    let blocks = rows.dim / R::BLOCK;
+    // SAFETY: the caller checked that the rows exist and that `to` has room; features by the module's contract.
+    unsafe {
+        if R::BLOCK > 1 && rows.layout == KvLayout::Columns {
+            for b in 0..blocks {
+                let (block, to) =
+                    (rows.data.as_ptr().add(b * rows.stride), to.as_mut_ptr().add(b * R::BLOCK * RUN));
+                for i in (0..RUN).step_by(S::LANES) {
+                    R::columns::<S>(block, i, to.add(i));
+                }
+            }
+            return;
+        }
+        for i in 0..rows.rows {
+            let row = rows.data.as_ptr().add(i * rows.stride);
+            let to = to.as_mut_ptr().add(i * rows.dim);
+            if R::BLOCK > 1 {
+                for b in 0..blocks {
+                    R::block::<S>(row.add(b * R::BYTES), to.add(b * R::BLOCK));
+                }
+                continue;
+            }
+            let mut d = 0;
+            while d + S::LANES <= rows.dim {
+                S::store(to.add(d), R::load::<S>(row, d));
+                d += S::LANES;
+            }
+            while d < rows.dim {
+                *to.add(d) = R::one(row, d);
+                d += 1;
+            }
+        }
+    }
+}
+
+/// A matrix that tiles read: rows of floats.
+#[derive(Clone, Copy)]
+struct Matrix {
+    ty: KvType,
+    data: *const u8,
+    stride: usize,
+}
+
+impl Matrix {
+    fn floats(data: &[f32], cols: usize) -> Self {
+        Self { ty: KvType::F32, data: data.as_ptr().cast(), stride: 4 * cols }
+    }
+
+    /// Rows as they are where tiles can read them and it pays, else expanded into `room`.
+    fn of(rows: KvRows<'_>, queries: usize, room: &mut [f32], expand: Expand) -> Self {
+        if rows.ty == KvType::F32 || rows.ty.block_values() == 1 && queries < MANY {
+            return Self { ty: rows.ty, data: rows.data.as_ptr(), stride: rows.stride };
+        }
+        Self::expanded(rows, room, expand)
+    }
+
+    fn expanded(rows: KvRows<'_>, room: &mut [f32], expand: Expand) -> Self {
+        expand(rows, room);
+        Self::floats(room, rows.dim)
+    }
+}
+
+/// See `VectorKernels::attend`; `expanders` are those of the keys' and the values' type.
+#[inline(always)]
+pub(crate) unsafe fn attend<S: Simd>(
+    run: &AttendRun<'_>,
+    state: &mut RunningSoftmax<'_>,
+    scratch: &mut Scratch,
+    expanders: [Expand; 2],
+) {
+    run.check(state);
+    let (g, keys, values) = (run.visible.len(), run.keys, run.values);
+    let sizes = [g * RUN, keys.dim * RUN, values.dim * RUN, keys.dim * RUN];
+    let room: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(4 * sizes.iter().sum::<usize>()));
+    let (scores, room) = room.split_at_mut(sizes[0]);
+    let (transposed, room) = room.split_at_mut(sizes[1]);
+    let (expanded, room) = room.split_at_mut(sizes[2]);
+    // SAFETY: `check` found all rows of queries, keys and values; features by the module's contract.
+    unsafe {
+        let columns = columns::<S>(keys, g, [transposed, room], expanders[0]);
+        let rows = Matrix::of(values, g, expanded, expanders[1]);
+        // Keys and values of 16 bits stay in the nearest cache while tile after tile meets both; those of 32 bits do not fit,
+        // so all tiles meet the keys first.
+        let each = if columns.ty == KvType::F32 || rows.ty == KvType::F32 { g } else { S::TILE_ROWS };
+        // No processor foresees where the next run lies, so each half asks for the one after it.
+        let mut ahead = [values.data, run.next];
+        for h in (0..g).step_by(each.max(1)) {
+            let n = each.min(g - h);
+            let q = &run.q[h * keys.dim..][..n * keys.dim];
+            let scores = &mut scores[..n * RUN];
+            match columns.ty {
+                KvType::F16 => score::<S, F16>(q, keys.dim, columns, scores, ahead[0]),
+                KvType::Bf16 => score::<S, Bf16>(q, keys.dim, columns, scores, ahead[0]),
+                _ => score::<S, F32>(q, keys.dim, columns, scores, ahead[0]),
+            }
+            for i in 0..n {
+                fold::<S>(run, h + i, &mut scores[i * RUN..][..RUN], state);
+            }
+            let acc = &mut state.acc[h * values.dim..][..n * values.dim];
+            match rows.ty {
+                KvType::F16 => accumulate::<S, F16>(scores, rows, values, acc, ahead[1]),
+                KvType::Bf16 => accumulate::<S, Bf16>(scores, rows, values, acc, ahead[1]),
+                _ => accumulate::<S, F32>(scores, rows, values, acc, ahead[1]),
+            }
+            ahead = [&[][..]; 2];
+        }
+    }
+}
+
+/// Keys with positions side by side, as tiles want them for so many queries.
+#[inline(always)]
+unsafe fn columns<S: Simd>(
+    keys: KvRows<'_>,
+    queries: usize,
+    [to, room]: [&mut [f32]; 2],
+    expand: Expand,
+) -> Matrix {
+    match keys.layout {
+        KvLayout::Columns if keys.ty.block_values() > 1 => {
+            expand(keys, to);
+            Matrix::floats(to, RUN)
+        }
+        KvLayout::Columns => {
+            let columns = KvRows { rows: keys.dim, dim: RUN, layout: KvLayout::Rows, ..keys };
+            Matrix::of(columns, queries, to, expand)
+        }
+        KvLayout::Rows => {
+            let rows = Matrix::expanded(keys, room, expand);
+            // SAFETY: the caller checked that the rows exist, and has room for all their columns; features by the
+            // module's contract.
+            unsafe { transpose::<S>(rows, keys.rows, keys.dim, to) };
+            Matrix::floats(to, RUN)
+        }
+    }
+}
+
+/// See `VectorKernels::score`.
+#[inline(always)]
+pub(crate) unsafe fn score_sums<S: Simd>(
+    run: &ScoreRun<'_>,
+    sums: &mut [f32],
+    scratch: &mut Scratch,
+    expand: Expand,
+) {
+    run.check(sums);
+    let (rows, keys) = (run.rows(), run.keys);
+    let sizes = [rows * RUN, keys.dim * RUN, keys.dim * RUN];
+    let room: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(4 * sizes.iter().sum::<usize>()));
+    let (products, room) = room.split_at_mut(sizes[0]);
+    let (to, room) = room.split_at_mut(sizes[1]);
+    // SAFETY: `check` found all rows of queries and keys, and there is room for whole vectors of sums; features by the module's
+    // contract.
+    unsafe {
+        let columns = columns::<S>(keys, rows, [to, room], expand);
+        match columns.ty {
+            KvType::F16 => score::<S, F16>(run.q, keys.dim, columns, products, &[]),
+            KvType::Bf16 => score::<S, Bf16>(run.q, keys.dim, columns, products, &[]),
+            _ => score::<S, F32>(run.q, keys.dim, columns, products, &[]),
+        }
+        for (sum, (products, to)) in
+            products.chunks_exact(run.summed * RUN).zip(sums.chunks_exact_mut(RUN)).enumerate()
+        {
+            for i in (0..RUN).step_by(S::LANES) {
+                let mut total = S::splat(0.0);
+                for (h, products) in products.chunks_exact(RUN).enumerate() {
+                    let product = S::load(products.as_ptr().add(i));
+                    let product = if run.rectified { S::max(product, S::splat(0.0)) } else { product };
+                    let weight = run.weights.get(sum * run.summed + h).copied().unwrap_or(1.0);
+                    total = S::add(total, S::mul(product, S::splat(weight)));
+                }
+                S::store(to.as_mut_ptr().add(i), total);
+            }
+        }
+    }
+}
+
+/// From `n` rows of `dim` f32 to `to[value][position]`; positions past the last hold zeros.
+#[inline(always)]
+unsafe fn transpose<S: Simd>(rows: Matrix, n: usize, dim: usize, to: &mut [f32]) {
+    // SAFETY: the caller's rows exist and `to` has `RUN` places for each value; tails read no further than the row.
+    unsafe {
+        for d in (0..dim).step_by(S::LANES) {
+            for i in (0..RUN).step_by(S::LANES) {
+                let mut block = [S::splat(0.0); 16];
+                for (j, v) in block.iter_mut().enumerate().take(n.saturating_sub(i).min(S::LANES)) {
+                    let row = rows.data.add((i + j) * rows.stride);
+                    *v = if d + S::LANES <= dim {
+                        F32::load::<S>(row, d)
+                    } else {
+                        F32::tail::<S>(row, d, dim)
+                    };
+                }
+                let mut square = [0.0f32; 256];
+                S::transpose(&block, square.as_mut_ptr());
+                for j in 0..S::LANES.min(dim - d) {
+                    let column = S::load(square.as_ptr().add(j * S::LANES));
+                    S::store(to.as_mut_ptr().add((d + j) * RUN + i), column);
+                }
+            }
+        }
+    }
+}
+
+/// Memory that is read soon, asked for a few lines at a time.
+struct Ahead {
+    at: *const u8,
+    /// Lines to ask for at once.
+    lines: usize,
+}
+
+impl Ahead {
+    /// All of `bytes` in so many steps.
+    #[inline(always)]
+    fn new(bytes: &[u8], steps: usize) -> Self {
+        Self { at: bytes.as_ptr(), lines: bytes.len().div_ceil(64 * steps.max(1)) }
+    }
+
+    #[inline(always)]
+    unsafe fn fetch<S: Simd>(&mut self) {
+        for _ in 0..self.lines {
+            // SAFETY: features by the module's contract.
+            unsafe { S::prefetch_far(self.at) }
+            // Rounded up, this may pass the end: a hint may point anywhere.
+            self.at = self.at.wrapping_add(64);
+        }
+    }
+}
+
+/// `$body` for each `$i` below `$n`, four times between two branches: a loop of 64 short turns ends in a wrong guess.
+macro_rules! in_fours {
+    ($n:expr, $i:ident => $body:block) => {
+        let (n, mut next) = ($n, 0);
+        while next + 4 <= n {
+            for $i in next..next + 4 $body
+            next += 4;
+        }
+        for $i in next..n $body
+    };
+}
+
+/// Scores of all query rows: `to[row · RUN + position]`.
+#[inline(always)]
+unsafe fn score<S: Simd, R: RowFormat>(q: &[f32], dim: usize, keys: Matrix, to: &mut [f32], next: &[u8]) {
+    let rows = to.len() / RUN;
+    let mut ahead = Ahead::new(next, dim * RUN / (WIDE * S::LANES));
+    let mut h = 0;
+    while h < rows {
+        let n = tile_rows::<S>(rows - h);
+        for i in (0..RUN).step_by(WIDE * S::LANES) {
+            // SAFETY: the caller's queries and keys have `dim` values, keys RUN positions.
+            unsafe {
+                let (q, to) = (q.as_ptr().add(h * dim), to.as_mut_ptr().add(h * RUN + i));
+                match n {
+                    6 => score_tile::<S, R, 6>(q, dim, keys, i, to, &mut ahead),
+                    4 => score_tile::<S, R, 4>(q, dim, keys, i, to, &mut ahead),
+                    2 => score_tile::<S, R, 2>(q, dim, keys, i, to, &mut ahead),
+                    _ => score_tile::<S, R, 1>(q, dim, keys, i, to, &mut ahead),
+                }
+            }
+        }
+        ahead.lines = 0;
+        h += n;
+    }
+}
+
+/// Query rows of the next tile, of `left`.
+#[inline(always)]
+fn tile_rows<S: Simd>(left: usize) -> usize {
+    if left >= S::TILE_ROWS {
+        S::TILE_ROWS
+    } else if left >= 4 && S::TILE_ROWS > 4 {
+        4
+    } else if left >= 2 {
+        2
+    } else {
+        1
+    }
+}
+
+#[inline(always)]
+unsafe fn score_tile<S: Simd, R: RowFormat, const G: usize>(
+    q: *const f32,
+    dim: usize,
+    keys: Matrix,
+    i: usize,
+    to: *mut f32,
+    ahead: &mut Ahead,
+) {
+    // SAFETY: as for `score`.
+    unsafe {
+        let mut acc = [[S::splat(0.0); WIDE]; G];
+        in_fours!(dim, d => {
+            ahead.fetch::<S>();
+            let column = keys.data.add(d * keys.stride);
+            let mut lanes = [S::splat(0.0); WIDE];
+            for (j, lanes) in lanes.iter_mut().enumerate() {
+                *lanes = R::load::<S>(column, i + j * S::LANES);
+            }
+            for (h, acc) in acc.iter_mut().enumerate() {
+                let q = S::splat(*q.add(h * dim + d));
+                for j in 0..WIDE {
+                    acc[j] = S::fma(q, lanes[j], acc[j]);
+                }
+            }
+        });
+        for (h, acc) in acc.into_iter().enumerate() {
+            for (j, acc) in acc.into_iter().enumerate() {
+                S::store(to.add(h * RUN + j * S::LANES), acc);
+            }
+        }
+    }
+}
+
+/// Takes a row's scores into its running softmax; they become what its values are multiplied by.
+#[inline(always)]
+unsafe fn fold<S: Simd>(run: &AttendRun<'_>, row: usize, scores: &mut [f32], state: &mut RunningSoftmax<'_>) {
+    let (from, to) = run.visible[row];
+    if from >= to {
+        scores.fill(0.0);
+        return;
+    }
+    // SAFETY: RUN scores are whole vectors; features by the module's contract.
+    unsafe {
+        if let Some(cap) = run.softcap {
+            soft_cap::<S>(scores, cap);
+        }
+        if let Some(&fall) = run.falls.get(row) {
+            lower::<S>(scores, fall);
+        }
+        if let Some(shifts) = run.shifts.get(row * RUN..(row + 1) * RUN) {
+            vector::add::<S>(scores, shifts);
+        }
+        if to - from < RUN {
+            scores[..from].fill(f32::NEG_INFINITY);
+            scores[to..].fill(f32::NEG_INFINITY);
+        }
+        let mut largest = S::load(scores.as_ptr());
+        for i in (S::LANES..RUN).step_by(S::LANES) {
+            largest = S::max(S::load(scores.as_ptr().add(i)), largest);
+        }
+        let max = state.max[row];
+        // Seldom, but for the first runs.
+        if S::any_above(largest, max) {
+            let largest = S::hmax(largest);
+            let shrink = (max - largest).exp();
+            state.sum[row] *= shrink;
+            vector::scale::<S>(&mut state.acc[row * run.values.dim..][..run.values.dim], shrink);
+            state.max[row] = largest;
+        }
+        // Where the maximum is -∞ every score is: -∞ - -∞ would be NaN.
+        let max = S::splat(if state.max[row] == f32::NEG_INFINITY { 0.0 } else { state.max[row] });
+        let mut sum = S::splat(0.0);
+        for i in (0..RUN).step_by(S::LANES) {
+            let p = scores.as_mut_ptr().add(i);
+            let e = vector::exp_negative::<S>(S::sub(S::load(p), max));
+            S::store(p, e);
+            sum = S::add(sum, e);
+        }
+        state.sum[row] += S::sum(sum);
+    }
+}
+
+/// `cap · tanh(x / cap)` for whole vectors of scores, as `cap - 2 · cap / (1 + e^(2x / cap))`.
+#[inline(always)]
+unsafe fn soft_cap<S: Simd>(x: &mut [f32], cap: f32) {
+    for x in x.chunks_exact_mut(S::LANES) {
+        // SAFETY: a vector of scores; features by the module's contract.
+        unsafe {
+            let e = vector::exp::<S>(S::mul(S::load(x.as_ptr()), S::splat(2.0 / cap)));
+            let fraction = S::div(S::splat(2.0 * cap), S::add(S::splat(1.0), e));
+            S::store(x.as_mut_ptr(), S::sub(S::splat(cap), fraction));
+        }
+    }
+}
+
+/// The positions of a run.
+const POSITIONS: [f32; RUN] = {
+    let mut positions = [0.0; RUN];
+    let mut i = 0;
+    while i < RUN {
+        positions[i] = i as f32;
+        i += 1;
+    }
+    positions
+};
+
+/// Takes from whole vectors of scores what they fall with distance.
+#[inline(always)]
+unsafe fn lower<S: Simd>(scores: &mut [f32], fall: Fall) {
+    assert_eq!(scores.len(), RUN);
+    for i in (0..RUN).step_by(S::LANES) {
+        // SAFETY: there are RUN scores and RUN positions; features by the module's contract.
+        unsafe {
+            let score = scores.as_mut_ptr().add(i);
+            let distance = S::abs(S::sub(S::load(POSITIONS.as_ptr().add(i)), S::splat(fall.from)));
+            S::store(score, S::fma(S::splat(-fall.slope), distance, S::load(score)));
+        }
+    }
+}
+
+/// Adds probabilities times values to `g` rows of sums.
+#[inline(always)]
+unsafe fn accumulate<S: Simd, R: RowFormat>(
+    p: &[f32],
+    v: Matrix,
+    values: KvRows<'_>,
+    acc: &mut [f32],
+    next: &[u8],
+) {
+    let (n, dim, g) = (values.rows, values.dim, p.len() / RUN);
+    let wide = dim - dim % (WIDE * S::LANES);
+    let whole = dim - dim % S::LANES;
+    // The first rows' tiles ask for it, those of single vectors too.
+    let tiles = wide / (WIDE * S::LANES) + (whole - wide) / S::LANES;
+    let mut ahead = Ahead::new(next, n * tiles);
+    let mut h = 0;
+    while h < g {
+        let rows = tile_rows::<S>(g - h);
+        // SAFETY: the caller's rows of probabilities, values and sums exist.
+        unsafe {
+            let p = p.as_ptr().add(h * RUN);
+            let acc = acc.as_mut_ptr().add(h * dim);
+            for d in (0..wide).step_by(WIDE * S::LANES) {
+                match rows {
+                    6 => value_tile::<S, R, 6, WIDE>(p, v, n, acc, dim, d, &mut ahead),
+                    4 => value_tile::<S, R, 4, WIDE>(p, v, n, acc, dim, d, &mut ahead),
+                    2 => value_tile::<S, R, 2, WIDE>(p, v, n, acc, dim, d, &mut ahead),
+                    _ => value_tile::<S, R, 1, WIDE>(p, v, n, acc, dim, d, &mut ahead),
+                }
+            }
+            for h in 0..rows {
+                let (p, acc) = (p.add(h * RUN), acc.add(h * dim));
+                for d in (wide..whole).step_by(S::LANES) {
+                    value_tile::<S, R, 1, 1>(p, v, n, acc, dim, d, &mut ahead);
+                }
+                for d in whole..dim {
+                    for i in 0..n {
+                        *acc.add(d) += *p.add(i) * R::one(v.data.add(i * v.stride), d);
+                    }
+                }
+                ahead.lines = 0;
+            }
+        }
+        h += rows;
+    }
+}
+
+/// `G` rows of sums, `D` vectors from value `d`, over `n` cached rows.
+#[inline(always)]
+unsafe fn value_tile<S: Simd, R: RowFormat, const G: usize, const D: usize>(
+    p: *const f32,
+    v: Matrix,
+    n: usize,
+    acc: *mut f32,
+    dim: usize,
+    d: usize,
+    ahead: &mut Ahead,
+) {
+    // SAFETY: the caller's rows have D vectors from d.
+    unsafe {
+        let mut sums = [[S::splat(0.0); D]; G];
+        for (h, sums) in sums.iter_mut().enumerate() {
+            for (j, sum) in sums.iter_mut().enumerate() {
+                *sum = S::load(acc.add(h * dim + d + j * S::LANES));
+            }
+        }
+        in_fours!(n, i => {
+            ahead.fetch::<S>();
+            let row = v.data.add(i * v.stride);
+            let mut values = [S::splat(0.0); D];
+            for (j, value) in values.iter_mut().enumerate() {
+                *value = R::load::<S>(row, d + j * S::LANES);
+            }
+            for (h, sums) in sums.iter_mut().enumerate() {
+                let p = S::splat(*p.add(h * RUN + i));
+                for j in 0..D {
+                    sums[j] = S::fma(p, values[j], sums[j]);
+                }
+            }
+        });
+        for (h, sums) in sums.into_iter().enumerate() {
+            for (j, sum) in sums.into_iter().enumerate() {
+                S::store(acc.add(h * dim + d + j * S::LANES), sum);
+            }
+        }
+    }
+}
+
+/// Rounds values to a cached row: see `VectorKernels::store_kv`.
+#[inline(always)]
+pub(crate) unsafe fn store_kv<S: Simd>(ty: KvType, x: &[f32], row: &mut [u8]) {
+    assert!(row.len() >= ty.row_bytes(x.len()));
+    match ty {
+        KvType::F16 => {
+            let whole = x.len() - x.len() % S::LANES;
+            for i in (0..whole).step_by(S::LANES) {
+                // SAFETY: the row has two bytes for each value; features by the module's contract.
+                unsafe { S::store_f16(row.as_mut_ptr().add(i * 2), S::load(x.as_ptr().add(i))) }
+            }
+            portable::store_kv(ty, &x[whole..], &mut row[whole * 2..]);
+        }
+        // A plain loop over integers, which the compiler vectorises with the features of the shell.
+        KvType::Bf16 => {
+            for (x, b) in x.iter().zip(row.as_chunks_mut::<2>().0) {
+                *b = f32_to_bf16(*x).to_le_bytes();
+            }
+        }
+        KvType::F32 | KvType::Q8_0 | KvType::Q4_0 => portable::store_kv(ty, x, row),
+    }
+}

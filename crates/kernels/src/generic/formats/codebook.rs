@@ -1,0 +1,220 @@
+//! The codebook formats: 256 weights as rows of a grid, with signs and scales.
+//!
+//! What can be had of all row numbers, signs and scales of a chunk at once is computed in vectors; the rows themselves are loads, addressed
+//! by numbers that pass through memory: taking them out of vectors costs more than all else.
+
+use puna_quant::TensorType;
+use puna_quant::tables::{IQ1S_GRID, IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID, IQ3S_GRID, IQ3XXS_GRID};
+
+use super::fields::{Above, HighBits, low_bytes, spread_threes};
+use super::kquants::k_format;
+use super::{half, spread_nibbles, u16_at, u32_at, u64_at};
+use crate::generic::quant::{CHUNK, Codes, Format, Quant, RowNumbers};
+
+/// `d · (0.5 + n) · factor` of the top four bits of eight words, `stride` bytes apart.
+#[inline(always)]
+unsafe fn top_scales<S: Quant>(d: f32, p: *const u8, stride: usize, factor: f32) -> S::W {
+    // SAFETY: the caller's block has eight words; features by the contract.
+    unsafe { S::w_mul(S::w_add(S::w_tops(p, stride), S::w_splat(0.5)), S::w_splat(d * factor)) }
+}
+
+/// `d · (0.5 + n) / 4` of sixteen nibbles at `p`.
+#[inline(always)]
+unsafe fn nibble_scales<S: Quant>(d: f32, p: *const u8) -> S::W {
+    // SAFETY: the caller's block has eight bytes at `p`; features by the contract.
+    unsafe {
+        let n = S::w_bytes16(spread_nibbles(u32_at(p)), spread_nibbles(u32_at(p.add(4))));
+        S::w_mul(S::w_add(n, S::w_splat(0.5)), S::w_splat(d * 0.25))
+    }
+}
+
+/// Declares a format whose codes are rows of a grid, with row numbers in fields that are put together: how many rows, of what word (which
+/// `$words` puts together), their numbers, and what becomes of a group of 64 codes by its bits.
+macro_rules! grid_format {
+    ($name:ident, $bytes:literal, $sub:literal, $codes:expr, [$word:ty; $rows:literal] by $words:ident,
+     scales($p:ident) => $scales:expr,
+     numbers($q:ident) => $numbers:expr,
+     row($number:ident) => $row:expr,
+     bits($r:ident) => $bits:expr,
+     codes($c:ident, $bit:ident) => $of:expr) => {
+        #[derive(Clone, Copy)]
+        pub(crate) struct $name;
+
+        impl Format for $name {
+            const TYPE: TensorType = TensorType::$name;
+            const BLOCK: (usize, usize) = (CHUNK, $bytes);
+            const SUB: usize = $sub;
+            const CODES: Codes = $codes;
+            const BY_ROWS: bool = true;
+            #[inline(always)]
+            unsafe fn scales<S: Quant>($p: *const u8) -> (S::W, S::W) {
+                // SAFETY: offsets lie inside the block; features by the contract.
+                unsafe { $scales }
+            }
+            #[inline(always)]
+            unsafe fn numbers<S: Quant>($q: *const u8, to: &mut RowNumbers) {
+                // SAFETY: as above.
+                let numbers: [u16; $rows] = unsafe { $numbers };
+                to[..$rows].copy_from_slice(&numbers);
+            }
+            #[inline(always)]
+            unsafe fn rows(numbers: &RowNumbers, to: &mut [u8; CHUNK]) {
+                const { assert!(size_of::<$word>() * $rows == CHUNK) };
+                let to = to.as_mut_ptr().cast::<$word>();
+                for i in (0..$rows).step_by(8) {
+                    for i in i..i + 8 {
+                        // SAFETY: the rows fill `to`, which the caller has aligned. Volatile, so that words are not put together in vectors first.
+                        unsafe { to.add(i).write_volatile(Self::row(numbers[i])) }
+                    }
+                }
+            }
+            #[inline(always)]
+            unsafe fn codes_of_rows<S: Quant>($r: *const u8, rows: [S::C; 4]) -> [S::C; 4] {
+                // SAFETY: as above.
+                unsafe {
+                    let (bits, [a, b, c, d]): ([u64; 4], _) = ($bits, rows);
+                    macro_rules! group {
+                        ($of_rows:ident, $j:literal) => {{
+                            let ($c, $bit) = ($of_rows, bits[$j]);
+                            $of
+                        }};
+                    }
+                    [group!(a, 0), group!(b, 1), group!(c, 2), group!(d, 3)]
+                }
+            }
+            #[inline(always)]
+            unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4] {
+                const EACH: usize = $rows / 4;
+                let mut numbers: RowNumbers = [0; CHUNK / 4];
+                // SAFETY: as above.
+                unsafe {
+                    Self::numbers::<S>(p, &mut numbers);
+                    std::hint::black_box(&mut numbers);
+                    let words = |j: usize| std::array::from_fn(|i| Self::row(numbers[EACH * j + i]));
+                    let rows = codes!(p, p, j, S::$words(words(j)));
+                    Self::codes_of_rows::<S>(p, rows)
+                }
+            }
+        }
+
+        impl $name {
+            #[inline(always)]
+            fn row($number: u16) -> $word {
+                $row
+            }
+        }
+    };
+}
+
+/// Row `number` of a grid, numbers being what [`Quant::indices`] gives for the high bits `H`.
+#[inline(always)]
+fn row<H: HighBits, T: Copy, const N: usize>(grid: &[T; N], number: u16) -> T {
+    const { assert!(N == 256 << H::BITS) };
+    // SAFETY: numbers have eight bits and those of `H`.
+    unsafe { *grid.get_unchecked(usize::from(number)) }
+}
+
+k_format!(IQ2_XXS, 66, 32, Codes::Signed,
+scales(p) => (top_scales::<S>(half::<S>(p), p.add(6), 8, 0.25), S::w_splat(0.0)),
+all_codes(p) => {
+    let signs = S::signs_of_words(p.add(6), 8);
+    let row = |j: usize, i: usize| IQ2XXS_GRID[usize::from(*p.add(2 + 16 * j + i / 4 * 8 + i % 4))];
+    codes!(p, p, j, S::signed(S::negate_where(S::words(std::array::from_fn(|i| row(j, i))), signs[j])))
+});
+
+k_format!(IQ2_XS, 74, 16, Codes::Signed,
+scales(p) => (nibble_scales::<S>(half::<S>(p), p.add(66)), S::w_splat(0.0)),
+all_codes(p) => {
+    let signs = S::signs_of_halves(p.add(2));
+    let row = |j: usize, i: usize| IQ2XS_GRID[usize::from(u16_at(p.add(2 + 16 * j + 2 * i)) & 511)];
+    codes!(p, p, j, S::signed(S::negate_where(S::words(std::array::from_fn(|i| row(j, i))), signs[j])))
+});
+
+/// Two bits of each of four rows a byte.
+type TwosOfFour = Above<1, 4, 2, 2>;
+
+grid_format!(IQ2_S, 82, 16, Codes::Signed, [u64; 32] by words,
+scales(p) => (nibble_scales::<S>(half::<S>(p), p.add(74)), S::w_splat(0.0)),
+numbers(p) => S::indices::<TwosOfFour, 32>(p.add(2), p.add(66)),
+row(number) => row::<TwosOfFour, _, _>(&IQ2S_GRID, number),
+bits(p) => std::array::from_fn(|j| u64_at(p.add(34 + 8 * j))),
+codes(c, negative) => S::signed(S::negate_where(c, negative)));
+
+k_format!(IQ3_XXS, 98, 32, Codes::Signed,
+scales(p) => (top_scales::<S>(half::<S>(p), p.add(66), 4, 0.5), S::w_splat(0.0)),
+all_codes(p) => {
+    let signs = S::signs_of_words(p.add(66), 4);
+    let row = |j: usize, i: usize| IQ3XXS_GRID[usize::from(*p.add(2 + 16 * j + i))];
+    codes!(p, p, j, S::signed(S::negate_where(S::short_words(std::array::from_fn(|i| row(j, i))), signs[j])))
+});
+
+/// A bit of each of eight rows a byte.
+type OnesOfEight = Above<1, 8, 1, 1>;
+
+grid_format!(IQ3_S, 110, 32, Codes::Signed, [u32; 64] by short_words,
+scales(p) => {
+    let n = S::w_bytes8(spread_nibbles(u32_at(p.add(106))));
+    let odd = S::w_add(S::w_add(n, n), S::w_splat(1.0));
+    (S::w_mul(odd, S::w_splat(half::<S>(p))), S::w_splat(0.0))
+},
+numbers(p) => S::indices::<OnesOfEight, 64>(p.add(2), p.add(66)),
+row(number) => row::<OnesOfEight, _, _>(&IQ3S_GRID, number),
+bits(p) => std::array::from_fn(|j| u64_at(p.add(74 + 8 * j))),
+codes(c, negative) => S::signed(S::negate_where(c, negative)));
+
+/// Rows of the grid of −1, 0, 1 as the codes `8 · row − 1 + 10`. Weights that are shifted up have 2 more, a bit that no code
+/// has.
+static IQ1_CODES: [u64; 2048] = {
+    let mut codes = [0; 2048];
+    let mut i = 0;
+    while i < 2048 {
+        let mut row = IQ1S_GRID[i].to_le_bytes();
+        let mut j = 0;
+        while j < 8 {
+            row[j] = (8 * row[j] as i8 + 9) as u8;
+            j += 1;
+        }
+        codes[i] = u64::from_le_bytes(row);
+        i += 1;
+    }
+    codes
+};
+
+/// Three bits of each of four rows in 16.
+type ThreesOfFour = Above<2, 4, 3, 3>;
+
+grid_format!(IQ1_S, 50, 32, Codes::Offset(10), [u64; 32] by words,
+scales(p) => {
+    let n = |at: usize| low_bytes(u64_at(p.add(at)) >> 12 & 0x0007_0007_0007_0007);
+    let n = S::w_bytes8(u64::from(n(34)) | u64::from(n(42)) << 32);
+    let odd = S::w_add(S::w_add(n, n), S::w_splat(1.0));
+    (S::w_mul(odd, S::w_splat(half::<S>(p) * 0.125)), S::w_splat(0.0))
+},
+numbers(p) => S::indices::<ThreesOfFour, 32>(p.add(2), p.add(34)),
+row(number) => row::<ThreesOfFour, _, _>(&IQ1_CODES, number),
+// Up unless the top bit of its 16 says down, all 32 weights alike.
+bits(p) => std::array::from_fn(|j| {
+    let up = !u32_at(p.add(34 + 4 * j));
+    let (low, high) = (u64::from(up >> 15 & 1), u64::from(up >> 31));
+    (low | high << 32) * 0xffff_ffff
+}),
+codes(c, up) => S::or_where(c, up, 2));
+
+/// Three bits of each of two rows a byte.
+type ThreesOfTwo = Above<1, 2, 4, 3>;
+
+grid_format!(IQ1_M, 56, 16, Codes::Offset(10), [u64; 32] by words,
+scales(p) => {
+    let word = |i: usize| u16_at(p.add(48 + 2 * i));
+    let d = word(0) >> 12 | (word(1) >> 8 & 0xf0) | (word(2) >> 4 & 0xf00) | (word(3) & 0xf000);
+    let n = S::w_bytes16(spread_threes(word(0), word(1)), spread_threes(word(2), word(3)));
+    let odd = S::w_add(S::w_add(n, n), S::w_splat(1.0));
+    (S::w_mul(odd, S::w_splat(S::half(d) * 0.125)), S::w_splat(0.0))
+},
+numbers(p) => S::indices::<ThreesOfTwo, 32>(p, p.add(32)),
+row(number) => row::<ThreesOfTwo, _, _>(&IQ1_CODES, number),
+// Up unless the top bit of its nibble says down, eight weights alike.
+bits(p) => std::array::from_fn(|j| {
+    (spread_nibbles(!u32_at(p.add(32 + 4 * j))) >> 3 & 0x0101_0101_0101_0101) * 0xff
+}),
+codes(c, up) => S::or_where(c, up, 2));

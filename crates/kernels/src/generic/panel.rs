@@ -1,0 +1,375 @@
+//! Products with many activation rows whose sums are f32: weights are expanded into a panel in the first-level cache.
+//!
+//! Both sides are words of 32 bits: an f32 each ([`Floats`]), or a pair of bf16 where a processor multiplies those. A panel holds
+//! one or two vectors of weight rows over a slice of K, each in a plane and transposed (`[word][row]`); the activations of the
+//! slice are packed so that a block of tokens is one stream (`[token block][word/16][token][16]`), which avoids the conflicts
+//! that rows a power of two apart cause in a cache. A micro-kernel keeps a block of tokens × all vectors of rows in
+//! registers: where there are few of them, a second vector halves the loads that bring an activation to all lanes.
+
+use std::marker::PhantomData;
+
+use super::Simd;
+use super::rows::RowFormat;
+use crate::OutMut;
+
+/// Words of K in a panel: 16 rows of it are half of a 32 KiB cache.
+const SLICE: usize = 256;
+/// Tokens whose slice of activations is packed at once: 240 KiB.
+const TOKENS: usize = 240;
+/// Consecutive words of one token in packed activations.
+const RUN: usize = 16;
+
+/// What words of weights and of activations are, and how they are multiplied.
+///
+/// # Safety
+/// For all methods: rows have all values that are named, and the processor has the features that the implementing type needs.
+pub(crate) trait Product {
+    /// The vectors.
+    type S: Simd;
+    /// Values and bytes of a block of weights.
+    const BLOCK: (usize, usize);
+    /// Values of a word.
+    const VALUES: usize;
+
+    /// `LANES` words of a weight row from value `i` on.
+    unsafe fn weights(row: *const u8, i: usize) -> <Self::S as Simd>::F;
+    /// The words of values `i … n`, fewer than `LANES`, then zeros.
+    unsafe fn last_weights(row: *const u8, i: usize, n: usize) -> <Self::S as Simd>::F;
+    /// The words of up to [`RUN`]` · VALUES` activations, then zeros.
+    unsafe fn activations(x: &[f32], to: &mut [f32; RUN]);
+    /// `acc` and the products of the words' values.
+    unsafe fn fma(
+        x: <Self::S as Simd>::F,
+        w: <Self::S as Simd>::F,
+        acc: <Self::S as Simd>::F,
+    ) -> <Self::S as Simd>::F;
+    /// [`sweep`], compiled once for a level.
+    unsafe fn sweep(
+        panel: &[f32],
+        packed: &[f32],
+        len: usize,
+        tokens: usize,
+        out: &mut OutMut<'_>,
+        place: Place,
+    );
+}
+
+/// Weights of a format as f32, and activations as they are.
+pub(crate) struct Floats<S, R>(PhantomData<(S, R)>);
+
+impl<S: Simd, R: RowFormat> Product for Floats<S, R> {
+    type S = S;
+    const BLOCK: (usize, usize) = (R::BLOCK, R::BYTES);
+    const VALUES: usize = 1;
+
+    #[inline(always)]
+    unsafe fn weights(row: *const u8, i: usize) -> S::F {
+        // SAFETY: the contract.
+        unsafe { R::load::<S>(row, i) }
+    }
+    #[inline(always)]
+    unsafe fn last_weights(row: *const u8, i: usize, n: usize) -> S::F {
+        // SAFETY: the contract.
+        unsafe { R::tail::<S>(row, i, n) }
+    }
+    #[inline(always)]
+    unsafe fn activations(x: &[f32], to: &mut [f32; RUN]) {
+        match x.first_chunk() {
+            // Of a length that is known: a copy without a call.
+            Some(whole) => *to = *whole,
+            None => {
+                *to = [0.0; RUN];
+                to[..x.len()].copy_from_slice(x);
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn fma(x: S::F, w: S::F, acc: S::F) -> S::F {
+        // SAFETY: the contract.
+        unsafe { S::fma(x, w, acc) }
+    }
+    #[inline(always)]
+    unsafe fn sweep(
+        panel: &[f32],
+        packed: &[f32],
+        len: usize,
+        tokens: usize,
+        out: &mut OutMut<'_>,
+        place: Place,
+    ) {
+        // SAFETY: the contract.
+        unsafe { S::sweep_f32(panel, packed, len, tokens, out, place) }
+    }
+}
+
+/// Rows to expand: row r starts `r · stride` bytes after `data`.
+#[derive(Clone, Copy)]
+pub(crate) struct Source {
+    pub(crate) data: *const u8,
+    pub(crate) stride: usize,
+    pub(crate) rows: usize,
+    pub(crate) k: usize,
+}
+
+/// Words that [`multiply`] needs as room for `m` rows of activations.
+#[inline(always)]
+pub(crate) fn room<S: Simd>(m: usize) -> usize {
+    (S::F32_PANEL_VECTORS * S::LANES + m.min(TOKENS)) * SLICE
+}
+
+/// `out[t][r] = Σ_k source[r][k] · x[t · k + k]` for `m` rows of `x`.
+///
+/// # Safety
+/// The source's rows exist in the format of `P`, `x` has `m · k` values, `room` the length that [`room`] says, `out` at least `m`
+/// rows of `source.rows` columns; the processor has the features of `P`.
+#[inline(always)]
+pub(crate) unsafe fn multiply<P: Product>(
+    source: Source,
+    x: &[f32],
+    m: usize,
+    mut out: OutMut<'_>,
+    room: &mut [f32],
+) {
+    let Source { rows, k, .. } = source;
+    if k == 0 {
+        (0..m).for_each(|t| out.row(t)[..rows].fill(0.0));
+        return;
+    }
+    let (lanes, rows_at_once) = (P::S::LANES, P::S::F32_PANEL_VECTORS * P::S::LANES);
+    let (panel, packed) = room.split_at_mut(SLICE * rows_at_once);
+    for t0 in (0..m).step_by(TOKENS) {
+        let tokens = (m - t0).min(TOKENS);
+        for k0 in (0..k).step_by(SLICE * P::VALUES) {
+            let len = (k - k0).min(SLICE * P::VALUES);
+            let words = len.div_ceil(P::VALUES);
+            // SAFETY: features by the contract.
+            unsafe { pack::<P>(&x[t0 * k..], k, k0, len, tokens, packed) };
+            for r0 in (0..rows).step_by(rows_at_once) {
+                let place = Place { t0, r0, cols: (rows - r0).min(rows_at_once), add: k0 > 0 };
+                // SAFETY: rows r0… exist and the slice lies inside them; the packed tokens were just written.
+                unsafe {
+                    fetch_next::<P::S>(source, P::BLOCK, rows_at_once, r0, k0, SLICE * P::VALUES);
+                    for (plane, r0) in panel.chunks_exact_mut(SLICE * lanes).zip((r0..rows).step_by(lanes)) {
+                        expand::<P>(source, r0, k0, len, plane);
+                    }
+                    P::sweep(panel, packed, words, tokens, &mut out, place);
+                }
+            }
+        }
+    }
+}
+
+/// Packs `len` values from `k0` of `tokens` rows, block by block of tokens.
+#[inline(always)]
+unsafe fn pack<P: Product>(x: &[f32], k: usize, k0: usize, len: usize, tokens: usize, packed: &mut [f32]) {
+    let padded = len.div_ceil(P::VALUES).next_multiple_of(RUN);
+    let mut t = 0;
+    while t < tokens {
+        let n = block_of(tokens - t, P::S::F32_PANEL_TOKENS);
+        let (to, _) = packed[t * padded..][..n * padded].as_chunks_mut();
+        for j in 0..n {
+            let runs = x[(t + j) * k + k0..][..len].chunks(RUN * P::VALUES);
+            for (run, to) in runs.zip(to[j..].iter_mut().step_by(n)) {
+                // SAFETY: features by the contract.
+                unsafe { P::activations(run, to) };
+            }
+        }
+        t += n;
+    }
+}
+
+/// Size of the next block of tokens.
+#[inline(always)]
+fn block_of(left: usize, block: usize) -> usize {
+    if left >= block {
+        block
+    } else if left >= 4 {
+        4
+    } else {
+        1
+    }
+}
+
+/// Asks for the weights of the panel after the one at (`r0`, `k0`): the next rows, the next slice of K, or what follows
+/// these rows in memory, which the next call is likely to get. `block` is values and bytes of a block.
+#[inline(always)]
+pub(super) unsafe fn fetch_next<S: Simd>(
+    source: Source,
+    block: (usize, usize),
+    panel_rows: usize,
+    r0: usize,
+    k0: usize,
+    slice: usize,
+) {
+    let (r0, k0) = if r0 + panel_rows < source.rows {
+        (r0 + panel_rows, k0)
+    } else if k0 + slice < source.k {
+        (0, k0 + slice)
+    } else {
+        (source.rows, 0)
+    };
+    let from = k0 / block.0 * block.1;
+    let bytes = (source.k - k0).min(slice) / block.0 * block.1;
+    for r in r0..r0 + panel_rows {
+        for line in (0..bytes + 63).step_by(64) {
+            // SAFETY: a hint, harmless at any address; features by the module's contract.
+            unsafe { S::prefetch(source.data.wrapping_add(r * source.stride + from + line)) }
+        }
+    }
+}
+
+/// Expands `len` values from `k0` of `LANES` rows from `r0` into `panel[word][row]`; rows past the end become zero.
+#[inline(always)]
+unsafe fn expand<P: Product>(source: Source, r0: usize, k0: usize, len: usize, panel: &mut [f32]) {
+    let lanes = P::S::LANES;
+    // SAFETY: row pointers are clamped to rows that exist; `panel` has room for SLICE × LANES words.
+    unsafe {
+        for (i, values) in (0..len).step_by(lanes * P::VALUES).enumerate() {
+            let mut block = [P::S::splat(0.0); 16];
+            for (j, v) in block.iter_mut().enumerate().take((source.rows - r0).min(lanes)) {
+                let row = source.data.add((r0 + j) * source.stride);
+                *v = if values + lanes * P::VALUES <= len {
+                    P::weights(row, k0 + values)
+                } else {
+                    P::last_weights(row, k0 + values, k0 + len)
+                };
+            }
+            P::S::transpose(&block, panel.as_mut_ptr().add(i * lanes * lanes));
+        }
+    }
+}
+
+/// Where the products of a panel go.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    /// First token.
+    pub(crate) t0: usize,
+    /// First weight row.
+    pub(crate) r0: usize,
+    /// Weight rows, at most those of the panel.
+    pub(crate) cols: usize,
+    /// Whether to add to what is there.
+    pub(crate) add: bool,
+}
+
+/// Multiplies the panel with all packed tokens.
+#[inline(always)]
+pub(crate) unsafe fn sweep<P: Product>(
+    panel: &[f32],
+    packed: &[f32],
+    len: usize,
+    tokens: usize,
+    out: &mut OutMut<'_>,
+    place: Place,
+) {
+    let padded = len.next_multiple_of(RUN);
+    assert!(len <= SLICE && panel.len() >= SLICE * P::S::F32_PANEL_VECTORS * P::S::LANES);
+    assert!(packed.len() >= tokens * padded);
+    let mut t = 0;
+    while t < tokens {
+        let n = block_of(tokens - t, P::S::F32_PANEL_TOKENS);
+        // SAFETY: the block of n tokens was packed at t · padded; the panel holds `len` words of K.
+        unsafe {
+            let (p, x) = (panel.as_ptr(), packed.as_ptr().add(t * padded));
+            let at = Place { t0: place.t0 + t, ..place };
+            match n {
+                1 => rows::<P, 1>(p, x, len, out, at),
+                4 => rows::<P, 4>(p, x, len, out, at),
+                6 if P::S::F32_PANEL_TOKENS == 6 => rows::<P, 6>(p, x, len, out, at),
+                12 if P::S::F32_PANEL_TOKENS == 12 => rows::<P, 12>(p, x, len, out, at),
+                24 if P::S::F32_PANEL_TOKENS == 24 => rows::<P, 24>(p, x, len, out, at),
+                _ => unreachable!("blocks have 6, 12 or 24 tokens, 4 or 1"),
+            }
+        }
+        t += n;
+    }
+}
+
+/// `T` tokens times all vectors of rows of the panel, to their place.
+#[inline(always)]
+unsafe fn rows<P: Product, const T: usize>(
+    panel: *const f32,
+    x: *const f32,
+    len: usize,
+    out: &mut OutMut<'_>,
+    place: Place,
+) {
+    // SAFETY: as for the caller.
+    unsafe {
+        if P::S::F32_PANEL_VECTORS == 1 || place.cols <= P::S::LANES {
+            let [sums] = micro::<P, T, 1>(panel, x, len);
+            return put::<P::S, T>(sums, out, place);
+        }
+        let [first, second] = micro::<P, T, 2>(panel, x, len);
+        let lanes = P::S::LANES;
+        put::<P::S, T>(first, out, Place { cols: lanes, ..place });
+        put::<P::S, T>(second, out, Place { r0: place.r0 + lanes, cols: place.cols - lanes, ..place });
+    }
+}
+
+/// `T` tokens times `V` vectors of `LANES` rows.
+#[inline(always)]
+unsafe fn micro<P: Product, const T: usize, const V: usize>(
+    panel: *const f32,
+    x: *const f32,
+    len: usize,
+) -> [[<P::S as Simd>::F; T]; V] {
+    let lanes = P::S::LANES;
+    // SAFETY: the caller's planes have len × LANES words, its tokens len words each, in runs.
+    unsafe {
+        let mut acc = [[P::S::splat(0.0); T]; V];
+        for c in 0..len / RUN {
+            for j in 0..RUN {
+                step::<P, T, V>(panel.add((c * RUN + j) * lanes), x.add(c * RUN * T + j), &mut acc);
+            }
+        }
+        let done = len / RUN * RUN;
+        for j in 0..len % RUN {
+            step::<P, T, V>(panel.add((done + j) * lanes), x.add(done * T + j), &mut acc);
+        }
+        acc
+    }
+}
+
+/// Adds the products of one word of K.
+#[inline(always)]
+unsafe fn step<P: Product, const T: usize, const V: usize>(
+    p: *const f32,
+    x: *const f32,
+    acc: &mut [[<P::S as Simd>::F; T]; V],
+) {
+    // SAFETY: as for `micro`.
+    unsafe {
+        let mut w = [P::S::splat(0.0); V];
+        for (v, w) in w.iter_mut().enumerate() {
+            *w = P::S::load(p.add(v * SLICE * P::S::LANES));
+        }
+        for t in 0..T {
+            let x = P::S::splat(*x.add(t * RUN));
+            for (acc, w) in acc.iter_mut().zip(w) {
+                acc[t] = P::fma(x, w, acc[t]);
+            }
+        }
+    }
+}
+
+/// Writes (or adds) a block of products.
+#[inline(always)]
+pub(super) unsafe fn put<S: Simd, const T: usize>(acc: [S::F; T], out: &mut OutMut<'_>, place: Place) {
+    for (t, acc) in acc.into_iter().enumerate() {
+        let row = &mut out.row(place.t0 + t)[place.r0..place.r0 + place.cols];
+        // SAFETY: a full vector is stored only where the row has LANES columns left; features by contract.
+        unsafe {
+            if place.cols == S::LANES {
+                let p = row.as_mut_ptr();
+                S::store(p, if place.add { S::add(S::load(p), acc) } else { acc });
+            } else {
+                let mut padded = [0.0f32; 16];
+                S::store(padded.as_mut_ptr(), acc);
+                for (to, from) in row.iter_mut().zip(padded) {
+                    *to = if place.add { *to + from } else { from };
+                }
+            }
+        }
+    }
+}

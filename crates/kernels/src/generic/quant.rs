@@ -1,0 +1,399 @@
+//! What a kernel body for packed weights may ask of a vector type, and what a format must tell.
+//!
+//! Every format is read in *chunks* of 256 weights as `w = s · c - b`: codes `c` of 8 bits in four groups of 64, in natural
+//! order, and scales `s` (and minimums `b`) for each 16 or 32 weights. Unpacking is written once a format, in terms of
+//! the byte operations of [`Quant`]; products are integer sums of codes, converted once a scale.
+
+use puna_quant::TensorType;
+use puna_quant::float::ue4m3_half;
+
+use super::Simd;
+use super::formats::fields::{self, HighBits};
+use super::panel::Place;
+use super::qpanel::Panel;
+use crate::OutMut;
+
+/// Weights of a chunk.
+pub(crate) const CHUNK: usize = 256;
+/// Chunks that pass through memory together: loads right behind their stores would wait for them.
+pub(crate) const TOGETHER: usize = 8;
+
+/// A packed weight format.
+///
+/// # Safety
+/// For all methods: `p` is valid for the `BYTES` bytes of a chunk, and the processor has the features of `S`.
+pub(crate) trait Format: Copy + 'static {
+    const TYPE: TensorType;
+    /// Bytes of a chunk: of one block, or of several consecutive ones.
+    const BYTES: usize = CHUNK / Self::BLOCK.0 * Self::BLOCK.1;
+    /// Weights and bytes of a block.
+    const BLOCK: (usize, usize);
+    /// Weights that share a scale: 16 or 32.
+    const SUB: usize;
+    /// What codes are.
+    const CODES: Codes;
+
+    /// Scales and, for [`Codes::Minimum`], minimums (else anything). With `SUB` 32 lanes 8… are unused.
+    unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W);
+    /// Codes of the chunk, 64 weights a group, in natural order.
+    unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4];
+
+    /// Whether codes are rows of a table, and can be unpacked in the three steps that follow.
+    const BY_ROWS: bool = false;
+    /// First: the numbers of the rows.
+    unsafe fn numbers<S: Quant>(_p: *const u8, _to: &mut RowNumbers) {}
+    /// Second: the rows, one after the other; `to` is aligned for the words that they are, as [`Unpacked::codes`] is.
+    unsafe fn rows(_numbers: &RowNumbers, _to: &mut [u8; CHUNK]) {}
+    /// Third: [`Format::codes`] of the rows.
+    unsafe fn codes_of_rows<S: Quant>(_p: *const u8, rows: [S::C; 4]) -> [S::C; 4] {
+        rows
+    }
+
+    /// The run of 16 weights that each lane of [`Format::by_runs`] holds, where a level has runs as lanes.
+    const RUNS: [u8; 16] = TRANSPOSED;
+
+    /// All codes of the chunk as [`Quant::dot`] wants them: vector i has in lane l the codes `4 · i…` of run `RUNS[l]`, or where
+    /// a level does not have runs as lanes, the codes `64 · i…`.
+    #[inline(always)]
+    unsafe fn by_runs<S: Quant>(p: *const u8) -> [S::C; 4] {
+        // SAFETY: the caller's chunk and features.
+        unsafe { transposed::<S, Self>(p) }
+    }
+}
+
+/// Numbers of the rows that a chunk's codes are: of 4 weights, or half as many of 8.
+pub(crate) type RowNumbers = [u16; CHUNK / 4];
+
+/// [`Format::by_runs`] of codes that come in natural order.
+#[inline(always)]
+pub(crate) unsafe fn transposed<S: Quant, F: Format>(p: *const u8) -> [S::C; 4] {
+    // SAFETY: the caller's chunk and features.
+    unsafe { S::by_runs(F::codes::<S>(p)) }
+}
+
+/// [`Format::RUNS`] of [`Quant::by_runs`]: lane 4 · i + j gets run 4 · j + i.
+pub(crate) const TRANSPOSED: [u8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
+
+/// A chunk after unpacking, as [`Format`] describes it.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
+pub(crate) struct Unpacked {
+    /// Codes in the form that products want.
+    pub(crate) codes: [u8; CHUNK],
+    /// Scales of 16 (or 8) runs of weights.
+    pub(crate) scales: [f32; 16],
+    /// What is taken from `scale · code`; nothing of use for [`Codes::Signed`].
+    pub(crate) minimums: [f32; 16],
+}
+
+impl Unpacked {
+    pub(crate) const ZERO: Self = Self { codes: [0; CHUNK], scales: [0.0; 16], minimums: [0.0; 16] };
+}
+
+/// A format as data: what the kernels that unpack through memory need.
+#[derive(Clone, Copy)]
+pub(crate) struct Packing {
+    /// Weights and bytes of a block.
+    pub(crate) block: (usize, usize),
+    /// Bytes of a chunk.
+    pub(crate) bytes: usize,
+    /// Weights that share a scale.
+    pub(crate) sub: usize,
+    pub(crate) codes: Codes,
+    /// [`unpack_each`], compiled for a level. Safe to call with `bytes` bytes at each place on a processor that has the level.
+    pub(crate) unpack: unsafe fn(p: *const u8, stride: usize, to: &mut [Unpacked]),
+}
+
+/// Unpacks the chunks at `p`, `p + stride`, …
+///
+/// # Safety
+/// As for [`Format`], of each chunk.
+#[inline(always)]
+pub(crate) unsafe fn unpack_each<S: Quant, F: Format>(p: *const u8, stride: usize, to: &mut [Unpacked]) {
+    let chunk = |i: usize| p.wrapping_add(i * stride);
+    if F::BY_ROWS {
+        for (i, to) in to.chunks_mut(TOGETHER).enumerate() {
+            // SAFETY: the caller's chunks and features.
+            unsafe { unpack_rows::<S, F>(chunk(i * TOGETHER), stride, to) };
+        }
+        return;
+    }
+    for (i, to) in to.iter_mut().enumerate() {
+        // SAFETY: the caller's chunks and features.
+        unsafe { unpack::<S, F>(chunk(i), to, F::codes::<S>(chunk(i))) };
+    }
+}
+
+/// [`unpack_each`] of at most [`TOGETHER`] chunks whose codes are rows of a table, each step for all of them: numbers address rows from
+/// memory, and vectors of rows are loaded long after they were written word by word.
+#[inline(always)]
+unsafe fn unpack_rows<S: Quant, F: Format>(p: *const u8, stride: usize, to: &mut [Unpacked]) {
+    let chunk = |i: usize| p.wrapping_add(i * stride);
+    let mut numbers: [RowNumbers; TOGETHER] = [[0; CHUNK / 4]; TOGETHER];
+    // SAFETY: the caller's chunks and features; numbers are those of rows.
+    unsafe {
+        for (i, numbers) in numbers.iter_mut().enumerate().take(to.len()) {
+            F::numbers::<S>(chunk(i), numbers);
+        }
+        for (to, numbers) in to.iter_mut().zip(std::hint::black_box(&mut numbers)) {
+            F::rows(numbers, &mut to.codes);
+        }
+        for (i, to) in to.iter_mut().enumerate() {
+            let rows = to.codes.as_ptr();
+            let rows = [
+                S::load64(rows),
+                S::load64(rows.add(64)),
+                S::load64(rows.add(128)),
+                S::load64(rows.add(192)),
+            ];
+            let codes = F::codes_of_rows::<S>(chunk(i), rows);
+            unpack::<S, F>(chunk(i), to, codes);
+        }
+    }
+}
+
+/// Unpacks the chunk at `p`, of which these are the codes.
+///
+/// # Safety
+/// As for [`Format`].
+#[inline(always)]
+unsafe fn unpack<S: Quant, F: Format>(p: *const u8, to: &mut Unpacked, codes: [S::C; 4]) {
+    // SAFETY: the caller's chunk is whole; the arrays have room for what is stored.
+    unsafe {
+        let (scales, mut minimums) = F::scales::<S>(p);
+        if let Codes::Offset(offset) = F::CODES {
+            minimums = S::w_mul(scales, S::w_splat(offset as f32));
+        }
+        S::w_store(&mut to.scales, scales);
+        S::w_store(&mut to.minimums, minimums);
+        for (j, codes) in codes.into_iter().enumerate() {
+            S::store64(to.codes.as_mut_ptr().add(64 * j), codes);
+        }
+    }
+}
+
+/// The meaning of a format's codes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Codes {
+    /// Unsigned, below twice this (at least 4): `w = s · (c - offset)`.
+    Offset(i32),
+    /// Signed, in −128…127, through [`Quant::signed`]: `w = s · c`.
+    Signed,
+    /// Unsigned, at most this: `w = s · c - b`.
+    Minimum(i32),
+}
+
+impl Codes {
+    /// What to take from codes as the vector type `S` holds them.
+    pub(crate) const fn offset<S: Quant>(self) -> i32 {
+        match self {
+            Codes::Offset(offset) => offset,
+            Codes::Signed => S::BIAS,
+            Codes::Minimum(_) => 0,
+        }
+    }
+
+    /// Class of the largest code: 15, 31, 63, or 128 for signed and larger ones.
+    pub(crate) const fn top(self) -> i32 {
+        let largest = match self {
+            Codes::Signed => return 128,
+            Codes::Offset(offset) => 2 * offset - 1,
+            Codes::Minimum(largest) => largest,
+        };
+        match largest {
+            ..=15 => 15,
+            16..=31 => 31,
+            32..=63 => 63,
+            _ => 128,
+        }
+    }
+
+    /// Whether weights have minimums.
+    pub(crate) const fn minimum(self) -> bool {
+        matches!(self, Codes::Minimum(_))
+    }
+}
+
+/// Vectors of codes, scales and integer sums.
+///
+/// # Safety
+/// This holds for every method: the processor has the features that the implementing type is named after; pointers are
+/// valid for the bytes named at the method, at any alignment.
+pub(crate) trait Quant: Simd {
+    /// 64 codes.
+    type C: Copy;
+    /// 16 f32: one for every 16 (or the first 8: for every 32) weights of a chunk.
+    type W: Copy;
+    /// f32 sums of products.
+    type A: Copy;
+    /// What [`Quant::signed`] adds to codes: 128 where products need unsigned codes, else 0.
+    const BIAS: i32;
+    /// Whether [`Quant::dot`] sums runs of 16 weights in lanes of their own, see [`Format::by_runs`].
+    const RUNS_AS_LANES: bool;
+    /// Activation rows that stay in registers while weights are streamed: 4 or 8.
+    const STREAM_TILE: usize;
+    /// Vectors of weight rows of the panel kernel: 1 or 2.
+    const PANEL_VECTORS: usize = 1;
+
+    /// Activation rows that the panel kernel multiplies at once, at most 6, for weights that share a scale by `sub`.
+    fn panel_tokens(sub: usize) -> usize;
+
+    /// 64 bytes at `p`.
+    unsafe fn load64(p: *const u8) -> Self::C;
+    /// To 64 bytes at `p`.
+    unsafe fn store64(p: *mut u8, c: Self::C);
+    /// 32 bytes at `p`, twice.
+    unsafe fn twice(p: *const u8) -> Self::C;
+    /// 32 bytes at `a`, then 32 at `b`.
+    unsafe fn pair(a: *const u8, b: *const u8) -> Self::C;
+    /// The low, then the high halves of 16 bytes at `a`, then of 16 at `b`.
+    unsafe fn nibbles(a: *const u8, b: *const u8) -> Self::C;
+    /// The low, then the high halves of 8 bytes at `p`, then of the next ones: of 32 bytes.
+    unsafe fn nibbles_of_words(p: *const u8) -> Self::C;
+    /// 16 bytes at each of four distances from `p`.
+    unsafe fn pieces(p: *const u8, at: [usize; 4]) -> Self::C;
+    /// From natural order to runs as lanes, see [`Format::by_runs`] and [`TRANSPOSED`]; where runs are not lanes the same.
+    unsafe fn by_runs(c: [Self::C; 4]) -> [Self::C; 4];
+    /// Low and high nibbles of four pieces in `a` and four in `b`, each a run of 16 codes, as lanes: lane 4 · i + j gets the
+    /// low nibbles of piece i of `a` and of `b`, then their high nibbles. Only for levels that have runs as lanes.
+    unsafe fn nibbles_by_runs(a: Self::C, b: Self::C) -> [Self::C; 4];
+    /// The four 2-bit fields of 64 bytes, lowest first, as runs of 16 codes: lane 4 · i + j gets field j of piece i of 16 bytes.
+    /// Only for levels that have runs as lanes.
+    unsafe fn crumbs_by_runs(c: Self::C) -> [Self::C; 4];
+    /// Eight words, lowest byte first.
+    unsafe fn words(words: [u64; 8]) -> Self::C;
+    /// Sixteen words, lowest byte first.
+    #[inline(always)]
+    unsafe fn short_words(words: [u32; 16]) -> Self::C {
+        let pair = |i: usize| u64::from(words[2 * i]) | u64::from(words[2 * i + 1]) << 32;
+        // SAFETY: the contract.
+        unsafe { Self::words(std::array::from_fn(pair)) }
+    }
+    /// See [`fields::indices`]; `N` is 32 or 64.
+    #[inline(always)]
+    unsafe fn indices<H: HighBits, const N: usize>(low: *const u8, high: *const u8) -> [u16; N] {
+        // SAFETY: the contract.
+        unsafe { fields::indices::<H, N>(low, high) }
+    }
+    /// Sign bits of 256 weights, 64 a word: eight words at `p`, `stride` (4 or 8) bytes apart, have four fields of seven bits in
+    /// their low 28, each for eight weights of which an even number is negative. Where words are 8 bytes apart four bytes before
+    /// the first can be read.
+    #[inline(always)]
+    unsafe fn signs_of_words(p: *const u8, stride: usize) -> [u64; 4] {
+        // SAFETY: the contract.
+        unsafe { fields::signs_of_words(p, stride) }
+    }
+    /// The same, of the top seven bits of 32 words of 16 bits at `p`.
+    #[inline(always)]
+    unsafe fn signs_of_halves(p: *const u8) -> [u64; 4] {
+        // SAFETY: the contract.
+        unsafe { fields::signs_of_halves(p) }
+    }
+    /// The highest digit of base 3 that each byte has after it was multiplied by its power of three, modulo 256.
+    unsafe fn digits(c: Self::C, powers: &[u8; 64]) -> Self::C;
+    /// The first 32 bytes shifted right by `a` bits, the others by `b` (negative: left), then the bits in `mask`.
+    /// `mask` keeps only bits that come from the same byte.
+    unsafe fn fields(c: Self::C, a: i32, b: i32, mask: u8) -> Self::C;
+    unsafe fn or(a: Self::C, b: Self::C) -> Self::C;
+    /// `c | value` where the bit of a code is set.
+    unsafe fn or_where(c: Self::C, bits: u64, value: u8) -> Self::C;
+    /// `-c` where the bit of a code is set.
+    unsafe fn negate_where(c: Self::C, bits: u64) -> Self::C;
+    /// Signed codes in the form that products want.
+    unsafe fn signed(c: Self::C) -> Self::C;
+    /// `table[c]`, codes below 16.
+    unsafe fn look(table: &[u8; 16], c: Self::C) -> Self::C;
+    /// `signed(table[c])`, codes below 16.
+    unsafe fn lookup(table: &[i8; 16], c: Self::C) -> Self::C;
+
+    /// The first (or `upper`: the second) binary16 of the four bytes at `p`.
+    unsafe fn half_of(p: *const u8, upper: bool) -> f32;
+    /// All lanes `x`.
+    unsafe fn w_splat(x: f32) -> Self::W;
+    /// 16 f32.
+    unsafe fn w_new(x: &[f32; 16]) -> Self::W;
+    unsafe fn w_store(x: &mut [f32; 16], w: Self::W);
+    /// 8 f32 at `p`, then zeros.
+    unsafe fn w_load8(p: *const f32) -> Self::W;
+    /// 16 f32 at `p`.
+    unsafe fn w_load16(p: *const f32) -> Self::W;
+    /// 8 binary16 at `p`, `p + stride`, …, then zeros; four bytes are read at each place.
+    unsafe fn w_halves(p: *const u8, stride: usize) -> Self::W;
+    /// 8 unsigned bytes, lowest first, then zeros.
+    unsafe fn w_bytes8(x: u64) -> Self::W;
+    /// The top four bits of eight words, as for [`Quant::signs_of_words`], then anything.
+    #[inline(always)]
+    unsafe fn w_tops(p: *const u8, stride: usize) -> Self::W {
+        // SAFETY: the contract.
+        unsafe { Self::w_bytes8(fields::tops(p, stride)) }
+    }
+    /// 8 powers of two as half of E8M0 numbers, lowest byte first, then anything.
+    unsafe fn w_powers(x: u64) -> Self::W;
+    /// [`ue4m3_half`] of four bytes at each of four places, lowest byte first.
+    #[inline(always)]
+    unsafe fn w_ue4m3(bytes: [u32; 4]) -> Self::W {
+        let half = |i: usize| ue4m3_half(bytes[i / 4].to_le_bytes()[i % 4]);
+        // SAFETY: the contract.
+        unsafe { Self::w_new(&std::array::from_fn(half)) }
+    }
+    /// 16 signed bytes.
+    unsafe fn w_bytes16(low: u64, high: u64) -> Self::W;
+    /// The scales and minimums of the 6-bit fields in the bytes 4…15 of a Q4_K block at `p`, as 8 lanes.
+    unsafe fn w_six_bits(p: *const u8) -> (Self::W, Self::W);
+    /// Lane `order[i]` for each lane i.
+    unsafe fn w_order(w: Self::W, order: &'static [u8; 16]) -> Self::W;
+    unsafe fn w_mul(a: Self::W, b: Self::W) -> Self::W;
+    unsafe fn w_add(a: Self::W, b: Self::W) -> Self::W;
+    /// `c - a · b`.
+    unsafe fn w_nfma(a: Self::W, b: Self::W, c: Self::W) -> Self::W;
+    /// `c - a · b` in the first 8 lanes. `c` has zeros after them, and so has the result.
+    unsafe fn w_nfma8(a: Self::W, b: Self::W, c: Self::W) -> Self::W;
+    /// Zero in lanes `n…`.
+    unsafe fn w_keep(w: Self::W, n: usize) -> Self::W;
+    /// Sum of all lanes, or with `sub` 32 of the first 8.
+    unsafe fn w_sum(w: Self::W, sub: usize) -> f32;
+
+    unsafe fn a_zero() -> Self::A;
+    /// Adds `scale · (start + codes · x)` of the runs of a chunk: codes and 256 activation codes at `x` in the order of
+    /// [`Format::by_runs`], sums that 16 products start from, and for each run the weights' scale and at 16 places the activations' (with `sub` 32
+    /// two runs have the same); `top` is the largest code, or 128 for signed ones.
+    unsafe fn dot(
+        acc: Self::A,
+        c: &[Self::C; 4],
+        x: *const i8,
+        start: Option<*const i32>,
+        scales: (Self::W, *const f32),
+        sub: usize,
+        top: i32,
+    ) -> Self::A;
+    unsafe fn a_sum(a: Self::A) -> f32;
+
+    /// From 64 codes of each of `LANES` rows to `[k/4][row][k%4]` at `dst`: `64 · LANES` bytes. Or by any other number that
+    /// divides 16, if [`Quant::panel_dot`] knows.
+    unsafe fn transpose_codes(rows: &[Self::C; 16], dst: *mut u8);
+    /// From the scales of `LANES` rows to `[lane][row]` at `dst`: `16 · LANES` f32.
+    unsafe fn transpose_scales(rows: &[Self::W; 16], dst: *mut f32);
+
+    /// i32 sums of `LANES` rows.
+    type I: Copy;
+    unsafe fn i_splat(x: i32) -> Self::I;
+    unsafe fn i_to_f32(x: Self::I) -> Self::F;
+    /// For `T` tokens: adds the products of `n` activation codes (token `t` at `x + 32 · t`) with the panel's `V` planes at
+    /// `w`; `top` is the largest code of the panel, or 128 for signed ones.
+    unsafe fn panel_dot<const T: usize, const V: usize>(
+        acc: &mut [[Self::I; T]; V],
+        w: [*const u8; V],
+        x: *const u8,
+        n: usize,
+        top: i32,
+    );
+
+    /// [`super::qpanel::sweep`], compiled once for each kind of scale.
+    unsafe fn sweep<const SUB: usize, const MIN: bool, const TOP: i32>(
+        panel: Panel<'_>,
+        packed: &[u8],
+        tokens: usize,
+        out: &mut OutMut<'_>,
+        place: Place,
+    );
+}

@@ -1,0 +1,72 @@
+//! Products with dequantized weights: one function for every format.
+
+use puna_quant::{TensorType, dequantize, dequantizer};
+
+use crate::{ActKind, Acts, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows, is_weight_type};
+
+/// The portable kernel of a format: the same function in all three regimes.
+pub(super) fn kernel(ty: TensorType) -> Option<LinearKernel> {
+    (is_weight_type(ty) && dequantizer(ty).is_some()).then_some(LinearKernel {
+        acts: ActKind::F32,
+        stream: linear,
+        stream_rows: STREAM_ROWS,
+        panel: linear,
+        panel_rows: 16,
+        bf16_parts: 0,
+        tiles: None,
+    })
+}
+
+/// Dequantizes each weight row and multiplies it with every activation row, two at a time.
+fn linear(w: WeightRows<'_>, x: Acts<'_>, mut out: OutMut<'_>, scratch: &mut Scratch) {
+    let (rows, x) = x.expect_f32(&w, &out);
+    let row_bytes = w.row_bytes();
+    let row: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(w.k * 4));
+    for r in 0..w.rows {
+        dequantize(w.ty, &w.data[r * row_bytes..][..row_bytes], row).expect("the row has whole blocks");
+        let activations = |t: usize| &x[t * w.k..][..w.k];
+        for t in (1..rows).step_by(2) {
+            let pair = dots(row, [activations(t - 1), activations(t)]);
+            (out.row(t - 1)[r], out.row(t)[r]) = (pair[0], pair[1]);
+        }
+        if rows % 2 == 1 {
+            out.row(rows - 1)[r] = dot(row, activations(rows - 1));
+        }
+    }
+}
+
+/// `Σ a · b`, in sixteen interleaved partial sums: closer to the exact sum than one chain, and it vectorises.
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    dots(a, [b])[0]
+}
+
+type Lanes = [f32; 16];
+
+/// The [`dot`] of `a` with each of `b`, bit for bit.
+fn dots<const N: usize>(a: &[f32], b: [&[f32]; N]) -> [f32; N] {
+    let mut sums = [Lanes::default(); N];
+    let (whole, rest) = a.as_chunks();
+    add_products(whole, b.map(|b| b.as_chunks().0), &mut sums);
+    for (sums, b) in sums.iter_mut().zip(b) {
+        for ((sum, a), b) in sums.iter_mut().zip(rest).zip(&b[whole.len() * 16..]) {
+            *sum += a * b;
+        }
+    }
+    sums.map(|sums| sums.iter().sum())
+}
+
+/// The part of [`dots`] that matters, by itself: together with the rest the compiler shuffles lanes between registers, which
+/// takes three times as long.
+#[inline(never)]
+fn add_products<const N: usize>(a: &[Lanes], b: [&[Lanes]; N], sums: &mut [Lanes; N]) {
+    let mut local = *sums;
+    let b = b.map(|b| &b[..a.len()]);
+    for (i, a) in a.iter().enumerate() {
+        for (sums, b) in local.iter_mut().zip(b) {
+            for (lane, sum) in sums.iter_mut().enumerate() {
+                *sum += a[lane] * b[i][lane];
+            }
+        }
+    }
+    *sums = local;
+}
