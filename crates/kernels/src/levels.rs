@@ -59,34 +59,3 @@ pub fn emulated() -> &'static [&'static Level] {
 pub fn best() -> &'static Level {
     levels().last().expect("portable is always there")
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_level_that_is_missing_is_refused_with_those_that_exist() {
-        let error = level("quantum").unwrap_err();
-        let text = error.to_string();
-        assert!(text.starts_with("this machine has no kernel level `quantum`; it has portable"), "{text}");
-        assert_eq!(level("portable").unwrap().name, "portable");
-    }
-
-    /// Where every level should run, as under an emulator: none that is tested is missing unnoticed.
-    #[test]
-    fn the_levels_that_the_environment_promises_run_here() {
-        for name in std::env::var("PUNA_TEST_LEVELS").iter().flat_map(|names| names.split(',')) {
-            assert!(level(name).is_ok(), "{}", level(name).unwrap_err());
-        }
-    }
-
-    #[test]
-    fn names_are_distinct_and_portable_comes_first() {
-        let mut names: Vec<_> = levels().iter().map(|level| level.name).collect();
-        assert_eq!(names[0], "portable");
-        assert_eq!(best().name, *names.last().unwrap());
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), levels().len());
-    }
-}

@@ -437,7 +437,8 @@ pub struct VectorKernels {
     pub recurrent: RecurrentKernels,
 }
 
-/// One kernel level: a name and its functions.
+/// One kernel level: a name and its functions. Levels are constants: a compiler leaves out the functions of a level that a program
+/// does not name.
 #[derive(Debug)]
 pub struct Level {
     /// `portable`, `avx2`, `avxvnni`, `avx512`, `avx512vnni`, `amx`, `neon`, `dotprod`, `i8mm`.

@@ -3,4 +3,5 @@
 mod data;
 mod linear;
 mod recurrent;
+mod selection;
 mod vector;

@@ -12,7 +12,7 @@ use crate::generic::qpanel::Panel;
 use crate::generic::shells::{packed_shells, sweep_shell};
 use crate::{Level, LinearKernel, OutMut};
 
-pub(super) static LEVEL: Level = Level { name: "dotprod", linear, vector: neon::LEVEL.vector };
+pub(super) const LEVEL: Level = Level { name: "dotprod", linear, vector: neon::LEVEL.vector };
 
 fn linear(ty: TensorType) -> Option<LinearKernel> {
     packed::kernel(ty).or_else(|| (neon::LEVEL.linear)(ty))

@@ -22,7 +22,7 @@ pub(super) fn available() -> bool {
     std::arch::is_aarch64_feature_detected!("i8mm")
 }
 
-pub(super) static LEVEL: Level = Level { name: "i8mm", linear, vector: neon::LEVEL.vector };
+pub(super) const LEVEL: Level = Level { name: "i8mm", linear, vector: neon::LEVEL.vector };
 
 fn linear(ty: TensorType) -> Option<LinearKernel> {
     packed::kernel(ty).or_else(|| (neon::LEVEL.linear)(ty))

@@ -15,7 +15,7 @@ use crate::generic::qpanel::Panel;
 use crate::generic::shells::{float_shells, packed_shells, sweep_shell, vector_shells};
 use crate::{Level, LinearKernel, OutMut};
 
-pub(super) static LEVEL: Level = Level { name: "neon", linear, vector: vector::VECTOR };
+pub(super) const LEVEL: Level = Level { name: "neon", linear, vector: vector::VECTOR };
 
 fn linear(ty: TensorType) -> Option<LinearKernel> {
     float::kernel(ty).or_else(|| packed::kernel(ty))

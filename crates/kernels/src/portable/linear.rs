@@ -17,20 +17,34 @@ pub(super) fn kernel(ty: TensorType) -> Option<LinearKernel> {
     })
 }
 
-/// Dequantizes each weight row and multiplies it with every activation row, two at a time.
+/// Dequantized weights that are multiplied with all activations at once, in bytes: half of a second-level cache.
+const BLOCK: usize = 128 << 10;
+
+/// Dequantizes some weight rows at a time and multiplies each with every activation row, two at a time: so many rows that
+/// activations are not read from memory once for each of them.
 fn linear(w: WeightRows<'_>, x: Acts<'_>, mut out: OutMut<'_>, scratch: &mut Scratch) {
-    let (rows, x) = x.expect_f32(&w, &out);
-    let row_bytes = w.row_bytes();
-    let row: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(w.k * 4));
-    for r in 0..w.rows {
-        dequantize(w.ty, &w.data[r * row_bytes..][..row_bytes], row).expect("the row has whole blocks");
-        let activations = |t: usize| &x[t * w.k..][..w.k];
-        for t in (1..rows).step_by(2) {
-            let pair = dots(row, [activations(t - 1), activations(t)]);
-            (out.row(t - 1)[r], out.row(t)[r]) = (pair[0], pair[1]);
+    let (tokens, x) = x.expect_f32(&w, &out);
+    let (row_bytes, k) = (w.row_bytes(), w.k);
+    let many = if tokens > 2 { (BLOCK / 4 / k.max(1)).clamp(1, 16) } else { 1 };
+    let block: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(many * k * 4));
+    for first in (0..w.rows).step_by(many) {
+        let rows = many.min(w.rows - first);
+        for r in 0..rows {
+            let row = &w.data[(first + r) * row_bytes..][..row_bytes];
+            dequantize(w.ty, row, &mut block[r * k..][..k]).expect("the row has whole blocks");
         }
-        if rows % 2 == 1 {
-            out.row(rows - 1)[r] = dot(row, activations(rows - 1));
+        let activations = |t: usize| &x[t * k..][..k];
+        for t in (1..tokens).step_by(2) {
+            for r in 0..rows {
+                let pair = dots(&block[r * k..][..k], [activations(t - 1), activations(t)]);
+                (out.row(t - 1)[first + r], out.row(t)[first + r]) = (pair[0], pair[1]);
+            }
+        }
+        if tokens % 2 == 1 {
+            let last = tokens - 1;
+            for r in 0..rows {
+                out.row(last)[first + r] = dot(&block[r * k..][..k], activations(last));
+            }
         }
     }
 }

@@ -14,7 +14,7 @@ pub(crate) use vector::q8_scale;
 use super::{Level, VectorKernels};
 
 /// See the module.
-pub(crate) static LEVEL: Level = Level {
+pub(crate) const LEVEL: Level = Level {
     name: "portable",
     linear: linear::kernel,
     vector: VectorKernels {

@@ -17,7 +17,7 @@ pub(super) fn available() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
 }
 
-pub(super) static LEVEL: Level = Level { name: "avx2", linear, vector: vector::VECTOR };
+pub(super) const LEVEL: Level = Level { name: "avx2", linear, vector: vector::VECTOR };
 
 fn linear(ty: TensorType) -> Option<LinearKernel> {
     float::kernel(ty).or_else(|| avx2_packed::kernel(ty))

@@ -18,7 +18,7 @@ pub(super) fn available() -> bool {
         && is_x86_feature_detected!("avx512dq")
 }
 
-pub(super) static LEVEL: Level = Level { name: "avx512", linear, vector: vector::VECTOR };
+pub(super) const LEVEL: Level = Level { name: "avx512", linear, vector: vector::VECTOR };
 
 /// Floats here; packed formats as on the level below, whose instructions are as good without VNNI.
 fn linear(ty: TensorType) -> Option<LinearKernel> {

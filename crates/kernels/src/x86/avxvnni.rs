@@ -25,7 +25,7 @@ pub(super) fn available() -> bool {
     is_x86_feature_detected!("avxvnni")
 }
 
-pub(super) static LEVEL: Level = Level { name: "avxvnni", linear, vector: avx2::LEVEL.vector };
+pub(super) const LEVEL: Level = Level { name: "avxvnni", linear, vector: avx2::LEVEL.vector };
 
 fn linear(ty: TensorType) -> Option<LinearKernel> {
     packed::kernel(ty).or_else(|| (avx2::LEVEL.linear)(ty))
@@ -45,7 +45,7 @@ pub(super) mod evex {
         is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512vl")
     }
 
-    pub(in crate::x86) static LEVEL: Level =
+    pub(in crate::x86) const LEVEL: Level =
         Level { name: "avxvnni-evex", linear, vector: avx2::LEVEL.vector };
 
     fn linear(ty: TensorType) -> Option<LinearKernel> {

@@ -20,7 +20,7 @@ pub(super) fn available() -> bool {
     is_x86_feature_detected!("avx512vnni")
 }
 
-pub(super) static LEVEL: Level = Level { name: "avx512vnni", linear, vector: avx512::LEVEL.vector };
+pub(super) const LEVEL: Level = Level { name: "avx512vnni", linear, vector: avx512::LEVEL.vector };
 
 fn linear(ty: TensorType) -> Option<LinearKernel> {
     let pairs = || bf16::available().then(|| bf16::kernel(ty)).flatten();

@@ -427,7 +427,7 @@ mod tests {
     #[ignore = "measures"]
     fn weights_are_expanded_at_a_speed_to_compare_with_the_tiles() {
         fn rate<E: Expand>() {
-            if crate::level("amx-emulated").is_err() {
+            if !(crate::x86::avx512::available() && super::super::vectors()) {
                 return;
             }
             let bytes = SLICE / E::BLOCK.0 * E::BLOCK.1;

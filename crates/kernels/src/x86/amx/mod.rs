@@ -71,13 +71,13 @@ fn permitted() -> bool {
     false
 }
 
-pub(super) static LEVEL: Level =
+pub(super) const LEVEL: Level =
     Level { name: "amx", linear: linear::<Hardware>, vector: avx512::LEVEL.vector };
 
 /// The same bodies on tiles in plain code, given that the processor runs `avx512vnni`: for tests.
 #[cfg(any(test, feature = "emulated"))]
 pub(super) fn emulated() -> Option<&'static Level> {
-    static LEVEL: Level =
+    const LEVEL: Level =
         Level { name: "amx-emulated", linear: linear::<unit::Emulated>, vector: avx512::LEVEL.vector };
     vectors().then_some(&LEVEL)
 }
