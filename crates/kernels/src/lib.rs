@@ -136,6 +136,7 @@ pub struct WeightRows<'a> {
 
 impl WeightRows<'_> {
     /// Bytes a row. Panics where `k` is no multiple of the format's block.
+    #[inline]
     pub fn row_bytes(&self) -> usize {
         self.ty.row_bytes(self.k).expect("a weight row has whole blocks")
     }
@@ -184,16 +185,19 @@ impl<'a> OutMut<'a> {
     }
 
     /// Rows (tokens) of the window.
+    #[inline]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// Columns (weight rows) of the window.
+    #[inline]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
     /// The columns of row `t`.
+    #[inline]
     pub fn row(&mut self, t: usize) -> &mut [f32] {
         assert!(t < self.rows);
         // SAFETY: the constructors guarantee `cols` writable values at each row, borrowed for the window's life.
