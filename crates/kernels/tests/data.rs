@@ -71,6 +71,12 @@ pub(super) fn all() -> impl Iterator<Item = &'static Level> {
     levels().iter().chain(emulated()).copied()
 }
 
+/// Whether an emulator runs the tests (it is told which levels to expect): they take a hundred times as long, so some try
+/// fewer sizes.
+pub(super) fn is_emulated_processor() -> bool {
+    std::env::var_os("PUNA_TEST_LEVELS").is_some()
+}
+
 /// All but the oracle.
 pub(super) fn others() -> impl Iterator<Item = &'static Level> {
     all().skip(1)

@@ -6,7 +6,9 @@ use puna_kernels::{
 };
 use puna_quant::TensorType;
 
-use super::data::{Guarded, Random, Rounded, all, bf16, half_fields, others, tiles, weights};
+use super::data::{
+    Guarded, Random, Rounded, all, bf16, half_fields, is_emulated_processor, others, tiles, weights,
+};
 
 fn run(f: LinearFn, w: WeightRows<'_>, acts: Acts<'_>) -> Vec<f32> {
     let rows = acts.rows();
@@ -129,7 +131,8 @@ fn alone_as_in_company(level: &Level, ty: TensorType, rows: usize, k: usize, ran
         run(kernel.stream, w, if kernel.acts == ActKind::Q8 { x.q8() } else { x.f32() })
     };
     let alone: Vec<_> = x.chunks_exact(k).flat_map(products).collect();
-    for n in 1..=MOST {
+    let counts = if is_emulated_processor() { vec![1, 2, 3, 6, 8, MOST] } else { (1..=MOST).collect() };
+    for n in counts {
         let together = products(&x[..n * k]);
         for (t, (got, want)) in together.chunks_exact(rows).zip(alone.chunks_exact(rows)).enumerate() {
             assert!(got == want, "{} {ty}: row {t} of {n}, {k} values", level.name);
@@ -187,7 +190,8 @@ fn products_agree_for_one_to_many_blocks() {
                 let mut random = Random(12 + part as u64);
                 for &(level, ty) in cases {
                     let block = ty.block_values().max(32);
-                    for blocks in [1, 3, 5, 9, 2560 / block + 1] {
+                    let counts = [1, 3, 5, 9, 2560 / block + 1];
+                    for &blocks in &counts[..if is_emulated_processor() { 4 } else { 5 }] {
                         compare(level, ty, 19, block * blocks, &[1, 4, 7, 26], &mut random);
                     }
                 }
@@ -213,7 +217,8 @@ fn many_tokens_cross_the_bounds_of_blocks_of_tokens() {
     let mut random = Random(14);
     for level in others() {
         for ty in [TensorType::F16, TensorType::Q4_K, TensorType::Q8_0, TensorType::Q6_K] {
-            compare(level, ty, 17, 512, &[241, 500], &mut random);
+            let tokens = if is_emulated_processor() { &[241][..] } else { &[241, 500] };
+            compare(level, ty, 17, 512, tokens, &mut random);
         }
     }
 }

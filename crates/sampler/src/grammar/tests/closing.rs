@@ -298,7 +298,7 @@ fn long_answers_have_a_known_end() {
         (json!({"type": "string", "pattern": "^[b-y]*z[0-9]{3000}$"}), 3004),
         (json!({"type": "array", "items": {"enum": ["xyz"]}, "minItems": 3000}), 18_002),
     ];
-    for (schema, bytes) in cases {
+    for (i, (schema, bytes)) in cases.into_iter().enumerate() {
         let name: String = schema.to_string().chars().take(60).collect();
         let grammar = grammars.compile_whole(&Constraint::Schema(schema.into()));
         let mut grammar = grammar.unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -306,7 +306,8 @@ fn long_answers_have_a_known_end() {
         assert!((bytes / 4..=bytes).contains(&least), "{name}: {least}");
         // Each token of a text without a form of its own changes the whole end.
         let is_quick = name.contains("x") || bytes < 4000;
-        for limit in [least, least + 50].into_iter().filter(|_| is_quick) {
+        if is_quick {
+            let limit = least + 50 * (i % 2);
             let mut seed = limit as u64;
             let mut uniform = |allowed: &[u32], _: &Vocabulary| allowed[random(&mut seed, allowed.len())];
             let (text, tokens) = draw(&grammar, limit, &vocabulary, &mut uniform);
