@@ -211,7 +211,7 @@ mod random {
 
     use super::*;
 
-    /// A conversation: each message with a text of its own.
+    /// A conversation: each message with a text of its own, none of which is part of another.
     fn conversation() -> impl Strategy<Value = Vec<Message>> {
         let kinds = select(vec![
             "system",
@@ -233,11 +233,11 @@ mod random {
                 let number = all.len();
                 match kind {
                     "call" => {
-                        let id = format!("c{number}");
+                        let id = format!("c{number:02}");
                         all.extend([calls(&[&id]), result(&id, &format!("text-{number}-result"))]);
                     }
                     "calls" => {
-                        let ids = [format!("a{number}"), format!("b{number}")];
+                        let ids = [format!("a{number:02}"), format!("b{number:02}")];
                         all.push(calls(&[&ids[0], &ids[1]]));
                         let results = ids
                             .iter()
@@ -246,25 +246,25 @@ mod random {
                         all.extend(results.collect::<Vec<_>>().into_iter().rev());
                     }
                     "text and call" => {
-                        let id = format!("c{number}");
+                        let id = format!("c{number:02}");
                         let content = format!("text-{number}-beside");
                         all.extend([Message { content, ..calls(&[&id]) }]);
                         all.push(result(&id, &format!("text-{number}-result")));
                     }
                     "text and calls" => {
-                        let (a, b) = (format!("a{number}"), format!("b{number}"));
+                        let (a, b) = (format!("a{number:02}"), format!("b{number:02}"));
                         let content = format!("text-{number}-beside");
                         all.push(Message { content, ..calls(&[&a, &b]) });
                         all.extend([&a, &b].map(|id| result(id, &format!("text-{number}-{id}-result"))));
                     }
                     "call, user, result" => {
-                        let id = format!("c{number}");
+                        let id = format!("c{number:02}");
                         let between = message("user", &format!("text-{number}-between"));
                         let late = result(&id, &format!("late-{number}-result"));
                         all.extend([calls(&[&id]), between, late]);
                     }
                     "call, call, results" => {
-                        let (a, b) = (format!("a{number}"), format!("b{number}"));
+                        let (a, b) = (format!("a{number:02}"), format!("b{number:02}"));
                         all.extend([calls(&[&a]), calls(&[&b])]);
                         all.extend([&a, &b].map(|id| result(id, &format!("late-{number}-{id}-result"))));
                     }
