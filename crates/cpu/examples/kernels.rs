@@ -190,7 +190,7 @@ fn attention(level: &Level) {
                             keys,
                             values,
                             visible: &visible,
-                            falls: &[],
+                            alibi: &[],
                             shifts: &[],
                             next,
                             softcap: None,

@@ -22,7 +22,7 @@ mod system {
         None
     }
 
-    /// Keeps the calling thread on `cpus`. A hint: where the system refuses, the thread stays where it was.
+    /// Pins the calling thread to `cpus`. If the system refuses, the affinity stays as it was.
     pub fn set(cpus: &[usize]) {
         let words = cpus.iter().max().map_or(1, |cpu| cpu / 64 + 1);
         let mut set = vec![0u64; words];
@@ -34,25 +34,25 @@ mod system {
 
 #[cfg(not(target_os = "linux"))]
 mod system {
-    /// Elsewhere nobody tells.
+    /// Other systems do not tell.
     pub fn get() -> Option<Vec<usize>> {
         None
     }
 
-    /// Elsewhere the system places threads.
+    /// Other systems place threads themselves.
     pub fn set(_cpus: &[usize]) {}
 }
 
 pub use system::{get, set};
 
-/// Keeps the calling thread on some processors for a while.
-pub struct Kept {
+/// Pins the calling thread to some processors until it is dropped.
+pub struct PinnedThread {
     before: Option<Vec<usize>>,
 }
 
-impl Kept {
-    /// Keeps the thread on `cpus` until this is dropped. Does nothing where it cannot be undone.
-    pub fn on(cpus: &[usize]) -> Self {
+impl PinnedThread {
+    /// Pins the calling thread to `cpus`. Does nothing if the current affinity is unknown, since it could not be restored.
+    pub fn to(cpus: &[usize]) -> Self {
         let before = get();
         if before.is_some() {
             set(cpus);
@@ -61,7 +61,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for PinnedThread {
     fn drop(&mut self) {
         if let Some(before) = &self.before {
             set(before);
@@ -74,12 +74,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_is_kept_on_a_processor_may_leave_it_afterwards() {
+    fn a_pinned_thread_gets_its_affinity_back() {
         let before = get().unwrap();
         let one = [before[before.len() - 1]];
-        let kept = Kept::on(&one);
+        let pinned = PinnedThread::to(&one);
         assert_eq!(get().unwrap(), one);
-        drop(kept);
+        drop(pinned);
         assert_eq!(get().unwrap(), before);
     }
 }

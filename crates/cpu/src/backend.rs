@@ -9,18 +9,18 @@ use puna_graph::{
 };
 use puna_kernels::{KernelError, Level, STREAM_ROWS};
 
-use crate::aside::room;
 use crate::cache::Cache;
 use crate::compile::{Constants, Program, compile};
-use crate::deal::Deal;
-use crate::ease::Ease;
+use crate::cpu_limits_watcher::{CpuLimitsWatcher, ThreadCount};
 use crate::memory::{Arena, Shared};
+use crate::ops::attention::split_scratch_len;
 use crate::ops::observe::Observations;
 use crate::pool::Pool;
 use crate::states::States;
-use crate::step::{Local, Q8Buffer, Step, TileBuffer, run};
+use crate::step::{Q8Buffer, Step, ThreadScratch, TileBuffer, run};
+use crate::thread_backoff::ThreadBackoff;
 use crate::topology::{self, System};
-use crate::watch::{Wanted, Watch};
+use crate::work_queue::WorkQueue;
 
 /// How the CPU is to be used.
 #[derive(Debug, Clone, Default)]
@@ -40,23 +40,21 @@ pub struct Config {
 pub struct CpuBackend {
     level: &'static Level,
     deterministic: bool,
-    /// Says which threads there should be.
-    watch: Watch,
-    /// Says how many of them run beside busy neighbours.
-    ease: Ease,
+    limits: CpuLimitsWatcher,
+    backoff: ThreadBackoff,
     pool: Pool,
-    locals: Vec<Mutex<Local>>,
+    thread_scratch: Vec<Mutex<ThreadScratch>>,
     weights: Vec<Weight>,
     ropes: Vec<Rope>,
     cache: Option<Cache>,
     states: Option<States>,
     programs: Vec<Program>,
     constants: Constants,
-    deal: Deal,
+    queue: WorkQueue,
     arena: Arena,
     q8: Vec<Q8Buffer>,
     tiles: Vec<TileBuffer>,
-    aside: Shared<f32>,
+    split_scratch: Shared<f32>,
     /// Where the last result lies, and its size.
     result: (Option<Place>, usize),
     gathered: Vec<f32>,
@@ -94,38 +92,38 @@ impl CpuBackend {
             Some(name) => puna_kernels::level(name)?,
             None => puna_kernels::best(),
         };
-        let wanted = match config.threads.filter(|&n| n > 0) {
-            None => Wanted::Automatic,
-            Some(threads) if config.capped => Wanted::AtMost(threads),
-            Some(threads) => Wanted::Exactly(threads),
+        let count = match config.threads.filter(|&n| n > 0) {
+            None => ThreadCount::Automatic,
+            Some(threads) if config.capped => ThreadCount::AtMost(threads),
+            Some(threads) => ThreadCount::Exactly(threads),
         };
-        let backend = Self::on(System::real(), wanted, level)?;
+        let backend = Self::on(System::real(), count, level)?;
         Ok(Self { deterministic: config.deterministic, ..backend })
     }
 
-    fn on(system: System, wanted: Wanted, level: &'static Level) -> Result<Self, CpuError> {
-        let watch = Watch::new(system, wanted, Instant::now());
-        let threads = watch.layout().threads();
-        let pool = Pool::new(watch.layout())
+    fn on(system: System, count: ThreadCount, level: &'static Level) -> Result<Self, CpuError> {
+        let limits = CpuLimitsWatcher::new(system, count, Instant::now());
+        let threads = limits.layout().threads();
+        let pool = Pool::new(limits.layout())
             .map_err(|error| CpuError::Threads { threads, reason: error.to_string() })?;
         Ok(Self {
             level,
             deterministic: false,
             pool,
-            locals: locals(threads),
+            thread_scratch: thread_scratch(threads),
             weights: Vec::new(),
             ropes: Vec::new(),
             cache: None,
             states: None,
             programs: Vec::new(),
             constants: Constants::default(),
-            deal: Deal::new(watch.layout()),
-            watch,
-            ease: Ease::new(Instant::now()),
+            queue: WorkQueue::new(limits.layout()),
+            limits,
+            backoff: ThreadBackoff::new(Instant::now()),
             arena: Arena::new(0),
             q8: Vec::new(),
             tiles: Vec::new(),
-            aside: Shared::new(0),
+            split_scratch: Shared::new(0),
             result: (None, 0),
             gathered: Vec::new(),
             handed_out: Vec::new(),
@@ -141,32 +139,32 @@ impl CpuBackend {
         Self { observations: Some(Arc::default()), ..self }
     }
 
-    /// Takes other threads for the next step where the process may now use more or less than before.
-    fn follow(&mut self, now: Instant) {
-        if self.watch.changed(now).is_some() {
-            self.ease = Ease::new(now);
-            self.staff();
+    /// Rebuilds the pool if the processor limits of the process have changed.
+    fn update_limits(&mut self, now: Instant) {
+        if self.limits.poll(now).is_some() {
+            self.backoff = ThreadBackoff::new(now);
+            self.rebuild_pool();
         }
     }
 
-    /// Gives way to neighbours that take this step's threads their cores, or tries again.
-    fn give_way(&mut self, start: Instant) {
-        let (now, late) = (Instant::now(), self.pool.take_late());
-        let all = self.watch.layout().threads();
-        if all > 1 && self.ease.note(all, now - start, late, now) {
-            self.staff();
+    /// Rebuilds the pool if the step that began at `start` makes the back-off change the number of threads.
+    fn apply_backoff(&mut self, start: Instant) {
+        let (now, wait_time) = (Instant::now(), self.pool.take_wait_time());
+        let all = self.limits.layout().threads();
+        if all > 1 && self.backoff.record_step(all, now - start, wait_time, now) {
+            self.rebuild_pool();
         }
     }
 
-    /// Has the threads that there should be.
-    fn staff(&mut self) {
-        let all = self.watch.layout();
-        let layout = all.with(self.ease.threads(all.threads()));
-        // Where the system refuses threads, those that are there go on.
+    /// Makes a pool of the threads that limits and back-off ask for.
+    fn rebuild_pool(&mut self) {
+        let all = self.limits.layout();
+        let layout = all.with(self.backoff.threads(all.threads()));
+        // If the system refuses to start threads, the old pool stays.
         let Ok(pool) = Pool::new(&layout) else { return };
         self.pool = pool;
-        self.deal = Deal::new(&layout);
-        self.locals = locals(layout.threads());
+        self.queue = WorkQueue::new(&layout);
+        self.thread_scratch = thread_scratch(layout.threads());
     }
 
     fn note(&mut self, op: &'static str, seconds: f64, (bytes, macs): (u64, u64)) {
@@ -187,7 +185,7 @@ impl Backend for CpuBackend {
             name: "cpu".into(),
             device: topology::cpu_name(),
             kernels: self.level.name.into(),
-            threads: self.watch.layout().threads(),
+            threads: self.limits.layout().threads(),
         }
     }
 
@@ -229,9 +227,9 @@ impl Backend for CpuBackend {
             self.observations.as_ref(),
             &mut self.constants,
         )?;
-        let aside = room(&plan);
-        if self.aside.len() < aside {
-            self.aside = Shared::named(aside, "partial results")?;
+        let scratch = split_scratch_len(&plan);
+        if self.split_scratch.len() < scratch {
+            self.split_scratch = Shared::named(scratch, "partial results")?;
         }
         if self.arena.len() < program.arena {
             self.arena = Arena::named(program.arena, "the values of a step")?;
@@ -256,7 +254,7 @@ impl Backend for CpuBackend {
 
     fn run(&mut self, program: ProgramId, input: &StepInput) {
         let start = Instant::now();
-        self.follow(start);
+        self.update_limits(start);
         let mut programs = std::mem::take(&mut self.programs);
         let program = &mut programs[program.0];
         check(input, program, self.cache.as_ref(), self.states.as_ref());
@@ -269,7 +267,7 @@ impl Backend for CpuBackend {
             arena: &self.arena,
             q8: &self.q8,
             tiles: &self.tiles,
-            aside: &self.aside,
+            split_scratch: &self.split_scratch,
             cache: self.cache.as_ref(),
             states: self.states.as_ref(),
         };
@@ -283,16 +281,19 @@ impl Backend for CpuBackend {
             for i in 0..program.instructions.len() {
                 let one = &program.instructions[i..=i];
                 let start = Instant::now();
-                self.deal.reset();
-                let (deal, locals) = (&self.deal, &self.locals);
-                self.pool
-                    .run(&|w| run(one, deal, &step, w, &mut locals[w.index()].lock().expect("own lock")));
+                self.queue.reset();
+                let (queue, thread_scratch) = (&self.queue, &self.thread_scratch);
+                self.pool.run(&|w| {
+                    run(one, queue, &step, w, &mut thread_scratch[w.index()].lock().expect("own lock"))
+                });
                 times.push((one[0].name(), start.elapsed().as_secs_f64(), one[0].work(&step)));
             }
         } else {
-            self.deal.reset();
-            let (all, deal, locals) = (&program.instructions[..], &self.deal, &self.locals);
-            self.pool.run(&|w| run(all, deal, &step, w, &mut locals[w.index()].lock().expect("own lock")));
+            self.queue.reset();
+            let (all, queue, thread_scratch) = (&program.instructions[..], &self.queue, &self.thread_scratch);
+            self.pool.run(&|w| {
+                run(all, queue, &step, w, &mut thread_scratch[w.index()].lock().expect("own lock"))
+            });
         }
         times.into_iter().for_each(|(op, seconds, work)| self.note(op, seconds, work));
         self.programs = programs;
@@ -301,7 +302,7 @@ impl Backend for CpuBackend {
         for (into, (place, rows)) in self.handed_out.iter_mut().zip(handed_out) {
             gather(self.arena.get_mut(), place, rows, into);
         }
-        self.give_way(start);
+        self.apply_backoff(start);
     }
 
     fn result(&self) -> &[f32] {
@@ -339,7 +340,7 @@ impl Backend for CpuBackend {
         let q8 = self.q8.iter().map(|buffer| buffer.values() * 5 / 4).sum::<usize>();
         let tiles = self.tiles.iter().map(|buffer| buffer.values() * 2).sum::<usize>();
         let own = self.programs.iter().map(|p| p.own_bytes).sum::<usize>();
-        let shared = self.constants.bytes() + self.aside.len() * 4;
+        let shared = self.constants.bytes() + self.split_scratch.len() * 4;
         let handed = self.handed_out.iter().map(Vec::capacity).sum::<usize>() + self.gathered.capacity();
         self.arena.len() * 4 + q8 + tiles + own + shared + handed * 4
     }
@@ -365,7 +366,7 @@ impl Backend for CpuBackend {
 }
 
 /// For each thread what is its own: nothing yet, so that its memory is first touched, and so placed, by the thread itself.
-fn locals(threads: usize) -> Vec<Mutex<Local>> {
+fn thread_scratch(threads: usize) -> Vec<Mutex<ThreadScratch>> {
     (0..threads).map(|_| Mutex::default()).collect()
 }
 
@@ -403,12 +404,12 @@ fn check(input: &StepInput, program: &Program, cache: Option<&Cache>, states: Op
         assert_eq!(segment.first_row, next, "segments follow each other");
         next += segment.rows;
         let Some(cache) = cache.filter(|_| program.stores) else { continue };
-        let (each, [recent, lasting]) = (cache.page_tokens(), cache.keeps());
+        let (each, [window, full]) = (cache.page_tokens(), cache.page_kinds());
         let pages = segment.past / each..(segment.past + segment.rows).div_ceil(each);
-        if lasting && !segment.pages.is_empty() {
+        if full && !segment.pages.is_empty() {
             written[0].extend(pages.clone().map(|number| segment.page(false, number)));
         }
-        if recent && !segment.recent.pages.is_empty() {
+        if window && !segment.recent.pages.is_empty() {
             written[1].extend(pages.map(|number| segment.page(true, number)));
         }
     }

@@ -1,6 +1,12 @@
-//! The paged cache: a page has for each layer, for each head its keys, then its values, so that attention to a page of a
-//! layer reads memory from one end to the other. Keys lie in columns, as attention's kernel wants them; those that hold their
-//! values lie in rows.
+//! Memory of the paged KV cache.
+//!
+//! ```text
+//! page:  layer 0 ─ head 0: keys, values │ head 1: keys, values │ …
+//!        layer 1 ─ …
+//! ```
+//!
+//! So attention reads a layer's part of a page from the first byte to the last. Keys are stored in columns ([`KvLayout::Columns`]),
+//! as the attention kernel wants them; keys that contain their values (latent attention) are stored in rows.
 
 use puna_graph::{BackendError, CacheSpec, KvType, Mask, Segment};
 use puna_kernels::{KvLayout, KvRows, Level, RUN};
@@ -11,12 +17,11 @@ use crate::memory::Shared;
 pub struct Cache {
     spec: CacheSpec,
     layers: Vec<[Half; 2]>,
-    /// What keeps everything, and what keeps only what is near.
+    /// Pages of layers that keep all positions, and window pages.
     pools: [Pool; 2],
 }
 
-/// Pages of the same layers: page after page, in each the layers one after the other, so that large pages of the system are
-/// touched one by one as the cache fills.
+/// Pages, one after the other, so that the cache touches huge pages of the system one by one while it fills.
 struct Pool {
     bytes: Shared<u8>,
     page_bytes: usize,
@@ -35,22 +40,22 @@ impl Pool {
 
 /// Keys or values of one layer.
 struct Half {
-    /// Which pool it lies in.
+    /// Index of its pool.
     pool: usize,
     ty: KvType,
     layout: KvLayout,
     heads: usize,
     dim: usize,
     row_bytes: usize,
-    /// Rows of a page.
+    /// Rows per page.
     rows: usize,
-    /// Where the first head begins in a page.
+    /// Offset of the first head in a page, in bytes.
     offset: usize,
-    /// From one head to the next: keys and values of a head lie together.
+    /// Bytes from one head to the next: its keys and values.
     head_bytes: usize,
 }
 
-/// Which half of a layer.
+/// Keys or values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Keys.
@@ -60,7 +65,10 @@ pub enum Kind {
 }
 
 impl Cache {
-    /// An empty cache. Its memory is reserved now and taken when pages are first written.
+    /// Makes an empty cache. The system provides its memory at the first write of a page.
+    ///
+    /// # Errors
+    /// If memory is exhausted, or a dimension is no multiple of the block of its storage type.
     pub fn new(spec: CacheSpec) -> Result<Self, BackendError> {
         let check = |ty: KvType, dim: usize| {
             let multiple = ty.block_values();
@@ -77,7 +85,7 @@ impl Cache {
             check(if l.values_in_keys { spec.key_type } else { spec.value_type }, l.value_dim)?;
             let row_bytes = spec.row_bytes(l);
             let rows = l.page_rows(spec.page_tokens);
-            // Columns hold whole runs; as values, keys are read from rows.
+            // Columns consist of whole runs. Keys that contain values are read in rows.
             let columns = rows.is_multiple_of(RUN) && !l.values_in_keys;
             let key_layout = if columns { KvLayout::Columns } else { KvLayout::Rows };
             let (keys, head_bytes) = (rows * row_bytes[0], rows * row_bytes.iter().sum::<usize>());
@@ -104,45 +112,46 @@ impl Cache {
         Ok(Self { layers, pools, spec })
     }
 
-    /// Whether a layer only keeps what is near.
+    /// Whether a layer has window pages.
     pub fn is_recent(&self, layer: usize) -> bool {
         self.spec.layers[layer].is_recent()
     }
 
-    /// Whether some layers only keep what is near, and whether some keep everything.
-    pub fn keeps(&self) -> [bool; 2] {
+    /// Whether some layers have window pages, and whether some keep all positions.
+    pub fn page_kinds(&self) -> [bool; 2] {
         [true, false].map(|recent| self.spec.layers.iter().any(|layer| layer.is_recent() == recent))
     }
 
-    /// Panics where a layer does not keep what attention with this mask sees.
+    /// # Panics
+    /// If the layer does not keep all positions that attention with this mask sees.
     pub fn check_mask(&self, layer: usize, mask: Mask) {
         let kept = self.spec.layers[layer].mask;
         assert!(mask.is_within(kept), "layer {layer} keeps what {kept:?} sees, not {mask:?}");
     }
 
-    /// Tokens a page.
+    /// Tokens per page.
     pub fn page_tokens(&self) -> usize {
         self.spec.page_tokens
     }
 
-    /// Where the row of a layer lies that is written at `position`, see [`puna_graph::CacheLayer::place`].
+    /// Page number and row of the cache row that a layer writes at `position`; see [`puna_graph::CacheLayer::place`].
     pub fn place(&self, layer: usize, position: usize) -> Option<(usize, usize)> {
         self.spec.layers[layer].place(position, self.spec.page_tokens)
     }
 
-    /// The page of a sequence that a row of a layer lies in, counted from its first, and the place there.
+    /// Page and row in the page of a sequence's cache row.
     pub fn place_of(&self, layer: usize, s: &Segment, row: usize) -> (u32, usize) {
         let last = (row + 1) * self.spec.layers[layer].mask.pooled() - 1;
-        let (number, at) = self.place(layer, last).expect("a row is written at the last of its positions");
+        let (number, at) = self.place(layer, last).expect("a pooled row is written at its last position");
         (s.page(self.is_recent(layer), number), at)
     }
 
-    /// Bytes of a key and a value of a layer, of one head.
+    /// Bytes of one key and one value of a head of a layer.
     pub fn row_bytes(&self, layer: usize) -> usize {
         self.spec.row_bytes(&self.spec.layers[layer]).iter().sum()
     }
 
-    /// The storage type of keys or values.
+    /// Storage type of keys or values.
     pub fn ty(&self, kind: Kind) -> KvType {
         match kind {
             Kind::Key => self.spec.key_type,
@@ -150,10 +159,10 @@ impl Cache {
         }
     }
 
-    /// Positions `first .. first + rows` of a head in a page: at most a run, `first` being a multiple of one.
+    /// Positions `first .. first + rows` of a head in a page: at most one run; `first` is a multiple of [`RUN`] for columns.
     ///
     /// # Safety
-    /// Nobody writes them while the slice lives.
+    /// No thread writes them while the slice lives.
     pub unsafe fn rows(
         &self,
         layer: usize,
@@ -169,7 +178,7 @@ impl Cache {
         let (start, stride, bytes) = match half.layout {
             KvLayout::Rows => (start + first * half.row_bytes, half.row_bytes, rows * half.row_bytes),
             KvLayout::Columns if half.ty.block_values() > 1 => {
-                // Run after run.
+                // One run after the other.
                 let run = RUN * half.row_bytes;
                 (start + first / RUN * run, RUN * half.ty.row_bytes(half.ty.block_values()), run)
             }
@@ -178,16 +187,16 @@ impl Cache {
                 (start + half.ty.row_bytes(first), stride, (half.dim - 1) * stride + half.ty.row_bytes(RUN))
             }
         };
-        // SAFETY: passed on.
+        // SAFETY: the caller keeps the same contract.
         let data = unsafe { self.pools[half.pool].bytes.slice(start, bytes) };
         KvRows { ty: half.ty, layout: half.layout, rows, stride, dim: half.dim, data }
     }
 
-    /// These positions of a head, at most a run, each given as page and place in it: where they lie if they follow each other there,
-    /// else copied to `into`, in the same form.
+    /// Positions of a head, at most one run, each given by page and row. If they are consecutive in one page, the result borrows
+    /// the cache; otherwise they are copied to `into` in the same layout.
     ///
     /// # Safety
-    /// Nobody writes them while the slice lives.
+    /// No thread writes them while the slice lives.
     pub unsafe fn gathered<'a>(
         &'a self,
         layer: usize,
@@ -199,9 +208,9 @@ impl Cache {
         let half = &self.layers[layer][kind as usize];
         let (page, first) = places[0];
         let follow = places.iter().enumerate().all(|(i, place)| *place == (page, first + i));
-        // Columns are read from the beginning of a run.
+        // A read of columns starts at the first position of a run.
         if follow && (half.layout == KvLayout::Rows || first.is_multiple_of(RUN)) {
-            // SAFETY: passed on.
+            // SAFETY: the caller keeps the same contract.
             return unsafe { self.rows(layer, kind, page, head, first, places.len()) };
         }
         let (block, count) = match half.layout {
@@ -215,18 +224,18 @@ impl Cache {
         for (i, &(page, token)) in places.iter().enumerate() {
             let from = if half.layout == KvLayout::Rows { token } else { token / RUN * RUN };
             let rows = token - from + 1;
-            // SAFETY: passed on.
+            // SAFETY: the caller keeps the same contract.
             let source = unsafe { self.rows(layer, kind, page, head, from, rows) };
             copy_position(&source, token - from, into, (stride, i));
         }
         KvRows { ty: half.ty, layout: half.layout, rows: places.len(), stride, dim: half.dim, data: into }
     }
 
-    /// Writes one position of a head in a page.
+    /// Converts `values` to the storage type and writes them as one position of a head in a page.
     ///
     /// # Safety
-    /// Nobody else reads or writes it meanwhile.
-    #[allow(clippy::too_many_arguments)] // a place has five coordinates
+    /// No other thread reads or writes it at the same time.
+    #[allow(clippy::too_many_arguments)] // the place of a row has five coordinates
     pub unsafe fn store(
         &self,
         level: &Level,
@@ -243,7 +252,7 @@ impl Cache {
         let bytes = &self.pools[half.pool].bytes;
         match half.layout {
             KvLayout::Rows => {
-                // SAFETY: passed on.
+                // SAFETY: the caller keeps the same contract.
                 let row = unsafe { bytes.slice_mut(start + token * half.row_bytes, half.row_bytes) };
                 (level.vector.store_kv)(half.ty, values, row);
             }
@@ -258,12 +267,12 @@ impl Cache {
                         let d = i * RUN / block + d;
                         if block > 1 {
                             let at = start + token / RUN * RUN * half.row_bytes + d * RUN * block_bytes;
-                            // SAFETY: passed on; other positions of the block are not touched.
+                            // SAFETY: the caller keeps the same contract; other positions of the block are not touched.
                             unsafe { store_block(bytes, at, token % RUN, value) };
                             continue;
                         }
                         let at = start + d * half.ty.row_bytes(half.rows) + token * block_bytes;
-                        // SAFETY: passed on; other positions of the column are not touched.
+                        // SAFETY: the caller keeps the same contract; other positions of the column are not touched.
                         unsafe { bytes.slice_mut(at, block_bytes) }.copy_from_slice(value);
                     }
                 }
@@ -271,23 +280,23 @@ impl Cache {
         }
     }
 
-    /// Where the positions of a head in a page begin.
+    /// Offset in bytes of the positions of a head in a page.
     fn head_start(&self, half: &Half, page: u32, head: usize) -> usize {
         page as usize * self.pools[half.pool].page_bytes + half.offset + head * half.head_bytes
     }
 
-    /// Makes the page `to` a copy of `from`.
+    /// Copies page `from` to page `to`.
     pub fn copy_page(&mut self, from: u32, to: u32) {
         self.pools[0].copy(from, to);
     }
 
-    /// The same of a page of layers that only keep what is near.
+    /// Copies window page `from` to window page `to`.
     pub fn copy_recent_page(&mut self, from: u32, to: u32) {
         self.pools[1].copy(from, to);
     }
 }
 
-/// Copies position `i` of a run to position `to` of one in the same form with another stride.
+/// Copies position `i` of a run to position `to` of a run with the same layout and another stride.
 fn copy_position(from: &KvRows<'_>, i: usize, into: &mut [u8], (stride, to): (usize, usize)) {
     let block = from.ty.block_values();
     let bytes = from.ty.row_bytes(block);
@@ -299,7 +308,7 @@ fn copy_position(from: &KvRows<'_>, i: usize, into: &mut [u8], (stride, to): (us
         KvLayout::Columns => {
             for d in 0..from.dim / block {
                 let (from, into) = (&from.data[d * from.stride..], &mut into[d * stride..]);
-                // Of blocks the scales of all positions, then byte by byte of their codes.
+                // A block in columns has the scales of all positions, then their codes, byte by byte.
                 let (first, last) = if block > 1 { (2, bytes - 2) } else { (bytes, 0) };
                 into[first * to..][..first].copy_from_slice(&from[first * i..][..first]);
                 for j in 0..last {
@@ -310,16 +319,16 @@ fn copy_position(from: &KvRows<'_>, i: usize, into: &mut [u8], (stride, to): (us
     }
 }
 
-/// Writes a position of a block in columns that begins at `at`.
+/// Writes one position of a block in columns that begins at offset `at`.
 ///
 /// # Safety
-/// Nobody else reads or writes it meanwhile.
+/// No other thread reads or writes it at the same time.
 unsafe fn store_block(bytes: &Shared<u8>, at: usize, position: usize, block: &[u8]) {
     let (scale, codes) = block.split_at(2);
-    // SAFETY: passed on.
+    // SAFETY: the caller keeps the same contract.
     unsafe { bytes.slice_mut(at + 2 * position, 2) }.copy_from_slice(scale);
     for (j, &code) in codes.iter().enumerate() {
-        // SAFETY: passed on.
+        // SAFETY: the caller keeps the same contract.
         unsafe { bytes.slice_mut(at + (2 + j) * RUN + position, 1) }.fill(code);
     }
 }
@@ -344,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn every_position_of_every_head_is_read_as_it_was_stored() {
+    fn positions_are_read_as_they_were_stored() {
         let portable = level("portable").unwrap();
         for (key_type, value_type) in KvType::ALL.into_iter().flat_map(|k| KvType::ALL.map(|v| (k, v))) {
             let layers = vec![
@@ -379,7 +388,7 @@ mod tests {
             for &place in &places {
                 let (layer, kind, _, page, head) = place;
                 for token in 0..layers[layer].page_rows(PAGE) {
-                    // SAFETY: nobody else is here.
+                    // SAFETY: this test uses one thread.
                     unsafe { cache.store(portable, layer, kind, page, head, token, &values(place, token)) };
                 }
             }
@@ -397,7 +406,7 @@ mod tests {
                     load_position(&alone, 0, &mut expected);
                     for page in [page, if page == 1 { 2 } else { 0 }] {
                         let first = token / RUN * RUN;
-                        // SAFETY: nobody writes.
+                        // SAFETY: this test uses one thread.
                         let run =
                             unsafe { cache.rows(layer, kind, page, head, first, RUN.min(rows - first)) };
                         load_position(&run, token - first, &mut got);

@@ -13,7 +13,7 @@ use puna_graph::{
 use puna_kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRows};
 
 use crate::memory::Shared;
-use crate::ops::attention::{Attend, StoreKv, Work};
+use crate::ops::attention::{Attend, AttentionTasks, StoreKv};
 use crate::ops::choose::{self, Choose};
 use crate::ops::dose::{Dose, Steer};
 use crate::ops::dynamic_conv::DynamicConv;
@@ -203,17 +203,17 @@ impl Compiler<'_> {
                     self.push(StoreKv { k, v, layer, spec });
                 }
                 let sinks = self.floats(spec.sinks)?;
-                let work = Work::default();
+                let tasks = AttentionTasks::default();
                 let (slopes, shifts) = (spec.slopes(), self.shifts(&spec)?);
                 let [chosen, before] = [chosen, before].map(|id| id.map(|id| self.place(id)));
-                self.push(Attend { q, k, v, chosen, before, out, layer, spec, sinks, slopes, shifts, work });
+                self.push(Attend { q, k, v, chosen, before, out, layer, spec, sinks, slopes, shifts, tasks });
             }
             Op::Choose { q, k, weights, layer, spec } => {
                 let [q, k] = [q, k].map(|id| self.place(id));
                 let weights = weights.map(|weights| self.place(weights));
                 self.push(StoreKv { k, v: k, layer, spec: spec.keys() });
-                let work = choose::Work::default();
-                self.push(Choose { q, weights, out, layer, spec, work });
+                let tasks = choose::Tasks::default();
+                self.push(Choose { q, weights, out, layer, spec, tasks });
             }
             Op::Keep { k, v, layer, spec } => {
                 let [k, v] = [k, v].map(|id| self.place(id));

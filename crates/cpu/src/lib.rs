@@ -1,32 +1,31 @@
 //! The CPU backend: thread pool, cache, attention, and steps cut into tasks.
 //!
-//! [`CpuBackend`] compiles a plan into a program: a list of instructions, each cut into tasks that are dealt
-//! out to the pool's threads, with a barrier between instructions. What a task computes is in [`kernels`], as tables of functions by level.
+//! [`CpuBackend`] compiles a plan into a program: a list of instructions. Each instruction is divided into tasks, which the
+//! threads of the pool take from a work queue, with a barrier after each instruction. Tasks call [`kernels`].
 
 mod affinity;
-mod aside;
 mod backend;
 mod cache;
+mod cgroup_quota;
 mod compile;
-mod deal;
-mod ease;
+mod cpu_limits_watcher;
 mod memory;
 mod ops;
 mod pool;
 pub mod probe;
-mod quota;
 mod states;
 mod step;
+mod thread_backoff;
 mod topology;
-mod watch;
+mod work_queue;
 
 pub use backend::{Config, CpuBackend, CpuError};
 
-/// The kernels that the backend runs.
+/// Kernels of the backend, see `puna-kernels`.
 pub mod kernels {
     pub use puna_kernels::*;
 
-    /// Levels of other processors, with the feature `emulated` of this crate: tests of whole models take minutes at each.
+    /// Emulated levels, only with the feature `emulated` of this crate: tests of whole models take minutes at each.
     pub fn emulated() -> &'static [&'static Level] {
         if cfg!(feature = "emulated") { puna_kernels::emulated() } else { &[] }
     }

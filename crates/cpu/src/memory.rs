@@ -1,7 +1,7 @@
-//! Memory that the threads of a step share.
+//! Buffers that the threads of a step share.
 //!
-//! The planner gives each value its own window of the arena, and each operation's tasks write disjoint parts of it; the
-//! borrow checker sees neither, so access goes through raw pointers here and nowhere else.
+//! The planner gives each value its own range of the arena, and the tasks of an instruction write disjoint parts of it. The
+//! borrow checker cannot see either, so this module alone accesses the arena through raw pointers.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -9,44 +9,46 @@ use std::ptr::NonNull;
 use puna_graph::{BackendError, Place};
 use puna_kernels::huge_pages::{HUGE_PAGE, advise_huge};
 
-/// Buffers start on cache lines.
+/// Alignment of buffers in bytes: a cache line.
 const ALIGN: usize = 64;
 
-/// A buffer of plain numbers that several threads read and write in disjoint parts.
+/// A buffer of numbers that several threads read and write in disjoint parts.
 pub struct Shared<T> {
-    /// The first element, on a cache line.
+    /// The first element, aligned to [`ALIGN`].
     base: NonNull<T>,
     len: usize,
-    /// What the system gave, and how it was asked.
+    /// Pointer and layout of the allocation, to free it.
     allocation: (*mut u8, Layout),
 }
 
 // SAFETY: the buffer is owned; numbers may move between threads.
 unsafe impl<T: Send> Send for Shared<T> {}
-// SAFETY: all access is through `slice` and `slice_mut`, whose callers keep parts disjoint and put barriers between writing
-// and reading.
+// SAFETY: all access goes through `slice` and `slice_mut`, whose callers keep parts disjoint and separate writes from reads by
+// barriers.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T: bytemuck::Zeroable + Copy> Shared<T> {
-    /// A buffer of `len` zeros.
+    /// Makes a buffer of `len` zeros.
     ///
     /// # Panics
-    /// If there is no memory; see [`Shared::named`].
+    /// If memory is exhausted; see [`Shared::named`].
     pub fn new(len: usize) -> Self {
         Self::try_new(len).unwrap_or_else(|| panic!("no memory for a buffer of {len} elements"))
     }
 
-    /// A buffer of `len` zeros; `what` names it to the user where there is no memory. Its memory is taken from the system
-    /// when it is first touched.
+    /// Makes a buffer of `len` zeros. The system provides its memory at the first write.
+    ///
+    /// # Errors
+    /// If memory is exhausted; the error names the buffer by `what`.
     pub fn named(len: usize, what: &'static str) -> Result<Self, BackendError> {
         let bytes = len.saturating_mul(size_of::<T>());
         Self::try_new(len).ok_or(BackendError::OutOfMemory { what, bytes })
     }
 
-    /// A buffer of `len` zeros, or nothing where there is no memory.
+    /// Makes a buffer of `len` zeros; `None` if memory is exhausted.
     pub fn try_new(len: usize) -> Option<Self> {
-        // Room to find a cache line in: asked for a stricter alignment, the allocator would write the zeros
-        // itself and so touch all of the memory.
+        // Over-allocate to align by hand: with a larger alignment, the allocator would write the zeros itself and so touch
+        // all of the memory.
         let bytes = len.checked_mul(size_of::<T>())?.checked_add(ALIGN)?;
         let layout = Layout::from_size_align(bytes, align_of::<T>()).ok()?;
         // SAFETY: the size is not zero.
@@ -67,34 +69,34 @@ impl<T: bytemuck::Zeroable + Copy> Shared<T> {
     /// Elements `start .. start + len`.
     ///
     /// # Safety
-    /// Nobody writes them while the slice lives.
+    /// No thread writes them while the slice lives.
     pub unsafe fn slice(&self, start: usize, len: usize) -> &[T] {
         assert!(start.checked_add(len).is_some_and(|end| end <= self.len()));
-        // SAFETY: in bounds; the caller keeps writers away.
+        // SAFETY: in bounds; the caller guarantees that no thread writes.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(start), len) }
     }
 
     /// Elements `start .. start + len`, for writing.
     ///
     /// # Safety
-    /// Nobody else reads or writes them while the slice lives.
+    /// No other thread reads or writes them while the slice lives.
     #[allow(clippy::mut_from_ref)] // that is this type's purpose
     pub unsafe fn slice_mut(&self, start: usize, len: usize) -> &mut [T] {
         assert!(start.checked_add(len).is_some_and(|end| end <= self.len()));
-        // SAFETY: in bounds; the caller keeps others away.
+        // SAFETY: in bounds; the caller guarantees exclusive access.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(start), len) }
     }
 
-    /// The address of `len` elements from `start` on; they are only named, not borrowed.
+    /// Pointer to the elements `start .. start + len`, without borrowing them.
     pub fn address(&self, start: usize, len: usize) -> *mut T {
         assert!(start.checked_add(len).is_some_and(|end| end <= self.len()));
         // SAFETY: in bounds; no reference to elements is made.
         unsafe { self.base.as_ptr().add(start) }
     }
 
-    /// All elements, when nobody else can have access.
+    /// All elements, with exclusive access.
     pub fn get_mut(&mut self) -> &mut [T] {
-        // SAFETY: the whole buffer, borrowed as this is.
+        // SAFETY: the whole buffer, borrowed for as long as `self`.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
     }
 }
@@ -107,7 +109,7 @@ impl<T> Drop for Shared<T> {
     }
 }
 
-/// The values of a step.
+/// Memory of all intermediate values of a step.
 pub type Arena = Shared<f32>;
 
 impl Arena {
@@ -116,7 +118,7 @@ impl Arena {
     /// # Safety
     /// As for [`Shared::slice`].
     pub unsafe fn row(&self, place: &Place, row: usize) -> &[f32] {
-        // SAFETY: passed on.
+        // SAFETY: the caller keeps the same contract.
         unsafe { self.slice(place.start + row * place.stride, place.cols) }
     }
 
@@ -126,7 +128,7 @@ impl Arena {
     /// As for [`Shared::slice_mut`].
     #[allow(clippy::mut_from_ref)] // that is this type's purpose
     pub unsafe fn row_mut(&self, place: &Place, row: usize) -> &mut [f32] {
-        // SAFETY: passed on.
+        // SAFETY: the caller keeps the same contract.
         unsafe { self.slice_mut(place.start + row * place.stride, place.cols) }
     }
 }

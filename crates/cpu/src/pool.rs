@@ -1,12 +1,12 @@
 //! The thread pool: one parallel region a step, barriers inside.
 //!
-//! A step of a small model is hundreds of operations of a few microseconds, so threads enter the pool once a step and
-//! meet at barriers between operations. A thread that waits spins for a few microseconds, then offers its core to
-//! others, then sleeps: when another process takes a core, nobody burns the other one waiting for it. Where there are more
-//! threads than processors or time for them, nobody spins at all.
+//! A step of a small model consists of hundreds of operations of a few microseconds each, so threads enter the pool once a
+//! step and meet at barriers between operations. A waiting thread spins for a few microseconds, then yields its core, then
+//! sleeps. So when another process occupies a core, the other threads do not burn theirs. With more threads than
+//! processors, or a quota below them, threads do not spin at all.
 //!
-//! On machines with several memory nodes each thread is kept on the processors of its node, the caller during a run. Memory
-//! that is a thread's own is first touched by it, so it lies in its node.
+//! On machines with several NUMA nodes, each thread is pinned to the processors of its node; the caller only during a run.
+//! A thread touches its own memory first, so that memory lies in its node.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -14,67 +14,67 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::affinity;
-use crate::ease::LATE;
+use crate::thread_backoff::DESCHEDULED_WAIT;
 use crate::topology::Layout;
 
-/// How long a thread looks for what it waits for before it offers its core to others. Looking for longer gains nothing on
-/// a free machine, where an offer comes back at once, and takes time from whoever is waited for on a busy one.
-const SPIN: Duration = Duration::from_micros(4);
-/// Offers before the thread sleeps.
+/// Time that a waiting thread spins before it yields. A longer time gains nothing on an idle machine, where a yield returns
+/// at once; on a busy machine it takes time from the thread that is waited for.
+const SPIN_TIME: Duration = Duration::from_micros(4);
+/// Yields of a waiting thread before it sleeps.
 const YIELDS: u32 = 100;
 
 /// Threads that run one closure together.
 pub struct Pool {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
-    /// Processors that the caller is kept on during a run; none where it may run anywhere.
-    first: Vec<usize>,
+    /// Processors that the calling thread is pinned to during a run; empty if it may run anywhere.
+    caller_cpus: Vec<usize>,
 }
 
-/// The job of a step: called once a thread with its [`Worker`].
+/// The job of a step; each thread calls it once with its [`Worker`].
 type Job<'a> = &'a (dyn Fn(&Worker<'_>) + Sync);
 
 struct Shared {
     threads: usize,
-    /// How often a waiting thread looks before it offers its core.
+    /// Number of checks in [`SPIN_TIME`].
     spins: u32,
-    /// Odd or even: which job is current. Workers wait for it to change.
+    /// Number of the current job, of which only the parity counts. Workers wait for it to change.
     epoch: Gate,
-    /// The current job; valid between the change of `epoch` and the last arrival at `done`.
+    /// The current job; valid from the change of `epoch` until the last worker arrives at `done`.
     job: Mutex<Option<Job<'static>>>,
     barrier: Barrier,
     done: Barrier,
     stop: AtomicBool,
-    /// Nanoseconds that the caller of the current run has waited for late threads.
-    late: AtomicU64,
+    /// Nanoseconds that the caller has waited for descheduled threads.
+    wait_nanos: AtomicU64,
 }
 
-/// One thread's place in a job.
+/// One thread of the pool during a job.
 pub struct Worker<'a> {
     index: usize,
     shared: &'a Shared,
 }
 
 impl Worker<'_> {
-    /// From 0 to one less than the pool's threads.
+    /// Number of the thread, below [`Pool::threads`].
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Waits until all threads have come here; what they wrote before is visible after.
+    /// Waits until all threads have arrived. Their writes before the barrier are visible after it.
     pub fn barrier(&self) {
         let slept = self.shared.barrier.wait(self.shared.threads, self.shared.spins);
         if self.index == 0 {
-            self.shared.note(slept);
+            self.shared.record_wait(slept);
         }
     }
 }
 
 impl Pool {
-    /// A pool of the threads of a layout, of which the caller of [`Pool::run`] is the first.
+    /// Starts the threads of a layout but the first, which is the caller of [`Pool::run`].
     ///
     /// # Errors
-    /// If the system refuses a thread; those that were started end.
+    /// If the system refuses a thread; the threads that have been started end.
     pub fn new(layout: &Layout) -> std::io::Result<Self> {
         let threads = layout.threads();
         let shared = Arc::new(Shared {
@@ -85,12 +85,12 @@ impl Pool {
             barrier: Barrier::default(),
             done: Barrier::default(),
             stop: AtomicBool::new(false),
-            late: AtomicU64::new(0),
+            wait_nanos: AtomicU64::new(0),
         });
         let mut places =
             layout.groups.iter().flat_map(|group| (0..group.threads).map(|_| group.cpus.clone()));
-        let first = places.next().unwrap_or_default();
-        let mut pool = Self { shared, handles: Vec::new(), first };
+        let caller_cpus = places.next().unwrap_or_default();
+        let mut pool = Self { shared, handles: Vec::new(), caller_cpus };
         for (index, cpus) in (1..).zip(places) {
             let shared = Arc::clone(&pool.shared);
             let thread = std::thread::Builder::new().name(format!("puna-cpu-{index}"));
@@ -98,9 +98,9 @@ impl Pool {
                 if !cpus.is_empty() {
                     affinity::set(&cpus);
                 }
-                work(&shared, index);
+                run_worker(&shared, index);
             };
-            // A pool that is dropped half-made stops what it has.
+            // On an error, dropping the pool stops the threads that have been started.
             pool.handles.push(thread.spawn(body)?);
         }
         Ok(pool)
@@ -113,41 +113,42 @@ impl Pool {
 
     /// Runs `job` on every thread and returns when all have finished.
     ///
-    /// A job that panics ends the process where there are other threads: they would wait for it at the next barrier.
+    /// If the pool has several threads, a panic in `job` aborts the process: the other threads would wait at the next barrier
+    /// for ever.
     pub fn run(&mut self, job: &(dyn Fn(&Worker<'_>) + Sync)) {
         let shared = &*self.shared;
         if shared.threads == 1 {
             return job(&Worker { index: 0, shared });
         }
-        // Given back after each run: what the process may use is read from the caller's own set between runs.
-        let _kept = (!self.first.is_empty()).then(|| affinity::Kept::on(&self.first));
-        // SAFETY: only the lifetime changes. The reference is dropped by every worker before it arrives at `done`, and
-        // this function returns only after all have arrived there; a panic of the caller's own part aborts.
+        // Unpinned after each run, since the limits watcher reads the caller's affinity between runs.
+        let _pinned = (!self.caller_cpus.is_empty()).then(|| affinity::PinnedThread::to(&self.caller_cpus));
+        // SAFETY: only the lifetime changes. Every worker drops the reference before it arrives at `done`, and this function
+        // returns only after all have arrived; a panic in the caller's part aborts.
         let job: Job<'static> = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
         *shared.job.lock().expect("no thread panics while it holds the job") = Some(job);
         shared.epoch.advance();
         let guard = AbortOnUnwind;
         job(&Worker { index: 0, shared });
-        shared.note(shared.done.wait(shared.threads, shared.spins));
+        shared.record_wait(shared.done.wait(shared.threads, shared.spins));
         std::mem::forget(guard);
     }
 
-    /// How long the caller has waited for late threads in runs since this was last asked for, see [`LATE`].
-    pub fn take_late(&mut self) -> Duration {
-        Duration::from_nanos(self.shared.late.swap(0, Ordering::Relaxed))
+    /// Returns and resets the time that the caller has waited for descheduled threads ([`DESCHEDULED_WAIT`]).
+    pub fn take_wait_time(&mut self) -> Duration {
+        Duration::from_nanos(self.shared.wait_nanos.swap(0, Ordering::Relaxed))
     }
 }
 
 impl Shared {
-    fn note(&self, slept: Duration) {
-        if slept >= LATE {
+    fn record_wait(&self, slept: Duration) {
+        if slept >= DESCHEDULED_WAIT {
             let nanos = u64::try_from(slept.as_nanos()).unwrap_or(u64::MAX);
-            self.late.fetch_add(nanos, Ordering::Relaxed);
+            self.wait_nanos.fetch_add(nanos, Ordering::Relaxed);
         }
     }
 }
 
-/// Ends the process rather than leaving other threads with a dangling job.
+/// Aborts the process on unwind, so that no thread is left with a dangling job.
 struct AbortOnUnwind;
 
 impl Drop for AbortOnUnwind {
@@ -161,13 +162,13 @@ impl Drop for Pool {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.epoch.advance();
         for handle in self.handles.drain(..) {
-            // Workers do not panic: they abort.
+            // A worker aborts instead of panicking.
             let _ = handle.join();
         }
     }
 }
 
-fn work(shared: &Shared, index: usize) {
+fn run_worker(shared: &Shared, index: usize) {
     let mut seen = 0;
     loop {
         seen = shared.epoch.wait_past(seen, shared.spins).0;
@@ -182,24 +183,24 @@ fn work(shared: &Shared, index: usize) {
     }
 }
 
-/// How many looks take [`SPIN`]: a pause is 10 to 150 cycles, by the processor.
+/// Number of checks that take [`SPIN_TIME`]. A pause instruction takes 10 to 150 cycles, depending on the processor.
 fn spins() -> u32 {
     static SPINS: OnceLock<u32> = OnceLock::new();
     *SPINS.get_or_init(|| {
-        const LOOKS: u32 = 200;
+        const CHECKS: u32 = 200;
         let gate = Gate::default();
-        let look = || {
+        let measure = || {
             let start = Instant::now();
-            for _ in 0..LOOKS {
+            for _ in 0..CHECKS {
                 std::hint::black_box(gate.value.load(Ordering::Acquire));
                 std::hint::spin_loop();
             }
             start.elapsed().as_nanos().max(1)
         };
-        // The fastest: a thread that loses its core meanwhile seems slow.
-        let fastest = (0..8).map(|_| look()).min().unwrap_or(1);
-        let spins = SPIN.as_nanos() * u128::from(LOOKS) / fastest;
-        u32::try_from(spins).unwrap_or(u32::MAX).clamp(10, 10 * LOOKS)
+        // The minimum, since a descheduled thread measures too much.
+        let fastest = (0..8).map(|_| measure()).min().unwrap_or(1);
+        let spins = SPIN_TIME.as_nanos() * u128::from(CHECKS) / fastest;
+        u32::try_from(spins).unwrap_or(u32::MAX).clamp(10, 10 * CHECKS)
     })
 }
 
@@ -213,9 +214,9 @@ struct Gate {
 }
 
 impl Gate {
-    /// Adds one and wakes whoever waits.
+    /// Adds one and wakes all waiting threads.
     fn advance(&self) {
-        // SeqCst pairs with `wait_past`: either the sleeper sees the new value, or we see the sleeper.
+        // SeqCst pairs with `wait_past`: either the sleeper sees the new value, or this thread sees the sleeper.
         self.value.fetch_add(1, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             drop(self.lock.lock());
@@ -223,39 +224,39 @@ impl Gate {
         }
     }
 
-    /// Waits until the value differs from `seen` and returns it, and how long that took once looking was given up. Looks
-    /// `spins` times before it lets others run.
+    /// Waits until the value differs from `seen`. Checks `spins` times, then yields, then sleeps. Returns the value and the
+    /// time since the first yield.
     fn wait_past(&self, seen: u32, spins: u32) -> (u32, Duration) {
-        let mut offered = None;
+        let mut yielding = None;
         for i in 0..spins + YIELDS {
             let value = self.value.load(Ordering::Acquire);
             if value != seen {
-                return (value, offered.map_or(Duration::ZERO, |start: Instant| start.elapsed()));
+                return (value, yielding.map_or(Duration::ZERO, |start: Instant| start.elapsed()));
             }
             if i < spins {
                 std::hint::spin_loop();
             } else {
-                // An offer that is taken up may come back a time slice later.
-                offered.get_or_insert_with(Instant::now);
+                // A yield may return a time slice later.
+                yielding.get_or_insert_with(Instant::now);
                 std::thread::yield_now();
             }
         }
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        let mut guard = self.lock.lock().expect("nobody panics while waiting");
+        let mut guard = self.lock.lock().expect("no thread panics while it waits");
         let value = loop {
             let value = self.value.load(Ordering::SeqCst);
             if value != seen {
                 break value;
             }
-            guard = self.wake.wait(guard).expect("nobody panics while waiting");
+            guard = self.wake.wait(guard).expect("no thread panics while it waits");
         };
         drop(guard);
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
-        (value, offered.map_or(Duration::ZERO, |start| start.elapsed()))
+        (value, yielding.map_or(Duration::ZERO, |start| start.elapsed()))
     }
 }
 
-/// A meeting point that can be used again and again.
+/// A barrier that can be used repeatedly.
 #[derive(Default)]
 struct Barrier {
     arrived: AtomicUsize,
@@ -263,7 +264,7 @@ struct Barrier {
 }
 
 impl Barrier {
-    /// Meets the others; says how long that took once looking was given up.
+    /// Waits for the other threads. Returns the time since the first yield.
     fn wait(&self, threads: usize, spins: u32) -> Duration {
         if threads == 1 {
             return Duration::ZERO;
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_before_a_barrier_is_read_after_it() {
+    fn writes_before_a_barrier_are_visible_after_it() {
         let mut pool = pool(4);
         let cells: Vec<AtomicUsize> = (0..4).map(|_| AtomicUsize::new(0)).collect();
         pool.run(&|w| {
@@ -331,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_have_no_time_to_spin_meet_too() {
+    fn oversubscribed_threads_pass_barriers() {
         let mut layout = Layout::of(&[3]);
         layout.crowded = true;
         let mut pool = Pool::new(&layout).unwrap();
@@ -357,12 +358,12 @@ mod tests {
                 while !here.load(Ordering::Acquire) {
                     std::thread::yield_now();
                 }
-                std::thread::sleep(100 * LATE);
+                std::thread::sleep(100 * DESCHEDULED_WAIT);
             }
             w.barrier();
         });
-        assert!(pool.take_late() >= LATE);
-        assert_eq!(pool.take_late(), Duration::ZERO);
+        assert!(pool.take_wait_time() >= DESCHEDULED_WAIT);
+        assert_eq!(pool.take_wait_time(), Duration::ZERO);
     }
 
     #[test]
@@ -378,7 +379,7 @@ mod tests {
         };
         // The shortest of many: losing the core makes one seem long.
         let shortest = (0..50).map(|_| wait()).min().unwrap();
-        assert!(shortest > SPIN / 5 && shortest < SPIN * 5, "{} looks take {shortest:?}", spins());
+        assert!(shortest > SPIN_TIME / 5 && shortest < SPIN_TIME * 5, "{} checks take {shortest:?}", spins());
     }
 
     #[cfg(target_os = "linux")]

@@ -1,4 +1,4 @@
-//! Recurrent states: slot after slot, in each the model's states one after the other.
+//! Memory of recurrent states. A slot holds all recurrent states of one sequence or checkpoint, one after the other.
 
 use puna_graph::{BackendError, StateSpec};
 
@@ -7,15 +7,15 @@ use crate::memory::Shared;
 /// The states of all slots.
 pub struct States {
     spec: StateSpec,
-    /// Where each state begins in a slot.
+    /// Offset of each state in a slot, in f32.
     starts: Vec<usize>,
-    /// Values of a slot.
+    /// Length of a slot in f32.
     slot: usize,
     values: Shared<f32>,
 }
 
 impl States {
-    /// Slots of zeros. Their memory is reserved now and taken when they are first written.
+    /// Makes slots of zeros. The system provides their memory at the first write.
     pub fn new(spec: StateSpec) -> Result<Self, BackendError> {
         let mut slot = 0usize;
         let mut starts = Vec::with_capacity(spec.states.len());
@@ -27,24 +27,24 @@ impl States {
         Ok(Self { spec, starts, slot, values })
     }
 
-    /// Slots in all.
+    /// Number of slots.
     pub fn slots(&self) -> usize {
         self.spec.slots
     }
 
-    /// `len` values of a state in a slot from `start` on.
+    /// Values `start .. start + len` of a state in a slot.
     ///
     /// # Safety
-    /// Nobody else reads or writes them while the slice lives.
+    /// No other thread reads or writes them while the slice lives.
     #[allow(clippy::mut_from_ref)] // as for [`Shared::slice_mut`]
     pub unsafe fn part(&self, slot: u32, state: usize, start: usize, len: usize) -> &mut [f32] {
         assert!((slot as usize) < self.spec.slots);
         assert!(start.checked_add(len).is_some_and(|end| end <= self.spec.states[state]));
-        // SAFETY: passed on.
+        // SAFETY: the caller keeps the same contract.
         unsafe { self.values.slice_mut(slot as usize * self.slot + self.starts[state] + start, len) }
     }
 
-    /// Makes the slot `to` a copy of `from`.
+    /// Copies slot `from` to slot `to`.
     pub fn copy(&mut self, from: u32, to: u32) {
         let [from, to] = [from, to].map(|slot| slot as usize * self.slot);
         self.values.get_mut().copy_within(from..from + self.slot, to);

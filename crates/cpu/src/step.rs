@@ -1,15 +1,15 @@
-//! What instructions see of a step, and how threads share one.
+//! The data of one step, the [`Instruction`] trait, and the loop in which a thread runs a program.
 
 use puna_graph::{BackendError, Place, Rope, Rows, Segment, StepInput, Weight};
 use puna_kernels::{Level, Q8Rows, Scratch, TileRows};
 
 use crate::cache::Cache;
-use crate::deal::Deal;
 use crate::memory::{Arena, Shared};
 use crate::pool::Worker;
 use crate::states::States;
+use crate::work_queue::WorkQueue;
 
-/// Activations rounded to 8 bits, with room for the largest step.
+/// Buffer for activations quantized to 8 bits, sized for the largest step.
 pub struct Q8Buffer {
     pub codes: Shared<i8>,
     pub scales: Shared<f32>,
@@ -17,7 +17,7 @@ pub struct Q8Buffer {
 }
 
 impl Q8Buffer {
-    /// Room for `rows × k` values; `k` is a multiple of 32.
+    /// Makes a buffer for `values` activations, a multiple of 32.
     pub fn new(values: usize) -> Result<Self, BackendError> {
         const WHAT: &str = "rounded activations";
         Ok(Self {
@@ -27,7 +27,7 @@ impl Q8Buffer {
         })
     }
 
-    /// Values that it has room for.
+    /// Capacity in values.
     pub fn values(&self) -> usize {
         self.codes.len()
     }
@@ -35,9 +35,9 @@ impl Q8Buffer {
     /// Rows `first .. first + rows` of length `k`.
     ///
     /// # Safety
-    /// Nobody writes them while the view lives.
+    /// No thread writes them while the view lives.
     pub unsafe fn rows(&self, first: usize, rows: usize, k: usize) -> Q8Rows<'_> {
-        // SAFETY: passed on.
+        // SAFETY: the caller keeps the same contract.
         unsafe {
             Q8Rows {
                 rows,
@@ -49,13 +49,13 @@ impl Q8Buffer {
         }
     }
 
-    /// Rounds `x` to row `row`.
+    /// Quantizes `x` into row `row`.
     ///
     /// # Safety
-    /// Nobody else reads or writes that row meanwhile.
+    /// No other thread reads or writes the row at the same time.
     pub unsafe fn quantize(&self, level: &Level, row: usize, x: &[f32]) {
         let k = x.len();
-        // SAFETY: passed on.
+        // SAFETY: the caller keeps the same contract.
         unsafe {
             (level.vector.quantize_q8)(
                 x,
@@ -71,7 +71,7 @@ impl Q8Buffer {
     /// # Safety
     /// As for [`Q8Buffer::rows`] and [`Q8Buffer::quantize`].
     pub unsafe fn copy_row(&self, row: usize, from: &Q8Buffer, from_row: usize, k: usize) {
-        // SAFETY: passed on.
+        // SAFETY: the caller keeps the same contract.
         unsafe {
             let source = from.rows(from_row, 1, k);
             self.codes.slice_mut(row * k, k).copy_from_slice(source.codes);
@@ -81,34 +81,34 @@ impl Q8Buffer {
     }
 }
 
-/// Activations in tiles, with room for the largest step.
+/// Buffer for activations in tiles ([`TileRows`]), sized for the largest step.
 pub struct TileBuffer(pub Shared<u16>);
 
 impl TileBuffer {
-    /// Room for `values` bf16.
+    /// Makes a buffer for `values` bf16.
     pub fn new(values: usize) -> Result<Self, BackendError> {
         Ok(Self(Shared::named(values, "activations in tiles")?))
     }
 
-    /// Values that it has room for.
+    /// Capacity in values.
     pub fn values(&self) -> usize {
         self.0.len()
     }
 
-    /// All of `rows` rows of `k` values that begin at `at`.
+    /// A matrix of `rows × k` values that begins at index `at`.
     ///
     /// # Safety
-    /// Nobody writes them while the view lives.
+    /// No thread writes them while the view lives.
     pub unsafe fn rows(&self, at: usize, rows: usize, k: usize, parts: usize) -> TileRows<'_> {
-        // SAFETY: passed on.
+        // SAFETY: the caller keeps the same contract.
         TileRows { rows, k, parts, data: unsafe { self.0.slice(at, parts * TileRows::part(rows, k)) } }
     }
 
-    /// The two parts of a piece (see [`TileRows::piece`]) of rows that begin at `at`: so many of so many values in so many
-    /// parts. The second is empty where there is one.
+    /// The high and low parts of a piece ([`TileRows::piece`]) of the matrix `(rows, k, parts)` that begins at index `at`. The
+    /// low part is empty if `parts` is 1.
     ///
     /// # Safety
-    /// Nobody else reads or writes that piece meanwhile.
+    /// No other thread reads or writes the piece at the same time.
     #[allow(clippy::mut_from_ref)] // as for [`Shared::slice_mut`]
     pub unsafe fn piece(
         &self,
@@ -119,7 +119,7 @@ impl TileBuffer {
     ) -> [&mut [u16]; 2] {
         let piece = TileRows::piece(rows, k, tile, slice);
         let low = if parts > 1 { piece.len() } else { 0 };
-        // SAFETY: passed on; parts lie apart.
+        // SAFETY: the caller keeps the same contract; the parts are disjoint.
         unsafe {
             [
                 self.0.slice_mut(at + piece.start, piece.len()),
@@ -129,7 +129,7 @@ impl TileBuffer {
     }
 }
 
-/// One step: everything that instructions read and write.
+/// Everything that the instructions of one step read and write.
 pub struct Step<'a> {
     pub level: &'static Level,
     pub threads: usize,
@@ -139,20 +139,20 @@ pub struct Step<'a> {
     pub arena: &'a Arena,
     pub q8: &'a [Q8Buffer],
     pub tiles: &'a [TileBuffer],
-    /// What tasks of an instruction put aside for the one that finishes last. All instructions have it, one after the other.
-    pub aside: &'a Shared<f32>,
+    /// Partial results of the tasks of one instruction, which the last task merges. All instructions share it.
+    pub split_scratch: &'a Shared<f32>,
     pub cache: Option<&'a Cache>,
     pub states: Option<&'a States>,
 }
 
 impl Step<'_> {
-    /// The sequence's part of the step that a row belongs to.
+    /// The segment (rows of one sequence) that contains `row`.
     pub fn segment_of(&self, row: usize) -> &Segment {
         let segments = &self.input.segments;
         &segments[segments.partition_point(|s| s.first_row + s.rows <= row)]
     }
 
-    /// Rows of a value in this step.
+    /// Number of rows of a value in this step.
     pub fn rows(&self, rows: Rows) -> usize {
         match rows {
             Rows::Tokens => self.input.tokens.len(),
@@ -166,87 +166,87 @@ impl Step<'_> {
     }
 }
 
-/// What a thread keeps for itself.
+/// Temporary memory of one thread; instructions may use it within a task.
 #[derive(Default)]
-pub struct Local {
-    /// For kernels.
-    pub scratch: Scratch,
-    /// For instructions.
+pub struct ThreadScratch {
+    /// Memory of kernels.
+    pub kernel: Scratch,
+    /// Any f32.
     pub floats: Vec<f32>,
-    /// The same.
+    /// Any u32.
     pub numbers: Vec<u32>,
-    /// Cached keys and values that lie apart.
+    /// Keys and values of the positions that sparse attention has selected, copied together.
     pub gathered: [Vec<u8>; 2],
 }
 
-/// Part of a program, done by all threads together in independent tasks.
+/// One instruction of a program, divided into independent tasks.
 ///
 /// # Safety
-/// Tasks of one instruction run at the same time on different threads: they must write disjoint memory and read nothing
-/// that another task of the instruction writes. Instructions run one after the other with a barrier between.
+/// Tasks of one instruction run concurrently. They must write disjoint memory and read nothing that another task of the
+/// instruction writes. Instructions run one after the other with a barrier between them.
 pub unsafe trait Instruction: Send + Sync {
-    /// The operation, for measurements.
+    /// Name of the operation in measurements.
     fn name(&self) -> &'static str;
 
     /// Number of tasks in this step.
     fn tasks(&self, step: &Step<'_>) -> usize;
 
-    /// Does one task.
+    /// Runs one task.
     ///
     /// # Safety
-    /// `task` is below [`Instruction::tasks`] and done once in the step, after all earlier instructions.
-    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local);
+    /// `task` is below [`Instruction::tasks`] and runs once in the step, after all earlier instructions.
+    unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch);
 
-    /// Whether the number of tasks is known before earlier instructions of the step have run.
+    /// Whether the number of tasks is known before the earlier instructions of the step have run.
     fn is_static(&self) -> bool {
         true
     }
 
-    /// Called once a step, before any instruction, by one thread.
+    /// One thread calls it once a step, before any instruction runs.
     fn prepare(&mut self, _step: &Step<'_>) {}
 
-    /// Bytes of weights or cache that a step reads, and multiply-adds, for measurements.
+    /// Bytes of weights or cache that the step reads, and its multiply-adds, for measurements.
     fn work(&self, _step: &Step<'_>) -> (u64, u64) {
         (0, 0)
     }
 }
 
-/// Runs a program's instructions on one of the pool's threads. `deal` was reset.
+/// Runs a program's instructions on one thread of the pool. The caller has reset `queue`.
 pub fn run(
     program: &[Box<dyn Instruction>],
-    deal: &Deal,
+    queue: &WorkQueue,
     step: &Step<'_>,
     worker: &Worker<'_>,
-    local: &mut Local,
+    scratch: &mut ThreadScratch,
 ) {
     let (mut at, mut round) = (0, 0);
     while at < program.len() {
         let tasks = program[at].tasks(step);
         if tasks == 0 && program[at].is_static() {
-            // Every thread sees the same: nothing to do, nothing to wait for.
+            // No tasks; all threads decide the same, so that no barrier is needed.
             at += 1;
             continue;
         }
         if tasks <= 1 {
-            // A run of small instructions: one thread does them all, for one barrier. An instruction whose tasks are not
-            // known before is a run alone: a thread that comes late still asks for them while the run goes on.
+            // One thread runs a group of small instructions, so that they share one barrier. An instruction whose number of
+            // tasks is not static forms a group alone: a late thread still asks for the number while the group runs.
             let few = |i: &dyn Instruction| i.is_static() && i.tasks(step) <= 1;
             let more = program[at + 1..].iter().take_while(|i| few(i.as_ref())).count();
             let more = if program[at].is_static() { more } else { 0 };
             let end = at + 1 + more;
-            if deal.first(round, worker.index()) {
+            if queue.claim_round(round, worker.index()) {
                 for instruction in &program[at..end] {
                     for task in 0..instruction.tasks(step) {
-                        // SAFETY: one thread does the run, in order; barriers keep earlier instructions before it.
-                        unsafe { instruction.run(task, step, local) };
+                        // SAFETY: one thread runs the group in order, behind the barrier of the earlier instructions.
+                        unsafe { instruction.run(task, step, scratch) };
                     }
                 }
             }
             at = end;
         } else {
-            deal.work(round, worker.index(), tasks, |task| {
-                // SAFETY: the deal gives each task to one thread; barriers keep earlier instructions before it.
-                unsafe { program[at].run(task, step, local) };
+            queue.run_tasks(round, worker.index(), tasks, |task| {
+                // SAFETY: the queue gives each task to one thread, behind the barrier of the earlier instructions.
+                unsafe { program[at].run(task, step, scratch) };
             });
             at += 1;
         }
@@ -255,18 +255,18 @@ pub fn run(
     }
 }
 
-/// Rows a task of an element-wise instruction handles, so that tasks are worth the claim.
-pub fn rows_a_task(cols: usize) -> usize {
+/// Rows of one task of an element-wise instruction; large enough that claiming a task costs little.
+pub fn rows_per_task(cols: usize) -> usize {
     (16384 / cols.max(1)).max(1)
 }
 
-/// The rows of a task, when a value's rows are dealt out in runs of [`rows_a_task`].
+/// The rows of a task, if each task has [`rows_per_task`] rows.
 pub fn task_rows(task: usize, place: &Place, step: &Step<'_>) -> std::ops::Range<usize> {
-    let each = rows_a_task(place.cols);
+    let each = rows_per_task(place.cols);
     task * each..((task + 1) * each).min(step.rows(place.rows))
 }
 
-/// Number of tasks to go with [`task_rows`].
+/// Number of tasks, if each has the rows of [`task_rows`].
 pub fn row_tasks(place: &Place, step: &Step<'_>) -> usize {
-    step.rows(place.rows).div_ceil(rows_a_task(place.cols))
+    step.rows(place.rows).div_ceil(rows_per_task(place.cols))
 }

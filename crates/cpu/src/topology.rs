@@ -1,47 +1,47 @@
-//! What processors this process may use, and which threads run where.
+//! The processors that the process may use, and the layout of threads on them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::affinity;
-use crate::quota::{self, MilliCpus};
+use crate::cgroup_quota::{self, MilliCpus};
 
-/// Threads at most: more than any machine has cores for, and few enough to be started on one that has two.
+/// Largest number of threads. No current machine has more cores, and a machine with two can still start them.
 const MAX_THREADS: usize = 512;
 
-/// Processors are numbered below this.
+/// Limit of processor numbers.
 const MAX_CPUS: usize = 1 << 16;
 
-/// Where facts about the machine are read.
+/// Source of facts about the machine; tests use a simulated one.
 #[derive(Debug, Clone)]
 pub struct System {
-    /// The folder that holds `proc` and `sys`; `/` but in tests.
+    /// Folder that holds `proc` and `sys`: `/`, except in tests.
     pub root: PathBuf,
-    /// The processors of a simulated machine's process.
+    /// Affinity of the process on a simulated machine.
     pub affinity: Option<Vec<usize>>,
 }
 
 impl System {
-    /// The machine this runs on.
+    /// The machine that this process runs on.
     pub fn real() -> Self {
         Self { root: "/".into(), affinity: None }
     }
 
-    /// What may change while the process runs, and is cheap to ask for: one call and a few small files.
+    /// Reads the limits that can change while the process runs: one system call and a few small files.
     pub fn limits(&self) -> Limits {
         let cpus = self.affinity.clone().or_else(affinity::get).filter(|cpus| !cpus.is_empty());
         let cpus = cpus.unwrap_or_else(|| {
             let count = std::thread::available_parallelism().map_or(1, usize::from);
             (0..count).collect()
         });
-        Limits { cpus, quota: quota::read(&self.root) }
+        Limits { cpus, quota: cgroup_quota::read(&self.root) }
     }
 
-    /// Bytes of the largest cache of a processor, where the system tells.
+    /// Size in bytes of the largest cache of processor 0, if the system tells.
     pub fn largest_cache(&self) -> Option<usize> {
         let entries = fs::read_dir(self.root.join("sys/devices/system/cpu/cpu0/cache")).ok()?;
-        // Such as `2048K`, the only unit in use.
+        // The kernel writes sizes as `2048K`, always in K.
         let size = |folder: PathBuf| -> Option<usize> {
             let text = fs::read_to_string(folder.join("size")).ok()?;
             text.trim().strip_suffix('K')?.parse::<usize>().ok()?.checked_mul(1024)
@@ -53,7 +53,7 @@ impl System {
         read_list(&self.root.join("sys/devices/system").join(path))
     }
 
-    /// The processors of each memory node, where the system tells.
+    /// The processors of each NUMA node, if the system tells.
     fn nodes(&self) -> Vec<BTreeSet<usize>> {
         let Ok(entries) = fs::read_dir(self.root.join("sys/devices/system/node")) else { return Vec::new() };
         let number = |name: String| name.strip_prefix("node")?.parse::<usize>().ok();
@@ -62,44 +62,44 @@ impl System {
         numbers.iter().filter_map(|n| self.list(&format!("node/node{n}/cpulist"))).collect()
     }
 
-    /// A name for the core that a processor is a thread of: its first sibling.
+    /// Identifies the physical core of a processor by the number of its first sibling.
     fn core(&self, cpu: usize) -> usize {
         let list = |name: &str| self.list(&format!("cpu/cpu{cpu}/topology/{name}"));
-        // The second name is that of older systems.
+        // Kernels before 5.2 use the second name.
         let siblings = list("core_cpus_list").or_else(|| list("thread_siblings_list"));
         siblings.and_then(|list| list.first().copied()).unwrap_or(cpu)
     }
 }
 
-/// What this process may use at a time.
+/// Limits of the process at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Processors that it may run on, in order; not empty.
+    /// Processors that the process may run on, in ascending order; not empty.
     pub cpus: Vec<usize>,
-    /// Time that control groups allow it.
+    /// Processor time that control groups allow the process.
     pub quota: Option<MilliCpus>,
 }
 
 /// The part of the machine that this process may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
-    /// Its memory nodes in order of their numbers; one at least.
+    /// NUMA nodes in order of their numbers; at least one.
     pub nodes: Vec<Node>,
-    /// Time that control groups allow the process.
+    /// Processor time that control groups allow the process.
     pub quota: Option<MilliCpus>,
 }
 
-/// Processors that are near the same memory.
+/// Processors of one NUMA node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Node {
-    /// Those that the process may use, in order.
+    /// Processors that the process may use, in ascending order.
     pub cpus: Vec<usize>,
-    /// Physical cores that they belong to.
+    /// Number of their physical cores.
     pub cores: usize,
 }
 
 impl Topology {
-    /// Sorts what `limits` leave of the machine into nodes and cores.
+    /// Groups the processors that `limits` allow by node and core.
     pub fn new(system: &System, limits: &Limits) -> Self {
         let online = system.list("cpu/online");
         let usable = |cpu: &usize| online.as_ref().is_none_or(|list| list.contains(cpu));
@@ -108,7 +108,7 @@ impl Topology {
             cpus.clone_from(&limits.cpus);
         }
         let known = system.nodes();
-        // What belongs to no node is counted to the first.
+        // A processor without a node counts as one of the first node.
         let home = |cpu: usize| known.iter().position(|node| node.contains(&cpu)).unwrap_or(0);
         let mut nodes: BTreeMap<usize, (Vec<usize>, BTreeSet<usize>)> = BTreeMap::new();
         for cpu in cpus {
@@ -120,38 +120,38 @@ impl Topology {
         Self { nodes: nodes.into_values().map(node).collect(), quota: limits.quota }
     }
 
-    /// Processors that may be used.
+    /// Number of usable processors.
     pub fn cpus(&self) -> usize {
         self.nodes.iter().map(|node| node.cpus.len()).sum()
     }
 
-    /// Physical cores that may be used.
+    /// Number of usable physical cores.
     pub fn cores(&self) -> usize {
         self.nodes.iter().map(|node| node.cores).sum()
     }
 
-    /// More threads than this would wait for each other.
+    /// Largest number of threads that can run at the same time.
     pub fn most_threads(&self) -> usize {
         let paid = self.quota.map_or(usize::MAX, |milli| usize::try_from(milli / 1000).unwrap_or(usize::MAX));
         self.cpus().min(paid).max(1)
     }
 
-    /// One thread a physical core, but no more than the quota pays for, rounded down: threads beyond it use it up early and
-    /// then all stand still until the next period, in the middle of a step.
+    /// One thread per physical core, at most the quota rounded down. More threads would use up the quota early, and the
+    /// kernel would then throttle all of them until the next period, in the middle of a step.
     pub fn default_threads(&self) -> usize {
         let paid = self.quota.map_or(usize::MAX, |milli| usize::try_from(milli / 1000).unwrap_or(usize::MAX));
         self.cores().min(paid).max(1)
     }
 
-    /// Places `wanted` threads, or as many as there should be; 512 at most.
-    pub fn layout(&self, wanted: Option<usize>) -> Layout {
-        let threads = wanted.unwrap_or_else(|| self.default_threads()).clamp(1, MAX_THREADS);
-        // Each node has threads by its cores; the boundaries are rounded, so that they add up.
+    /// Lays out `threads` threads, or [`Topology::default_threads`]; at most 512.
+    pub fn layout(&self, threads: Option<usize>) -> Layout {
+        let threads = threads.unwrap_or_else(|| self.default_threads()).clamp(1, MAX_THREADS);
+        // Nodes get threads in proportion to their cores. Rounding the bounds keeps the sum exact.
         let cores = self.cores().max(1);
         let (mut groups, mut before, mut placed) = (Vec::new(), 0, 0);
         for node in &self.nodes {
             before += node.cores;
-            // Rounded up: a few threads start at the first node.
+            // Rounded up, so that the first node gets the first thread.
             let end = (before * threads).div_ceil(cores);
             if end > placed {
                 groups.push(Group { threads: end - placed, cpus: node.cpus.clone() });
@@ -159,7 +159,7 @@ impl Topology {
             placed = end;
         }
         if groups.len() == 1 {
-            // Nothing is nearer than anything else: the system knows best.
+            // With one node, the system places threads best.
             groups[0].cpus.clear();
         }
         let paid = self.quota.is_none_or(|milli| threads as u64 * 1000 <= milli);
@@ -167,33 +167,33 @@ impl Topology {
     }
 }
 
-/// Which threads run where. Threads are numbered through the groups.
+/// Placement of threads. Their numbers run through the groups in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// One at least.
+    /// At least one.
     pub groups: Vec<Group>,
-    /// Whether there are more threads than processors or time for them: one that waits keeps another from working.
+    /// Whether there are more threads than processors or quota, so that a spinning thread keeps another from working.
     pub crowded: bool,
 }
 
-/// Threads that are near the same memory.
+/// Threads of one NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
-    /// Number of threads, one at least.
+    /// Number of threads, at least one.
     pub threads: usize,
-    /// Processors that they are kept on; none where they may run anywhere.
+    /// Processors that the threads are pinned to; empty if they may run anywhere.
     pub cpus: Vec<usize>,
 }
 
 impl Layout {
-    /// Groups of so many threads, each kept nowhere.
+    /// Makes groups of the given sizes, without pinning.
     #[cfg(test)]
     pub fn of(threads: &[usize]) -> Self {
         let groups = threads.iter().map(|&threads| Group { threads, cpus: Vec::new() }).collect();
         Self { groups, crowded: false }
     }
 
-    /// With `threads` of its threads, one at least, spread as these are.
+    /// Keeps `threads` of the threads, at least one, in proportion to the groups.
     pub fn with(&self, threads: usize) -> Self {
         let all = self.threads().max(1);
         let (mut groups, mut before, mut placed) = (Vec::new(), 0, 0);
@@ -208,20 +208,20 @@ impl Layout {
         Self { groups, crowded: self.crowded }
     }
 
-    /// All threads together.
+    /// Number of threads of all groups.
     pub fn threads(&self) -> usize {
         self.groups.iter().map(|group| group.threads).sum()
     }
 }
 
-/// The processor's name, as the system tells it.
+/// Name of the processor from `/proc/cpuinfo`, or the architecture.
 pub fn cpu_name() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
 }
 
-/// A file with numbers such as `0-3,8,10-11`.
+/// Reads a file in the kernel's list format, such as `0-3,8,10-11`.
 fn read_list(path: &Path) -> Option<BTreeSet<usize>> {
     parse_list(&fs::read_to_string(path).ok()?)
 }
@@ -241,12 +241,12 @@ fn parse_list(text: &str) -> Option<BTreeSet<usize>> {
 
 #[cfg(test)]
 pub mod simulated {
-    //! Machines made of files.
+    //! Simulated machines: `proc` and `sys` in a temporary folder.
 
     use super::*;
 
-    /// A machine of `nodes` nodes of `cores` cores; with `smt` each core has a second thread, numbered after all first ones, as
-    /// Linux does on x86.
+    /// Makes a machine of `nodes` nodes with `cores` cores each. With `smt`, each core has a second hardware thread, which is
+    /// numbered after all first threads, as on Linux on x86.
     pub fn machine(nodes: usize, cores: usize, smt: bool) -> (tempfile::TempDir, System) {
         let root = tempfile::tempdir().unwrap();
         let all = nodes * cores;
@@ -274,14 +274,14 @@ pub mod simulated {
         (root, system)
     }
 
-    /// Gives the process of a machine a part of its processors' time.
+    /// Sets the control-group quota of the process, as in `cpu.max`.
     pub fn set_quota(root: &tempfile::TempDir, max: &str) {
         write(root, "proc/self/mountinfo", "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
         write(root, "proc/self/cgroup", "0::/app\n");
         write(root, "sys/fs/cgroup/app/cpu.max", max);
     }
 
-    /// Writes a file of a machine.
+    /// Writes a file of the machine.
     pub fn write(root: &tempfile::TempDir, name: &str, text: &str) {
         let path = root.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();

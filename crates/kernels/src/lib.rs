@@ -330,8 +330,8 @@ pub struct AttendRun<'a> {
     pub values: KvRows<'a>,
     /// For each query row the first position that it sees and one past the last, counted from the run's first.
     pub visible: &'a [(usize, usize)],
-    /// How each query row's scores fall with distance (after the softcap), or nothing.
-    pub falls: &'a [Fall],
+    /// ALiBi bias of each query row, added after the softcap; empty without ALiBi.
+    pub alibi: &'a [AlibiBias],
     /// What is added to each query row's scores (after the softcap), [`RUN`] numbers a row, or nothing.
     pub shifts: &'a [f32],
     /// The keys that come next, or nothing: a hint.
@@ -340,12 +340,12 @@ pub struct AttendRun<'a> {
     pub softcap: Option<f32>,
 }
 
-/// A score falls by `slope` for each position between its key and `from`.
+/// ALiBi: subtracts `slope · |key − query position|` from a score.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Fall {
-    /// For each position.
+pub struct AlibiBias {
+    /// Slope of the head.
     pub slope: f32,
-    /// The query's position, counted from the run's first; it may lie outside.
+    /// Position of the query relative to the first key of the run; may lie outside of the run.
     pub from: f32,
 }
 
@@ -359,7 +359,7 @@ impl AttendRun<'_> {
         assert!(Some(self.q.len()) == g.checked_mul(self.keys.dim));
         assert!(Some(state.acc.len()) == g.checked_mul(self.values.dim));
         assert!(state.max.len() == g && state.sum.len() == g);
-        assert!(self.falls.is_empty() || self.falls.len() == g);
+        assert!(self.alibi.is_empty() || self.alibi.len() == g);
         assert!(self.shifts.is_empty() || self.shifts.len() == g * RUN);
         assert!(self.visible.iter().all(|&(from, to)| from <= n && to <= n));
     }

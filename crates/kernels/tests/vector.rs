@@ -1,7 +1,7 @@
 //! Vector kernels of every level against the portable ones.
 
 use puna_kernels::{
-    AttendRun, Fall, KvLayout, KvRows, KvType, Level, RUN, RunningSoftmax, ScoreRun, Scratch, levels,
+    AlibiBias, AttendRun, KvLayout, KvRows, KvType, Level, RUN, RunningSoftmax, ScoreRun, Scratch, levels,
 };
 
 use super::data::{Random, others};
@@ -288,8 +288,8 @@ fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mu
                 let mut visible: Vec<(usize, usize)> = (0..g).map(|h| (0, rows - h % rows)).collect();
                 visible[0] = (rows / 3, rows);
                 // With a query before, in and behind the run.
-                let fall = |h: usize| Fall { slope: 0.3 / (h + 1) as f32, from: h as f32 * 7.0 - 10.0 };
-                let falls: Vec<Fall> = (0..if g % 2 == 0 { g } else { 0 }).map(fall).collect();
+                let bias = |h: usize| AlibiBias { slope: 0.3 / (h + 1) as f32, from: h as f32 * 7.0 - 10.0 };
+                let alibi: Vec<AlibiBias> = (0..if g % 2 == 0 { g } else { 0 }).map(bias).collect();
                 let shifts = if g % 3 == 0 { random.normals(g * RUN) } else { Vec::new() };
                 visible[g - 1] = if g % 2 == 1 && g > 1 { (0, 0) } else { visible[g - 1] };
                 let run = AttendRun {
@@ -304,7 +304,7 @@ fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mu
                         data: &values,
                     },
                     visible: &visible,
-                    falls: &falls,
+                    alibi: &alibi,
                     shifts: &shifts,
                     next: &keys,
                     softcap: (g == 5).then_some(2.0),
@@ -347,9 +347,9 @@ fn a_query_row_gets_the_same_bits_alone_and_beside_others() {
             for h in 0..run.visible.len() {
                 let mut alone = before.row(h, dim);
                 let q = &run.q[h * run.keys.dim..][..run.keys.dim];
-                let falls = run.falls.get(h..=h).unwrap_or_default();
+                let alibi = run.alibi.get(h..=h).unwrap_or_default();
                 let shifts = run.shifts.get(h * RUN..(h + 1) * RUN).unwrap_or_default();
-                alone.attend(level, &AttendRun { q, visible: &run.visible[h..=h], falls, shifts, ..*run });
+                alone.attend(level, &AttendRun { q, visible: &run.visible[h..=h], alibi, shifts, ..*run });
                 assert!(alone == together.row(h, dim), "{} {what}: row {h}", level.name);
             }
         }
@@ -380,7 +380,7 @@ fn exponentials_of_scores_have_the_bits_of_others() {
                 keys: row(&keys, 1),
                 values: row(&identity, RUN),
                 visible: &[(0, RUN)],
-                falls: &[],
+                alibi: &[],
                 shifts: &[],
                 next: &[],
                 softcap: None,

@@ -9,7 +9,7 @@ use puna_graph::{
 use puna_quant::TensorType;
 
 use super::*;
-use crate::ops::attention::Work;
+use crate::ops::attention::AttentionTasks;
 use crate::topology::simulated::{machine, set_quota};
 
 const DIM: usize = 416;
@@ -68,7 +68,8 @@ struct Model {
 impl Model {
     fn new(system: System, threads: Option<usize>, level: &'static Level) -> Self {
         let mut backend =
-            CpuBackend::on(system, threads.map_or(Wanted::Automatic, Wanted::Exactly), level).unwrap();
+            CpuBackend::on(system, threads.map_or(ThreadCount::Automatic, ThreadCount::Exactly), level)
+                .unwrap();
         let shapes = [(DIM, VOCABULARY), (DIM, 2 * DIM), (DIM, 4 * DIM), (2 * DIM, DIM), (DIM, VOCABULARY)];
         backend.adopt(shapes.map(|(cols, rows)| weight(cols, rows)).into(), Vec::new()).unwrap();
         let layer = CacheLayer {
@@ -121,7 +122,7 @@ fn the_number_of_threads_follows_the_quota_and_changes_no_bit_of_the_answers() {
         for (i, (quota, threads)) in quotas.into_iter().enumerate() {
             set_quota(&root, &format!("{quota} 100000"));
             now += Duration::from_secs(2);
-            model.backend.follow(now);
+            model.backend.update_limits(now);
             assert_eq!(model.backend.describe().threads, threads, "{quota}");
             let rows = if i == 0 { PROMPT } else { 1 };
             let (want, got) = (alone.step(rows), model.step(rows));
@@ -133,13 +134,13 @@ fn the_number_of_threads_follows_the_quota_and_changes_no_bit_of_the_answers() {
     }
 }
 
-/// What the test above relies on: with some numbers of threads a token's tasks take several key heads, in one walk and in
-/// spans, with others one, and a block of many rows always one.
+/// A precondition of the test above: with few threads, the tasks of a token take several key heads, with and without splits; with
+/// more threads they take one, and a block of many rows always takes one.
 #[test]
 fn the_tasks_of_a_token_take_several_key_heads_where_threads_are_few() {
     let blocks = |rows, past, threads| {
         let segment = Segment { rows, past, pages: (0..16).collect(), ..Segment::default() };
-        Work::heads_of_blocks(&spec(), &[segment], threads)
+        AttentionTasks::heads_of_blocks(&spec(), &[segment], threads)
     };
     let pairs = |whole: bool| [vec![2; 6], vec![1]].concat().into_iter().map(move |heads| (heads, !whole));
     assert_eq!(blocks(1, PROMPT, 1), pairs(true).collect::<Vec<_>>());
@@ -149,7 +150,7 @@ fn the_tasks_of_a_token_take_several_key_heads_where_threads_are_few() {
 }
 
 #[test]
-fn what_cut_contexts_put_aside_is_planned_once_for_all_sizes() {
+fn split_scratch_is_planned_once_for_all_sizes() {
     let (_root, system) = machine(2, 2, true);
     let mut model = Model::new(system, Some(4), puna_kernels::best());
     let planned = model.backend.scratch_bytes();

@@ -1,7 +1,7 @@
-//! Which positions each token is given to attend to: scores of a small attention, of which the largest are taken.
+//! Top-k positions for sparse attention: the indexer scores all positions of a token, and the largest scores are selected.
 //!
-//! A task scores and chooses for one token. Where there are few tokens to choose for, each one's positions are cut into spans that have
-//! tasks of their own, and whoever finishes last chooses. A score is the same either way, and so is the choice.
+//! A task scores and selects for one token. With few tokens per thread, the positions of a token are split among tasks, and the task
+//! that finishes last selects. Scores do not depend on the split, so the selection does not either.
 
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,26 +12,26 @@ use puna_kernels::{RUN, ScoreRun, Scratch};
 use crate::cache::Kind;
 use crate::ops::attention::is_stored_rotated;
 use crate::ops::rotate::rotate;
-use crate::step::{Instruction, Local, Step};
+use crate::step::{Instruction, Step, ThreadScratch};
 
-/// Positions of a span, where there are several tasks a token. A multiple of [`RUN`].
-const SPAN: usize = 2048;
-/// Tokens a thread from which on each is one task.
-const ROWS_A_THREAD: usize = 2;
+/// Positions of a split. A multiple of [`RUN`].
+const SPLIT_LEN: usize = 2048;
+/// With fewer tokens per thread than this, the positions of a token are split.
+const MIN_ROWS_PER_THREAD: usize = 2;
 
-/// Chooses.
+/// Selects the top-k positions of each token.
 pub struct Choose {
     pub q: Place,
     pub weights: Option<Place>,
     pub out: Place,
     pub layer: usize,
     pub spec: ChoiceSpec,
-    pub work: Work,
+    pub tasks: Tasks,
 }
 
 /// The tasks of a step.
 #[derive(Default)]
-pub struct Work {
+pub struct Tasks {
     tasks: Vec<Task>,
     merges: Vec<Merge>,
     scores_len: usize,
@@ -41,51 +41,52 @@ pub struct Work {
 #[derive(Clone, Copy)]
 struct Task {
     segment: usize,
-    /// The token's row in the segment, and how many positions it sees.
+    /// Row of the token, relative to the segment, and number of positions that it sees.
     row: usize,
     seen: usize,
     from: usize,
     to: usize,
-    /// Of a token with several tasks.
+    /// Index of the merge, if the token has several tasks.
     merge: Option<usize>,
 }
 
 /// A token with several tasks.
 struct Merge {
-    /// Where its scores begin.
+    /// Offset of its scores in the split scratch.
     scores: usize,
-    /// Tasks that are not finished.
-    left: AtomicUsize,
+    /// Number of unfinished tasks.
+    unfinished: AtomicUsize,
 }
 
 impl Choose {
-    /// Tasks of those tokens for which something must be chosen.
-    fn plan(&self, step: &Step<'_>) -> Work {
+    /// Tasks of the tokens that see more positions than are selected.
+    fn plan(&self, step: &Step<'_>) -> Tasks {
         let ChoiceSpec { chosen, .. } = self.spec;
-        let mut work = Work::default();
+        let mut all = Tasks::default();
         let rows = step.input.segments.iter().enumerate().flat_map(|(segment, s)| {
             let each = self.spec.mask.pooled();
             let rows = (0..s.rows).map(move |row| (segment, row, (s.past + row + 1) / each));
             rows.filter(move |&(.., seen)| seen > chosen.room())
         });
         let scores: usize = rows.clone().map(|(.., seen)| chosen.lists * seen).sum();
-        let cut = step.threads > 1
-            && rows.clone().count() < step.threads * ROWS_A_THREAD
-            && scores <= step.aside.len();
+        let split_positions = step.threads > 1
+            && rows.clone().count() < step.threads * MIN_ROWS_PER_THREAD
+            && scores <= step.split_scratch.len();
         for (segment, row, seen) in rows {
-            let span = if cut { SPAN } else { seen };
-            let merge = (span < seen).then_some(work.merges.len());
-            let spans = (0..seen).step_by(span).map(|from| (from, seen.min(from + span)));
-            work.tasks.extend(spans.clone().map(|(from, to)| Task { segment, row, seen, from, to, merge }));
+            let len = if split_positions { SPLIT_LEN } else { seen };
+            let merge = (len < seen).then_some(all.merges.len());
+            let splits = (0..seen).step_by(len).map(|from| (from, seen.min(from + len)));
+            all.tasks.extend(splits.clone().map(|(from, to)| Task { segment, row, seen, from, to, merge }));
             if merge.is_some() {
-                work.merges.push(Merge { scores: work.scores_len, left: AtomicUsize::new(spans.count()) });
-                work.scores_len += chosen.lists * seen;
+                all.merges
+                    .push(Merge { scores: all.scores_len, unfinished: AtomicUsize::new(splits.count()) });
+                all.scores_len += chosen.lists * seen;
             }
         }
-        work
+        all
     }
 
-    /// Scores of a task's positions, `to[list · seen + position]` counted from the first of them.
+    /// Computes the scores of the positions of a task, run by run: calls `to(list, first position, scores)`.
     fn score(
         &self,
         task: Task,
@@ -97,7 +98,7 @@ impl Choose {
         let ChoiceSpec { rectified, chosen, dim, .. } = self.spec;
         let s = &step.input.segments[task.segment];
         let row = s.first_row + task.row;
-        // SAFETY: computed before a barrier.
+        // SAFETY: an earlier instruction computed it, behind a barrier.
         let (q, weights) = unsafe {
             let weights = self.weights.as_ref().map(|weights| step.arena.row(weights, row));
             (step.arena.row(&self.q, row), weights.unwrap_or_default())
@@ -111,7 +112,7 @@ impl Choose {
         while at < task.to {
             let rows = RUN.min(task.to - at);
             let places: Vec<_> = (at..at + rows).map(|row| cache.place_of(self.layer, s, row)).collect();
-            // SAFETY: written before a barrier; nobody writes these positions now.
+            // SAFETY: an earlier instruction wrote them, behind a barrier; no task writes them.
             let keys = unsafe { cache.gathered(self.layer, Kind::Key, 0, &places, gathered) };
             let run = ScoreRun { q: &q, keys, weights, summed: self.spec.heads_of_list(), rectified };
             (step.level.vector.score)(&run, &mut sums, scratch);
@@ -120,70 +121,71 @@ impl Choose {
         }
     }
 
-    /// The lists of a task's token, of its scores list by list.
-    fn choose(&self, task: Task, step: &Step<'_>, scores: &mut [f32], keys: &mut Vec<u32>) {
+    /// Selects the positions of a token from its scores, list by list, and writes the lists.
+    fn select(&self, task: Task, step: &Step<'_>, scores: &mut [f32], keys: &mut Vec<u32>) {
         let ChoiceSpec { chosen, near, .. } = self.spec;
         let s = &step.input.segments[task.segment];
-        // SAFETY: a token's lists are written once.
+        // SAFETY: one task writes the lists of a token.
         let lists = unsafe { step.arena.row_mut(&self.out, s.first_row + task.row) };
         for (scores, list) in scores.chunks_exact_mut(task.seen).zip(lists.chunks_exact_mut(chosen.count)) {
-            let scores = of_blocks(scores, chosen.block);
+            let scores = block_maxima(scores, chosen.block);
             let far = scores.len().saturating_sub(near);
             scores[far..].fill(f32::INFINITY);
-            let mut numbers = largest(scores, chosen.count, keys);
+            let mut numbers = top_k(scores, chosen.count, keys);
             list.fill_with(|| Chosen::entry(numbers.next().unwrap_or(Chosen::NONE)));
         }
     }
 }
 
-// SAFETY: a task writes scores that are its own; a token's lists are written by whoever finishes last.
+// SAFETY: a task writes its own scores, and the lists of a token only if it finishes last.
 unsafe impl Instruction for Choose {
     fn name(&self) -> &'static str {
         "choose"
     }
 
     fn prepare(&mut self, step: &Step<'_>) {
-        self.work = self.plan(step);
+        self.tasks = self.plan(step);
     }
 
     fn tasks(&self, _: &Step<'_>) -> usize {
-        self.work.tasks.len()
+        self.tasks.tasks.len()
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
-        let task = self.work.tasks[task];
+    unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
+        let task = self.tasks.tasks[task];
         let len = self.spec.chosen.lists * task.seen;
-        let Some(merge) = task.merge.map(|merge| &self.work.merges[merge]) else {
-            let scores = &mut local.floats;
+        let Some(merge) = task.merge.map(|merge| &self.tasks.merges[merge]) else {
+            let scores = &mut scratch.floats;
             scores.resize(len, 0.0);
-            self.score(task, step, (&mut local.scratch, &mut local.gathered[0]), |list, at, sums| {
+            self.score(task, step, (&mut scratch.kernel, &mut scratch.gathered[0]), |list, at, sums| {
                 scores[list * task.seen + at..][..sums.len()].copy_from_slice(sums);
             });
-            return self.choose(task, step, scores, &mut local.numbers);
+            return self.select(task, step, scores, &mut scratch.numbers);
         };
-        self.score(task, step, (&mut local.scratch, &mut local.gathered[0]), |list, at, sums| {
-            // SAFETY: positions of a token belong to one task.
-            let scores = unsafe { step.aside.slice_mut(merge.scores + list * task.seen + at, sums.len()) };
+        self.score(task, step, (&mut scratch.kernel, &mut scratch.gathered[0]), |list, at, sums| {
+            // SAFETY: each position of a token belongs to one task.
+            let scores =
+                unsafe { step.split_scratch.slice_mut(merge.scores + list * task.seen + at, sums.len()) };
             scores.copy_from_slice(sums);
         });
-        // Whoever finishes last sees what the others wrote.
-        if merge.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // SAFETY: every span is written, and this is the only task that goes on with them.
-            let scores = unsafe { step.aside.slice_mut(merge.scores, len) };
-            self.choose(task, step, scores, &mut local.numbers);
+        // AcqRel: the last task sees the scores of the others.
+        if merge.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // SAFETY: all splits are written, and only this task uses them now.
+            let scores = unsafe { step.split_scratch.slice_mut(merge.scores, len) };
+            self.select(task, step, scores, &mut scratch.numbers);
         }
     }
 
     fn work(&self, step: &Step<'_>) -> (u64, u64) {
         let Some(cache) = step.cache else { return (0, 0) };
-        let positions: usize = self.work.tasks.iter().map(|task| task.to - task.from).sum();
+        let positions: usize = self.tasks.tasks.iter().map(|task| task.to - task.from).sum();
         let each = self.spec.heads * self.spec.dim;
         ((positions * cache.row_bytes(self.layer)) as u64, (positions * each) as u64)
     }
 }
 
-/// The largest score of each block of positions, in the place of the first ones.
-fn of_blocks(scores: &mut [f32], block: usize) -> &mut [f32] {
+/// Reduces scores to the largest of each block of positions, in place.
+fn block_maxima(scores: &mut [f32], block: usize) -> &mut [f32] {
     let count = scores.len().div_ceil(block);
     for i in 0..if block > 1 { count } else { 0 } {
         let end = scores.len().min((i + 1) * block);
@@ -192,8 +194,8 @@ fn of_blocks(scores: &mut [f32], block: usize) -> &mut [f32] {
     &mut scores[..count]
 }
 
-/// Numbers of the `count` largest scores (one or more), ascending; of equal ones the first. They are found without sorting all.
-fn largest<'a>(scores: &'a [f32], count: usize, keys: &mut Vec<u32>) -> impl Iterator<Item = u32> + use<'a> {
+/// Indices of the `count` largest scores (at least one), in ascending order; of equal scores the first ones. Uses partial selection.
+fn top_k<'a>(scores: &'a [f32], count: usize, keys: &mut Vec<u32>) -> impl Iterator<Item = u32> + use<'a> {
     keys.clear();
     keys.extend(scores.iter().map(|&score| key(score)));
     let (mut least, mut ties) = (0, scores.len());
@@ -228,7 +230,7 @@ mod tests {
     use super::*;
 
     fn chosen(scores: &[f32], count: usize) -> Vec<u32> {
-        largest(scores, count, &mut Vec::new()).collect()
+        top_k(scores, count, &mut Vec::new()).collect()
     }
 
     #[test]
@@ -263,9 +265,9 @@ mod tests {
     #[test]
     fn a_block_is_as_good_as_its_best_position() {
         let mut scores = [1.0, -2.0, f32::NAN, -5.0, -4.0, -6.0, 0.5];
-        assert_eq!(of_blocks(&mut scores, 3), [1.0, -4.0, 0.5]);
+        assert_eq!(block_maxima(&mut scores, 3), [1.0, -4.0, 0.5]);
         let mut scores = [1.0, -2.0];
-        assert_eq!(of_blocks(&mut scores, 1), [1.0, -2.0]);
-        assert_eq!(of_blocks(&mut scores, 9), [1.0]);
+        assert_eq!(block_maxima(&mut scores, 1), [1.0, -2.0]);
+        assert_eq!(block_maxima(&mut scores, 9), [1.0]);
     }
 }

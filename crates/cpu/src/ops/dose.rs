@@ -3,7 +3,7 @@
 use puna_graph::Place;
 
 use super::elementwise::own_row;
-use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
+use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
 /// `dose · x`.
 pub struct Dose {
@@ -22,7 +22,7 @@ unsafe impl Instruction for Dose {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.out, step) {
             // SAFETY: rows belong to one task.
             let out = unsafe { own_row(step, &self.x, &self.out, row) };
@@ -50,7 +50,7 @@ unsafe impl Instruction for Steer {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.out, step) {
             // SAFETY: rows belong to one task.
             let out = unsafe { own_row(step, &self.x, &self.out, row) };

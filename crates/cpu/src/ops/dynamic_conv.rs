@@ -2,7 +2,7 @@
 
 use puna_graph::Place;
 
-use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
+use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
 /// Mixes each token with those before it.
 pub struct DynamicConv {
@@ -14,7 +14,7 @@ pub struct DynamicConv {
     pub constant: Vec<f32>,
 }
 
-// SAFETY: a task writes rows of the result that are its own.
+// SAFETY: a task writes its own rows of the result.
 unsafe impl Instruction for DynamicConv {
     fn name(&self) -> &'static str {
         "dynamic_conv"
@@ -24,7 +24,7 @@ unsafe impl Instruction for DynamicConv {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let taps = self.constant.len() / self.x.cols;
         let groups = self.own.cols / taps;
         for row in task_rows(task, &self.out, step) {
@@ -35,7 +35,7 @@ unsafe impl Instruction for DynamicConv {
             let rows = (segment.first_row..=row).rev();
             let taps = self.constant.chunks_exact(self.x.cols).zip(own.chunks_exact(groups));
             for (from, (constant, own)) in rows.zip(taps) {
-                // SAFETY: computed before a barrier.
+                // SAFETY: an earlier instruction computed it, behind a barrier.
                 let x = unsafe { step.arena.row(&self.x, from) };
                 let each = x.len() / groups;
                 let pairs = x.chunks_exact(each).zip(constant.chunks_exact(each)).zip(own);

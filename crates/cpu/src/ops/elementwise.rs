@@ -3,7 +3,7 @@
 use puna_graph::{Activation, Glu, Place, Temperature};
 use puna_kernels::Level;
 
-use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
+use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
 /// What is done to each element.
 pub enum Unary {
@@ -38,7 +38,7 @@ unsafe impl Instruction for Map {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.out, step) {
             // SAFETY: rows belong to one task.
             let out = unsafe { own_row(step, &self.x, &self.out, row) };
@@ -108,7 +108,7 @@ unsafe impl Instruction for Resize {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let squares = |row: &[f32]| row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
         for row in task_rows(task, &self.out, step) {
             // SAFETY: rows belong to one task.
@@ -128,7 +128,7 @@ pub struct Concat {
     pub out: Place,
 }
 
-// SAFETY: a task writes rows of the result that are its own.
+// SAFETY: a task writes its own rows of the result.
 unsafe impl Instruction for Concat {
     fn name(&self) -> &'static str {
         "concat"
@@ -138,7 +138,7 @@ unsafe impl Instruction for Concat {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.out, step) {
             // SAFETY: each row belongs to one task; the planner keeps inputs apart from the result.
             unsafe {
@@ -168,7 +168,7 @@ unsafe impl Instruction for Mul {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.out, step) {
             // SAFETY: rows belong to one task.
             let out = unsafe { own_row(step, &self.x, &self.out, row) };
@@ -194,7 +194,7 @@ pub unsafe fn own_row<'a>(step: &'a Step<'_>, x: &Place, out: &Place, row: usize
         // SAFETY: passed on; values that differ in place do not overlap.
         unsafe { step.arena.row_mut(out, row).copy_from_slice(step.arena.row(x, row)) }
     }
-    // SAFETY: passed on.
+    // SAFETY: the caller keeps the same contract.
     unsafe { step.arena.row_mut(out, row) }
 }
 
@@ -215,7 +215,7 @@ unsafe impl Instruction for Add {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.out, step) {
             // SAFETY: rows belong to one task.
             let out = unsafe { own_row(step, &self.a, &self.out, row) };
@@ -243,7 +243,7 @@ unsafe impl Instruction for GluRows {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.out, step) {
             // SAFETY: rows belong to one task.
             let out = unsafe { own_row(step, &self.gate, &self.out, row) };

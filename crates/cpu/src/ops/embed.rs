@@ -2,7 +2,7 @@
 
 use puna_graph::{Index, Place, Weight};
 
-use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
+use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
 /// A table, whose rows are dequantized.
 pub struct Table {
@@ -34,7 +34,7 @@ pub struct Embed {
     pub out: Place,
 }
 
-// SAFETY: a task writes rows of the result that are its own.
+// SAFETY: a task writes its own rows of the result.
 unsafe impl Instruction for Embed {
     fn name(&self) -> &'static str {
         "embed"
@@ -44,7 +44,7 @@ unsafe impl Instruction for Embed {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let table = step.weight(self.table.weight);
         for row in task_rows(task, &self.out, step) {
             let entry = match self.index {
@@ -66,7 +66,7 @@ pub struct EmbedListed {
     pub out: Place,
 }
 
-// SAFETY: a task writes rows of the result that are its own.
+// SAFETY: a task writes its own rows of the result.
 unsafe impl Instruction for EmbedListed {
     fn name(&self) -> &'static str {
         "embed"
@@ -76,7 +76,7 @@ unsafe impl Instruction for EmbedListed {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let table = step.weight(self.table.weight);
         for row in task_rows(task, &self.out, step) {
             // SAFETY: each row belongs to one task; the planner keeps numbers and result apart.
@@ -102,7 +102,7 @@ pub struct Given {
     pub out: Place,
 }
 
-// SAFETY: a task writes rows of the result that are its own.
+// SAFETY: a task writes its own rows of the result.
 unsafe impl Instruction for Given {
     fn name(&self) -> &'static str {
         "given"
@@ -112,7 +112,7 @@ unsafe impl Instruction for Given {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let cols = self.out.cols;
         for row in task_rows(task, &self.out, step) {
             // SAFETY: each row belongs to one task.
@@ -128,7 +128,7 @@ pub struct GatherOutputs {
     pub out: Place,
 }
 
-// SAFETY: a task writes rows of the result that are its own.
+// SAFETY: a task writes its own rows of the result.
 unsafe impl Instruction for GatherOutputs {
     fn name(&self) -> &'static str {
         "gather_outputs"
@@ -138,7 +138,7 @@ unsafe impl Instruction for GatherOutputs {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.out, step) {
             let from = step.input.outputs[row] as usize;
             // SAFETY: each row belongs to one task; the planner keeps `x` and `out` apart.

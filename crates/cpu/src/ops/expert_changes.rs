@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use puna_kernels::{Acts, OutMut, Scratch, WeightRows};
 
-use super::moe::{ExpertMatrix, Mixture, SLOTS_A_TASK};
+use super::moe::{ExpertMatrix, Mixture, SLOTS_PER_TASK};
 use crate::memory::Shared;
-use crate::step::{Instruction, Local, Step};
+use crate::step::{Instruction, Step, ThreadScratch};
 
 /// One change, of all experts.
 pub struct ExpertChange {
@@ -50,7 +50,7 @@ impl AddChanges {
     /// It was written before a barrier, and nobody writes it now.
     unsafe fn input<'a>(&'a self, slot: usize, step: &'a Step<'_>) -> &'a [f32] {
         let m = &*self.mixture;
-        // SAFETY: passed on.
+        // SAFETY: the caller keeps the same contract.
         unsafe {
             match self.part {
                 Part::Gate | Part::Up => step.arena.row(&m.x, m.state.tokens.slice(slot, 1)[0] as usize),
@@ -67,14 +67,14 @@ unsafe impl Instruction for AddChanges {
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {
-        self.mixture.slots(step).div_ceil(SLOTS_A_TASK)
+        self.mixture.slots(step).div_ceil(SLOTS_PER_TASK)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
-        let (m, Local { scratch, floats, .. }) = (&*self.mixture, local);
-        for slot in task * SLOTS_A_TASK..((task + 1) * SLOTS_A_TASK).min(m.slots(step)) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
+        let (m, ThreadScratch { kernel, floats, .. }) = (&*self.mixture, scratch);
+        for slot in task * SLOTS_PER_TASK..((task + 1) * SLOTS_PER_TASK).min(m.slots(step)) {
             let expert = m.matrix_of(m.expert_of(slot));
-            // SAFETY: written before a barrier.
+            // SAFETY: an earlier instruction wrote it, behind a barrier.
             let token = unsafe { m.state.tokens.slice(slot, 1)[0] as usize };
             for ExpertChange { down, up, scale, adapter } in &self.changes {
                 let by = scale * step.input.dose(*adapter, m.x.rows, token);
@@ -83,8 +83,8 @@ unsafe impl Instruction for AddChanges {
                 // SAFETY: inputs and products were written before a barrier; each slot belongs to one task.
                 let (x, out) =
                     unsafe { (self.input(slot, step), self.products().slice_mut(slot * up.n, up.n)) };
-                multiply(down, expert, x, thin, step, scratch);
-                multiply(up, expert, thin, wide, step, scratch);
+                multiply(down, expert, x, thin, step, kernel);
+                multiply(up, expert, thin, wide, step, kernel);
                 out.iter_mut().zip(wide).for_each(|(y, change)| *y += by * *change);
             }
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use puna_kernels::{Acts, LinearKernel, SLICE, STREAM_ROWS, TILE_ROWS, TileForm, TileRows, slice_len};
 
 use crate::ops::moe::Mixture;
-use crate::step::{Instruction, Local, Step, TileBuffer};
+use crate::step::{Instruction, Step, ThreadScratch, TileBuffer};
 
 /// Which of an expert's two inputs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl Mixture {
         let form = self.tile_form(side).filter(|_| kernel.tiles.is_some() && rows > kernel.stream_rows)?;
         let before = (0..expert).map(|e| self.tiles_of(e)).sum();
         let (k, at) = self.tile_place(side, before, form.parts);
-        // SAFETY: passed on.
+        // SAFETY: the caller keeps the same contract.
         Some(Acts::Tiles(unsafe { self.tile_buffer(side).rows(at, rows, k, form.parts) }))
     }
 }
@@ -98,7 +98,7 @@ unsafe impl Instruction for TileSlots {
         if tokens <= STREAM_ROWS { 0 } else { tiles_at_most(tokens * self.0.spec.used, self.0.spec.experts) }
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
         let m = &*self.0;
         let Some(form) = m.tile_form(self.1) else { return };
         let Some((expert, before, tile)) = self.locate(task) else { return };
@@ -106,12 +106,12 @@ unsafe impl Instruction for TileSlots {
         let first = slots.start + tile * TILE_ROWS;
         let count = (slots.end - first).min(TILE_ROWS);
         let (k, at) = m.tile_place(self.1, before, form.parts);
-        local.floats.resize(TILE_ROWS * SLICE, 0.0);
+        scratch.floats.resize(TILE_ROWS * SLICE, 0.0);
         for slice in 0..k.div_ceil(SLICE) {
             let len = slice_len(k, slice);
             // SAFETY: inputs were computed before a barrier; tiles do not overlap and each belongs to one task.
             unsafe {
-                for (row, to) in local.floats.chunks_exact_mut(SLICE).enumerate().take(count) {
+                for (row, to) in scratch.floats.chunks_exact_mut(SLICE).enumerate().take(count) {
                     let from = match self.1 {
                         Side::Input => {
                             let token = m.state.tokens.slice(first + row, 1)[0] as usize;
@@ -123,7 +123,7 @@ unsafe impl Instruction for TileSlots {
                 }
                 let to = m.tile_buffer(self.1);
                 let [high, low] = to.piece(at, (slots.len(), k, form.parts), tile, slice);
-                (form.interleave)(&local.floats, SLICE, count, len, high, low);
+                (form.interleave)(&scratch.floats, SLICE, count, len, high, low);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use puna_graph::{Chosen, GramSpec, Place, Segment};
 
 use crate::ops::recurrent::begun;
-use crate::step::{Instruction, Local, Step};
+use crate::step::{Instruction, Step, ThreadScratch};
 
 /// Rows of n-grams. The state has the ids before the next token's, the latest first, each as the bits of one more than it; zero
 /// stands for none.
@@ -43,11 +43,11 @@ unsafe impl Instruction for Grams {
         step.input.segments.len()
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
         let s = &step.input.segments[task];
         // SAFETY: the sequence belongs to this task.
         let state = unsafe { begun(step, s, self.spec.state, 0, self.spec.values()) };
-        let ids = &mut local.numbers;
+        let ids = &mut scratch.numbers;
         ids.resize(self.spec.multipliers.len(), 0);
         for (row, &id) in (s.first_row..).zip(self.tokens(step, s)) {
             self.take(id, state, ids);

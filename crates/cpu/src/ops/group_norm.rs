@@ -2,7 +2,7 @@
 
 use puna_graph::Place;
 
-use crate::step::{Instruction, Local, Step};
+use crate::step::{Instruction, Step, ThreadScratch};
 
 /// Normalises groups of columns over all tokens of a sequence.
 pub struct GroupNorm {
@@ -26,13 +26,13 @@ unsafe impl Instruction for GroupNorm {
         step.input.segments.len() * self.groups
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let s = &step.input.segments[task / self.groups];
         let each = self.x.cols / self.groups;
         let first = task % self.groups * each;
         let columns = first..first + each;
         let rows = s.first_row..s.first_row + s.rows;
-        // SAFETY: computed before a barrier.
+        // SAFETY: an earlier instruction computed it, behind a barrier.
         let of = |row| unsafe { &step.arena.row(&self.x, row)[columns.clone()] };
         let count = (s.rows * each) as f64;
         let sum =

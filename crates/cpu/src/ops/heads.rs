@@ -4,7 +4,7 @@ use puna_graph::Place;
 use puna_kernels::{Acts, OutMut, WeightRows};
 
 use crate::ops::moe::ExpertMatrix;
-use crate::step::{Instruction, Local, Step};
+use crate::step::{Instruction, Step, ThreadScratch};
 
 /// Rows of activations that a task takes: so many that it pays to expand a head's matrix, so few that they stay in the cache.
 const ROWS_A_TASK: usize = 128;
@@ -64,13 +64,13 @@ unsafe impl Instruction for LinearOfHeads {
         self.heads * step.rows(self.x.rows).div_ceil(ROWS_A_TASK)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
         let (m, rows) = (&self.matrix, step.rows(self.x.rows));
         let each = rows.div_ceil(ROWS_A_TASK);
         let (head, first) = (task / each, task % each * ROWS_A_TASK);
         let count = ROWS_A_TASK.min(rows - first);
-        // SAFETY: passed on.
-        let acts = unsafe { self.gather((head, first, count), step, &mut local.floats) };
+        // SAFETY: the caller keeps the same contract.
+        let acts = unsafe { self.gather((head, first, count), step, &mut scratch.floats) };
         let data = &step.weight(m.w)[head * m.each * m.row_bytes..][..m.n * m.row_bytes];
         let w = WeightRows { ty: m.ty, rows: m.n, k: m.k, data };
         let start = self.out.start + first * self.out.stride + head * (self.out.cols / self.heads);
@@ -78,7 +78,7 @@ unsafe impl Instruction for LinearOfHeads {
         // SAFETY: the window is in bounds, and tasks write disjoint rows and heads of the result.
         let out = unsafe { OutMut::from_raw(base, self.out.stride, count, m.n) };
         // All tasks of a step take the same path, the last with its few rows too.
-        (m.kernel.for_rows(rows))(w, acts, out, &mut local.scratch);
+        (m.kernel.for_rows(rows))(w, acts, out, &mut scratch.kernel);
     }
 
     fn work(&self, step: &Step<'_>) -> (u64, u64) {

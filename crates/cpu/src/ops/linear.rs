@@ -1,25 +1,25 @@
-//! Products with weight matrices: weight rows are dealt out in runs, all activation rows at once.
+//! Products with weight matrices. A task multiplies consecutive weight rows with all activation rows.
 
 use puna_graph::Place;
 use puna_kernels::{Acts, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows};
 use puna_quant::TensorType;
 
 use crate::ops::norm::Tiled;
-use crate::step::{Instruction, Local, Step};
+use crate::step::{Instruction, Step, ThreadScratch};
 
-/// Bytes of weights that a task reads when weights are streamed: large enough for the prefetcher, small enough that a slow
-/// thread holds nobody up.
+/// Bytes of weights per task if weights are streamed: large enough for the prefetcher, small enough that a slow thread does not
+/// delay the step.
 const STREAM_BYTES: usize = 48 << 10;
 
-/// Weight rows that streaming tasks take a multiple of: whole cache lines of results.
+/// Weight rows per streaming task are a multiple of this: whole cache lines of results.
 const STREAM_UNIT: usize = 16;
 
-/// One matrix.
+/// One weight matrix and its result.
 pub struct Matrix {
     pub w: usize,
     pub ty: TensorType,
     pub kernel: LinearKernel,
-    /// Rows of the matrix: columns of the result.
+    /// Rows of the matrix, which are columns of the result.
     pub n: usize,
     pub row_bytes: usize,
     pub scale: f32,
@@ -28,18 +28,17 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Weight rows a task takes with `rows` rows of activations.
-    pub fn rows_a_task(&self, rows: usize, threads: usize) -> usize {
+    /// Weight rows per task for `rows` activation rows.
+    pub fn rows_per_task(&self, rows: usize, threads: usize) -> usize {
         let streams = rows <= self.kernel.stream_rows;
         let unit = if streams { STREAM_UNIT } else { self.kernel.panel_rows.max(1) };
         let rows = if streams {
-            // Each call brings the activations into the order of the format: the more there are, the more weights it is to take.
+            // Each call reorders the activations for the format, so more activation rows need more weight rows per call.
             let least = STREAM_BYTES / self.row_bytes.max(1);
             (least * rows).min((self.n / (threads * 4)).max(least))
         } else {
-            // Enough tasks that threads finish together, and enough rows that the activations, which each call
-            // packs for itself, are packed rarely.
-            // Tiles are packed once for all: there more threads count for more.
+            // Enough tasks that threads finish together, but enough rows per task to amortise the packing of activations,
+            // which each call repeats. Tiles are packed once for all calls, so tasks can be smaller.
             let least = if self.kernel.tiles.is_some() { unit } else { 4 * unit };
             (self.n / (threads * 4)).clamp(least, 16 * unit)
         };
@@ -47,14 +46,14 @@ impl Matrix {
     }
 }
 
-/// Several matrices with the same input.
+/// Several weight matrices with the same input.
 pub struct LinearGroup {
     pub matrices: Vec<Matrix>,
     pub x: Place,
     pub k: usize,
-    /// The rounded input, where the kernels want it so.
+    /// Buffer of the input quantized to 8 bits, if the kernels take that.
     pub q8: Option<usize>,
-    /// The input in tiles, where the kernels for many rows want it so.
+    /// The input in tiles, if the kernels for many rows take that.
     pub tiles: Option<Tiled>,
 }
 
@@ -63,14 +62,14 @@ impl LinearGroup {
     fn acts<'a>(&self, step: &'a Step<'_>) -> Acts<'a> {
         let rows = step.rows(self.x.rows);
         if let Some(tiled) = self.tiles.filter(|_| rows > STREAM_ROWS) {
-            // SAFETY: interleaved before a barrier; nobody writes it now.
+            // SAFETY: an earlier instruction wrote it, behind a barrier; no task writes it.
             return Acts::Tiles(unsafe { step.tiles[tiled.buffer].rows(0, rows, self.k, tiled.form.parts) });
         }
         match self.q8 {
-            // SAFETY: rounded before a barrier; nobody writes it now.
+            // SAFETY: an earlier instruction wrote it, behind a barrier; no task writes it.
             Some(buffer) => Acts::Q8(unsafe { step.q8[buffer].rows(0, rows, self.k) }),
             None => {
-                // SAFETY: the input was computed before a barrier and the planner keeps results apart from it.
+                // SAFETY: an earlier instruction computed it, behind a barrier; the planner keeps results apart from it.
                 let x = unsafe { step.arena.slice(self.x.start, rows * self.k) };
                 Acts::F32 { rows, k: self.k, x }
             }
@@ -78,7 +77,7 @@ impl LinearGroup {
     }
 }
 
-// SAFETY: a task writes columns of the results that are its own.
+// SAFETY: a task writes its own columns of the results.
 unsafe impl Instruction for LinearGroup {
     fn name(&self) -> &'static str {
         "linear"
@@ -89,14 +88,14 @@ unsafe impl Instruction for LinearGroup {
         if rows == 0 {
             return 0;
         }
-        self.matrices.iter().map(|m| m.n.div_ceil(m.rows_a_task(rows, step.threads))).sum()
+        self.matrices.iter().map(|m| m.n.div_ceil(m.rows_per_task(rows, step.threads))).sum()
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
         let rows = step.rows(self.x.rows);
         let mut task = task;
         for m in &self.matrices {
-            let each = m.rows_a_task(rows, step.threads);
+            let each = m.rows_per_task(rows, step.threads);
             let tasks = m.n.div_ceil(each);
             if task < tasks {
                 let first = task * each;
@@ -107,7 +106,7 @@ unsafe impl Instruction for LinearGroup {
                     rows,
                     self.acts(step),
                     step,
-                    &mut local.scratch,
+                    &mut scratch.kernel,
                 );
             }
             task -= tasks;
@@ -122,7 +121,7 @@ unsafe impl Instruction for LinearGroup {
     }
 }
 
-/// Weight rows `first .. first + count` times all rows of `acts`.
+/// Multiplies weight rows `first .. first + count` with all rows of `acts`.
 fn multiply(
     m: &Matrix,
     first: usize,

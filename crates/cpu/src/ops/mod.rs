@@ -1,4 +1,4 @@
-//! Instructions: how each operation is cut into tasks and done with the level's kernels.
+//! Instructions: each file divides one kind of operation into tasks and computes them with the kernels of the level.
 
 pub mod attention;
 pub mod choose;

@@ -1,4 +1,6 @@
-//! Mixtures of experts: rows are grouped by expert, so that each chosen expert's weights are read once.
+//! Mixture of experts. Rows are grouped by expert, so that a step reads the weights of each selected expert once.
+//!
+//! Instructions: [`Route`], [`Gather`], [`GateUp`], [`Unit`], [`Down`], [`Combine`].
 
 use std::sync::Arc;
 
@@ -9,71 +11,71 @@ use puna_quant::TensorType;
 use crate::memory::Shared;
 use crate::ops::elementwise::gate;
 use crate::ops::expert_tiles::Side;
-use crate::ops::routing::Scores;
-use crate::step::{Instruction, Local, Q8Buffer, Step, TileBuffer};
+use crate::ops::routing::RouterScores;
+use crate::step::{Instruction, Q8Buffer, Step, ThreadScratch, TileBuffer};
 
-/// Tasks for each thread in a product over all experts: enough that threads finish together, though experts differ in rows.
-const TASKS_A_THREAD: usize = 16;
+/// Tasks per thread in a product over all experts: enough that threads finish together although experts differ in rows.
+const TASKS_PER_THREAD: usize = 16;
 
-/// One of the three matrices of every expert.
+/// One of the three matrices (gate, up, down) of all experts.
 pub struct ExpertMatrix {
     pub w: usize,
     pub ty: TensorType,
     pub kernel: LinearKernel,
-    /// Columns of the input and of the result.
+    /// Columns of the input, and of the result.
     pub k: usize,
     pub n: usize,
-    /// Rows of an expert in the tensor, and the first of this matrix.
+    /// Rows per expert in the tensor, and first row of this matrix among them.
     pub each: usize,
     pub first: usize,
     pub row_bytes: usize,
-    /// `n` for each expert, or nothing.
+    /// `n` values per expert; empty without bias.
     pub bias: Vec<f32>,
 }
 
-/// What the instructions of one mixture share.
+/// Data that the instructions of one mixture share.
 pub struct Mixture {
     pub spec: MoeSpec,
     pub gate: ExpertMatrix,
     pub up: ExpertMatrix,
     pub down: ExpertMatrix,
-    /// Added to each expert's weight for choosing, or nothing.
+    /// Bias of each expert for the selection only (`exp_probs_b`); empty without.
     pub favour: Vec<f32>,
-    /// Multiplies each expert's weight, or nothing.
+    /// Factor of each expert's weight; empty without.
     pub factors: Vec<f32>,
     pub x: Place,
     pub router: Place,
     pub out: Place,
-    /// The rounded input, a row a token, where the kernels want it so.
+    /// Buffer of the input quantized to 8 bits, a row per token, if the kernels take that.
     pub q8: Option<usize>,
-    /// Shared with the program's other mixtures of the same form: they run one after the other.
+    /// Buffers, shared with the other mixtures of the same shape in the program, which run one after the other.
     pub state: Arc<State>,
 }
 
-/// Sized for the largest step; a *slot* is one token's use of one expert, ordered by expert.
+/// Buffers of a mixture, sized for the largest step. A *slot* is one use of an expert by a token; slots are ordered by expert.
 pub struct State {
-    /// First slot of each expert, and one past the last.
+    /// First slot of each expert, and the number of slots.
     pub starts: Shared<u32>,
     /// The token of each slot.
     pub tokens: Shared<u32>,
-    /// The slot of each token's i-th expert.
+    /// The slot of the i-th expert of each token.
     pub slots: Shared<u32>,
-    /// Its weight.
+    /// The weight of the i-th expert of each token.
     pub weights: Shared<f32>,
-    /// Inputs in slot order, in one of two forms.
+    /// Inputs in slot order, as f32 or 8 bits.
     pub input: Shared<f32>,
     pub input_q8: Q8Buffer,
     pub gate: Shared<f32>,
     pub up: Shared<f32>,
     pub hidden_q8: Q8Buffer,
     pub down: Shared<f32>,
-    /// Inputs and hidden values in tiles, where kernels want that.
+    /// Inputs and hidden values in tiles, if the kernels take that.
     pub input_tiles: TileBuffer,
     pub hidden_tiles: TileBuffer,
 }
 
 impl Mixture {
-    /// Whether experts have a gate beside what goes up: without one they name one matrix as both.
+    /// Whether experts have a gate matrix; without, `gate` and `up` are the same matrix.
     fn is_gated(&self) -> bool {
         self.spec.glu.has_gate()
     }
@@ -88,19 +90,19 @@ impl Mixture {
 
     /// Slots of an expert.
     pub(super) fn slots_of(&self, expert: usize) -> std::ops::Range<usize> {
-        // SAFETY: written before a barrier.
+        // SAFETY: an earlier instruction wrote it, behind a barrier.
         let starts = unsafe { self.state.starts.slice(expert, 2) };
         starts[0] as usize..starts[1] as usize
     }
 
     /// The expert of a slot.
     pub(super) fn expert_of(&self, slot: usize) -> usize {
-        // SAFETY: written before a barrier.
+        // SAFETY: an earlier instruction wrote it, behind a barrier.
         let starts = unsafe { self.state.starts.slice(0, self.spec.experts + 1) };
         starts.partition_point(|&start| start as usize <= slot) - 1
     }
 
-    /// Which of the matrices of a kind an expert has.
+    /// Index of the matrix that an expert uses; experts can share one.
     pub(super) fn matrix_of(&self, expert: usize) -> usize {
         expert / self.spec.sharing
     }
@@ -108,7 +110,7 @@ impl Mixture {
     /// The weight of a slot's expert for its token.
     fn weight_of(&self, slot: usize) -> f32 {
         let used = self.spec.used;
-        // SAFETY: written before a barrier.
+        // SAFETY: an earlier instruction wrote it, behind a barrier.
         unsafe {
             let token = self.state.tokens.slice(slot, 1)[0] as usize;
             let slots = self.state.slots.slice(token * used, used);
@@ -117,7 +119,7 @@ impl Mixture {
         }
     }
 
-    /// The experts of a row's token id, where these are fixed.
+    /// The experts of the token id of a row, if a table gives them.
     fn experts_of<'a>(&self, row: usize, step: &'a Step<'_>) -> Option<impl Iterator<Item = u32> + use<'a>> {
         let table: &[[u8; 4]] = bytemuck::cast_slice(step.weight(self.spec.by_token?.index()));
         let row = match self.x.rows {
@@ -134,24 +136,24 @@ impl Mixture {
         (0..self.spec.experts).filter(|&e| !self.slots_of(e).is_empty())
     }
 
-    /// Rows of `m` a task takes: of many experts whole matrices, since each task packs the activations for itself.
-    fn rows_a_task(&self, m: &ExpertMatrix, step: &Step<'_>) -> usize {
+    /// Weight rows of `m` per task: whole matrices if there are many experts, since each task packs the activations again.
+    fn rows_per_task(&self, m: &ExpertMatrix, step: &Step<'_>) -> usize {
         let unit = m.kernel.panel_rows.max(1);
         let all = m.n * self.active().count();
-        (all / (step.threads * TASKS_A_THREAD)).clamp(unit, m.n.max(unit)).next_multiple_of(unit)
+        (all / (step.threads * TASKS_PER_THREAD)).clamp(unit, m.n.max(unit)).next_multiple_of(unit)
     }
 
     /// The expert and first row of a task.
     fn locate(&self, task: usize, m: &ExpertMatrix, step: &Step<'_>) -> Option<(usize, usize)> {
-        let tasks = m.n.div_ceil(self.rows_a_task(m, step));
-        Some((self.active().nth(task / tasks)?, task % tasks * self.rows_a_task(m, step)))
+        let tasks = m.n.div_ceil(self.rows_per_task(m, step));
+        Some((self.active().nth(task / tasks)?, task % tasks * self.rows_per_task(m, step)))
     }
 
     fn expert_tasks(&self, m: &ExpertMatrix, step: &Step<'_>) -> usize {
-        self.active().count() * m.n.div_ceil(self.rows_a_task(m, step))
+        self.active().count() * m.n.div_ceil(self.rows_per_task(m, step))
     }
 
-    /// Rows `first ..` of an expert's matrix times its slots.
+    /// Multiplies weight rows `first ..` of an expert's matrix with the inputs of its slots.
     fn multiply(
         &self,
         m: &ExpertMatrix,
@@ -161,7 +163,7 @@ impl Mixture {
         step: &Step<'_>,
         scratch: &mut Scratch,
     ) {
-        let count = self.rows_a_task(m, step).min(m.n - first);
+        let count = self.rows_per_task(m, step).min(m.n - first);
         let slots = self.slots_of(expert);
         let matrix = self.matrix_of(expert);
         let row = matrix * m.each + m.first + first;
@@ -182,7 +184,7 @@ impl Mixture {
     }
 }
 
-/// Chooses experts, groups tokens by expert, gathers their inputs.
+/// Router: selects the experts of each token and orders slots by expert.
 pub struct Route(pub Arc<Mixture>);
 
 // SAFETY: there is one task.
@@ -195,10 +197,10 @@ unsafe impl Instruction for Route {
         1
     }
 
-    unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let (m, n) = (&*self.0, self.0.tokens(step));
         let used = m.spec.used;
-        // SAFETY: routing is one task, and everything else waits for it.
+        // SAFETY: routing is one task, and later instructions wait at its barrier.
         let (starts, tokens, slots, weights) = unsafe {
             (
                 m.state.starts.slice_mut(0, m.spec.experts + 1),
@@ -207,23 +209,23 @@ unsafe impl Instruction for Route {
                 m.state.weights.slice_mut(0, n * used),
             )
         };
-        let mut scores = Scores::default();
+        let mut scores = RouterScores::default();
         for token in 0..n {
-            // SAFETY: computed before a barrier.
+            // SAFETY: an earlier instruction computed it, behind a barrier.
             let logits = unsafe { step.arena.row(&m.router, token) };
             let (slots, weights) = (&mut slots[token * used..][..used], &mut weights[token * used..][..used]);
             match m.experts_of(token, step) {
                 Some(experts) => {
                     slots.iter_mut().zip(experts).for_each(|(slot, expert)| *slot = expert);
-                    scores.take(&m.spec, logits, slots, weights);
+                    scores.weigh_given(&m.spec, logits, slots, weights);
                 }
-                None => scores.choose(&m.spec, &m.favour, logits, slots, weights),
+                None => scores.select(&m.spec, &m.favour, logits, slots, weights),
             }
             if !m.factors.is_empty() {
                 slots.iter().zip(weights).for_each(|(&e, weight)| *weight *= m.factors[e as usize]);
             }
         }
-        // Counting sort: experts' sizes, then their starts, then each use takes the next place of its expert.
+        // Counting sort: number of slots of each expert, then first slots, then each use takes the next slot of its expert.
         starts.fill(0);
         slots.iter().for_each(|&e| starts[e as usize + 1] += 1);
         for e in 0..m.spec.experts {
@@ -239,23 +241,23 @@ unsafe impl Instruction for Route {
     }
 }
 
-/// Puts inputs in slot order.
+/// Copies inputs into slot order.
 pub struct Gather(pub Arc<Mixture>);
 
-// SAFETY: a task writes slots of the inputs that are its own.
+// SAFETY: a task writes its own slots of the inputs.
 unsafe impl Instruction for Gather {
     fn name(&self) -> &'static str {
         "moe"
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {
-        self.0.slots(step).div_ceil(SLOTS_A_TASK)
+        self.0.slots(step).div_ceil(SLOTS_PER_TASK)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let m = &*self.0;
-        for slot in task * SLOTS_A_TASK..((task + 1) * SLOTS_A_TASK).min(m.slots(step)) {
-            // SAFETY: the route and the input were written before a barrier; each slot belongs to one task.
+        for slot in task * SLOTS_PER_TASK..((task + 1) * SLOTS_PER_TASK).min(m.slots(step)) {
+            // SAFETY: earlier instructions wrote slots and input, behind a barrier; each slot belongs to one task.
             unsafe {
                 let token = m.state.tokens.slice(slot, 1)[0] as usize;
                 match m.q8 {
@@ -270,13 +272,13 @@ unsafe impl Instruction for Gather {
     }
 }
 
-/// Slots that an element-wise task handles.
-pub(super) const SLOTS_A_TASK: usize = 8;
+/// Slots per task of an element-wise instruction.
+pub(super) const SLOTS_PER_TASK: usize = 8;
 
-/// Gate and up products of the chosen experts.
+/// Gate and up products of the selected experts.
 pub struct GateUp(pub Arc<Mixture>);
 
-// SAFETY: a task writes columns, in the slots of one expert, that are its own.
+// SAFETY: a task writes its own columns in the slots of one expert.
 unsafe impl Instruction for GateUp {
     fn name(&self) -> &'static str {
         "moe"
@@ -291,14 +293,14 @@ unsafe impl Instruction for GateUp {
         m.expert_tasks(&m.gate, step) + if m.is_gated() { m.expert_tasks(&m.up, step) } else { 0 }
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
         let m = &*self.0;
         let gates = m.expert_tasks(&m.gate, step);
         let (matrix, out, task) =
             if task < gates { (&m.gate, &m.state.gate, task) } else { (&m.up, &m.state.up, task - gates) };
         let Some(at) = m.locate(task, matrix, step) else { return };
         let (slots, k) = (m.slots_of(at.0), m.x.cols);
-        // SAFETY: written before a barrier.
+        // SAFETY: an earlier instruction wrote it, behind a barrier.
         let acts = unsafe {
             match m.q8 {
                 _ if let Some(tiles) = m.tiles(Side::Input, at.0, &matrix.kernel) => tiles,
@@ -310,7 +312,7 @@ unsafe impl Instruction for GateUp {
                 },
             }
         };
-        m.multiply(matrix, at, acts, out, step, &mut local.scratch);
+        m.multiply(matrix, at, acts, out, step, &mut scratch.kernel);
     }
 
     fn work(&self, step: &Step<'_>) -> (u64, u64) {
@@ -322,28 +324,28 @@ unsafe impl Instruction for GateUp {
     }
 }
 
-/// The experts' unit, and rounding of its result.
+/// Activation function of the experts, and quantization of its result for the down product.
 pub struct Unit(pub Arc<Mixture>);
 
-// SAFETY: a task writes slots that are its own.
+// SAFETY: a task writes its own slots.
 unsafe impl Instruction for Unit {
     fn name(&self) -> &'static str {
         "moe"
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {
-        self.0.slots(step).div_ceil(SLOTS_A_TASK)
+        self.0.slots(step).div_ceil(SLOTS_PER_TASK)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let m = &*self.0;
         let h = m.spec.hidden;
-        for slot in task * SLOTS_A_TASK..((task + 1) * SLOTS_A_TASK).min(m.slots(step)) {
-            // SAFETY: products were written before a barrier; each slot belongs to one task.
+        for slot in task * SLOTS_PER_TASK..((task + 1) * SLOTS_PER_TASK).min(m.slots(step)) {
+            // SAFETY: earlier instructions wrote the products, behind a barrier; each slot belongs to one task.
             unsafe {
                 let hidden = m.state.gate.slice_mut(slot * h, h);
                 if m.spec.weighs_input {
-                    // The weight of the input is that of both products.
+                    // Weighting the input equals weighting both products.
                     let weight = m.weight_of(slot);
                     hidden.iter_mut().for_each(|x| *x *= weight);
                     m.state.up.slice_mut(slot * h, h).iter_mut().for_each(|x| *x *= weight);
@@ -357,10 +359,10 @@ unsafe impl Instruction for Unit {
     }
 }
 
-/// Down products of the chosen experts.
+/// Down products of the selected experts.
 pub struct Down(pub Arc<Mixture>);
 
-// SAFETY: a task writes columns, in the slots of one expert, that are its own.
+// SAFETY: a task writes its own columns in the slots of one expert.
 unsafe impl Instruction for Down {
     fn name(&self) -> &'static str {
         "moe"
@@ -374,11 +376,11 @@ unsafe impl Instruction for Down {
         self.0.expert_tasks(&self.0.down, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
         let m = &*self.0;
         let Some(at) = m.locate(task, &m.down, step) else { return };
         let (slots, k) = (m.slots_of(at.0), m.spec.hidden);
-        // SAFETY: written before a barrier.
+        // SAFETY: an earlier instruction wrote it, behind a barrier.
         let acts = unsafe {
             match m.down.kernel.acts {
                 _ if let Some(tiles) = m.tiles(Side::Hidden, at.0, &m.down.kernel) => tiles,
@@ -390,28 +392,28 @@ unsafe impl Instruction for Down {
                 },
             }
         };
-        m.multiply(&m.down, at, acts, &m.state.down, step, &mut local.scratch);
+        m.multiply(&m.down, at, acts, &m.state.down, step, &mut scratch.kernel);
     }
 }
 
-/// The weighted sum of a token's experts.
+/// Weighted sum of the results of a token's experts.
 pub struct Combine(pub Arc<Mixture>);
 
-// SAFETY: a task writes rows of the result that are its own.
+// SAFETY: a task writes its own rows of the result.
 unsafe impl Instruction for Combine {
     fn name(&self) -> &'static str {
         "moe"
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {
-        self.0.tokens(step).div_ceil(SLOTS_A_TASK)
+        self.0.tokens(step).div_ceil(SLOTS_PER_TASK)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let m = &*self.0;
         let (used, n) = (m.spec.used, m.out.cols);
-        for token in task * SLOTS_A_TASK..((task + 1) * SLOTS_A_TASK).min(m.tokens(step)) {
-            // SAFETY: products were written before a barrier; each token belongs to one task.
+        for token in task * SLOTS_PER_TASK..((task + 1) * SLOTS_PER_TASK).min(m.tokens(step)) {
+            // SAFETY: earlier instructions wrote the products, behind a barrier; each token belongs to one task.
             unsafe {
                 let out = step.arena.row_mut(&m.out, token);
                 out.fill(0.0);

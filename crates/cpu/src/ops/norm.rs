@@ -3,7 +3,7 @@
 use puna_graph::Place;
 use puna_kernels::{SLICE, STREAM_ROWS, TILE_ROWS, TileForm, slice_len};
 
-use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
+use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
 /// RMS norm or layer norm over groups of columns.
 pub struct NormRows {
@@ -32,7 +32,7 @@ pub enum NormKind {
     Layer,
 }
 
-// SAFETY: a task writes rows of the result that are its own.
+// SAFETY: a task writes its own rows of the result.
 unsafe impl Instruction for NormRows {
     fn name(&self) -> &'static str {
         match self.kind {
@@ -45,10 +45,10 @@ unsafe impl Instruction for NormRows {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
         let vector = &step.level.vector;
-        local.floats.resize(self.x.cols, 0.0);
-        let input = &mut local.floats[..];
+        scratch.floats.resize(self.x.cols, 0.0);
+        let input = &mut scratch.floats[..];
         for row in task_rows(task, &self.out, step) {
             // The result may lie where the input does, so the input is copied first.
             // SAFETY: each row belongs to one task, and the two borrows do not overlap in time.
@@ -131,7 +131,7 @@ impl Quantize {
     }
 }
 
-// SAFETY: a task writes rows of the result that are its own.
+// SAFETY: a task writes its own rows of the result.
 unsafe impl Instruction for Quantize {
     fn name(&self) -> &'static str {
         "quantize"
@@ -142,7 +142,7 @@ unsafe impl Instruction for Quantize {
         rounds + interleaves
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let (rounds, _) = self.parts(step);
         match (self.q8, self.tiles) {
             (Some(q8), _) if task < rounds => {
@@ -151,7 +151,7 @@ unsafe impl Instruction for Quantize {
                     unsafe { step.q8[q8.buffer].quantize(step.level, row, step.arena.row(&self.x, row)) }
                 }
             }
-            // SAFETY: passed on.
+            // SAFETY: the caller keeps the same contract.
             (_, Some(tiled)) => unsafe { self.interleave(tiled, task - rounds, step) },
             _ => {}
         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use puna_graph::Place;
 
 use crate::ops::moe::Mixture;
-use crate::step::{Instruction, Local, Step};
+use crate::step::{Instruction, Step, ThreadScratch};
 
 /// Sums by the number of a weight.
 #[derive(Default)]
@@ -65,7 +65,7 @@ unsafe impl Instruction for Observe {
         usize::from(step.rows(self.x.rows) > 0)
     }
 
-    unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         // SAFETY: the value was written before a barrier, and nothing else runs.
         let rows = (0..step.rows(self.x.rows)).map(|row| (0, unsafe { step.arena.row(&self.x, row) }));
         self.into.add(&self.weights, 1, rows);
@@ -92,7 +92,7 @@ unsafe impl Instruction for ObserveHeads {
         usize::from(step.rows(self.x.rows) > 0)
     }
 
-    unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let dim = self.x.cols / self.heads;
         let rows = (0..step.rows(self.x.rows)).flat_map(|row| {
             // SAFETY: the value was written before a barrier, and nothing else runs.
@@ -121,7 +121,7 @@ unsafe impl Instruction for ObserveExperts {
         usize::from(self.mixture.slots(step) > 0)
     }
 
-    unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let m = &*self.mixture;
         let (matrices, hidden) = (m.spec.experts / m.spec.sharing, m.spec.hidden);
         let rows = (0..m.slots(step)).map(|slot| {

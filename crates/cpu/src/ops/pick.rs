@@ -2,7 +2,7 @@
 
 use puna_graph::Place;
 
-use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
+use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
 /// Copies columns.
 pub struct Pick {
@@ -16,7 +16,7 @@ pub struct Pick {
     pub period: usize,
 }
 
-// SAFETY: a task writes rows of the result that are its own.
+// SAFETY: a task writes its own rows of the result.
 unsafe impl Instruction for Pick {
     fn name(&self) -> &'static str {
         "pick"
@@ -26,7 +26,7 @@ unsafe impl Instruction for Pick {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.out, step) {
             // SAFETY: each row belongs to one task; the planner keeps `x` and `out` apart.
             let (x, out) = unsafe { (step.arena.row(&self.x, row), step.arena.row_mut(&self.out, row)) };

@@ -6,7 +6,7 @@ use puna_graph::{Place, PoolSpec};
 use puna_kernels::PoolStep;
 
 use crate::ops::recurrent::{begun, columns, columns_mut, segment, state_work};
-use crate::step::{Instruction, Local, Step};
+use crate::step::{Instruction, Step, ThreadScratch};
 
 /// Columns of a row that a task takes.
 const COLUMNS: usize = 128;
@@ -57,7 +57,7 @@ unsafe impl Instruction for Pool {
         step.input.segments.len() * self.blocks()
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let PoolSpec { state, block, dim, overlaps, .. } = self.spec;
         let (s, part) = segment(step, task, self.blocks());
         let first = part * COLUMNS;

@@ -2,7 +2,7 @@
 
 use puna_graph::Place;
 
-use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
+use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
 /// A mix of values of the same token.
 pub struct Recall {
@@ -13,7 +13,7 @@ pub struct Recall {
     pub eps: f32,
 }
 
-// SAFETY: a task writes rows of the result that are its own.
+// SAFETY: a task writes its own rows of the result.
 unsafe impl Instruction for Recall {
     fn name(&self) -> &'static str {
         "recall"
@@ -23,8 +23,8 @@ unsafe impl Instruction for Recall {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
-        let weights = &mut local.floats;
+    unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
+        let weights = &mut scratch.floats;
         for row in task_rows(task, &self.out, step) {
             weights.clear();
             // SAFETY: each row belongs to one task; the planner keeps inputs apart from the result.

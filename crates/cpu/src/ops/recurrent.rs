@@ -7,7 +7,7 @@ use puna_graph::{ConvSpec, DeltaSpec, Fading, Place, RetentionSpec, ScanSpec, Se
 use puna_kernels::{DeltaStep, ScanStep, Tap, Wkv7Step, WkvStep};
 
 use crate::states::States;
-use crate::step::{Instruction, Local, Step};
+use crate::step::{Instruction, Step, ThreadScratch};
 
 /// Columns of a convolution that a task takes.
 const CONV_COLUMNS: usize = 256;
@@ -25,7 +25,7 @@ pub(super) unsafe fn columns<'a>(
     first: usize,
     cols: usize,
 ) -> &'a [f32] {
-    // SAFETY: passed on.
+    // SAFETY: the caller keeps the same contract.
     unsafe { step.arena.slice(x.start + row * x.stride + first, cols) }
 }
 
@@ -41,7 +41,7 @@ pub(super) unsafe fn columns_mut<'a>(
     first: usize,
     cols: usize,
 ) -> &'a mut [f32] {
-    // SAFETY: passed on.
+    // SAFETY: the caller keeps the same contract.
     unsafe { step.arena.slice_mut(x.start + row * x.stride + first, cols) }
 }
 
@@ -57,7 +57,7 @@ pub(super) fn segment<'a>(step: &'a Step<'_>, task: usize, blocks: usize) -> (&'
 /// Part of a sequence's state as it is before the step: zeros without a past.
 ///
 /// # Safety
-/// Nobody else reads or writes it meanwhile.
+/// No other thread reads or writes it at the same time.
 #[allow(clippy::mut_from_ref)] // memory shared by the threads of a step
 pub(super) unsafe fn begun<'a>(
     step: &'a Step<'_>,
@@ -66,7 +66,7 @@ pub(super) unsafe fn begun<'a>(
     start: usize,
     len: usize,
 ) -> &'a mut [f32] {
-    // SAFETY: passed on.
+    // SAFETY: the caller keeps the same contract.
     let part = unsafe { states(step).part(s.state, state, start, len) };
     if s.past == 0 {
         part.fill(0.0);
@@ -116,7 +116,7 @@ unsafe impl Instruction for Conv {
         step.input.segments.len() * self.blocks()
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let (s, block) = segment(step, task, self.blocks());
         let (all, before) = (self.x.cols, self.spec.before());
         let first = block * CONV_COLUMNS;
@@ -216,7 +216,7 @@ unsafe impl Instruction for Scan {
         step.input.segments.len() * self.blocks()
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
         let (s, block) = segment(step, task, self.blocks());
         let (spec, rows) = (&self.spec, self.spec.state_dim);
         let first = block * self.block();
@@ -227,8 +227,8 @@ unsafe impl Instruction for Scan {
         let by_column = Self::is_by_column(spec, self.a.len());
         let a = if by_column { &self.a[first * rows..][..n * rows] } else { &self.a[heads.clone()] };
         let bias = self.dt_bias.get(heads.clone()).unwrap_or_default();
-        local.floats.resize(heads.len(), 0.0);
-        let dt = &mut local.floats[..];
+        scratch.floats.resize(heads.len(), 0.0);
+        let dt = &mut scratch.floats[..];
         // SAFETY: the columns belong to this task, here and in the state; inputs were computed before a barrier.
         unsafe {
             let state = begun(step, s, spec.state, first * rows, n * rows);
@@ -279,7 +279,7 @@ unsafe impl Instruction for Delta {
         step.input.segments.len() * self.spec.value_heads
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
         let spec = &self.spec;
         let (s, head) = segment(step, task, spec.value_heads);
         let (rows, n) = (spec.key_dim, spec.value_dim);
@@ -287,8 +287,8 @@ unsafe impl Instruction for Delta {
         let each = self.decay.cols == spec.value_heads * rows && rows > 1;
         let (at, count, bias) = if each { (head * rows, rows, head * rows) } else { (column, 1, head) };
         let bias = &self.dt_bias[bias..bias + count];
-        local.floats.resize(2 * rows + count, 0.0);
-        let (qk, decay) = local.floats.split_at_mut(2 * rows);
+        scratch.floats.resize(2 * rows + count, 0.0);
+        let (qk, decay) = scratch.floats.split_at_mut(2 * rows);
         let (q, k) = qk.split_at_mut(rows);
         // SAFETY: the head belongs to this task, here and in the state; inputs were computed before a barrier.
         unsafe {
@@ -353,13 +353,13 @@ unsafe impl Instruction for Wkv {
         step.input.segments.len() * self.spec.heads
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
         let (s, head) = segment(step, task, self.spec.heads);
         let n = self.spec.dim;
         let (at, shared) = (head * n, head * self.spec.kv_heads / self.spec.heads * n);
         let first = self.first.get(at..at + n);
-        local.floats.resize(3 * n, 0.0);
-        let (decay, rk) = local.floats.split_at_mut(n);
+        scratch.floats.resize(3 * n, 0.0);
+        let (decay, rk) = scratch.floats.split_at_mut(n);
         let (r, k) = rk.split_at_mut(n);
         let scale = 1.0 / (n as f32).sqrt();
         // SAFETY: the head belongs to this task, here and in the state; inputs were computed before a barrier.
@@ -426,13 +426,13 @@ unsafe impl Instruction for Wkv7 {
         step.input.segments.len() * self.spec.heads
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, local: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
         let (s, head) = segment(step, task, self.spec.heads);
         let n = self.spec.dim;
         let (at, all) = (head * n, self.spec.heads * n);
         let itself = &self.itself[at..at + n];
-        local.floats.resize(3 * n, 0.0);
-        let (decay, keys) = local.floats.split_at_mut(n);
+        scratch.floats.resize(3 * n, 0.0);
+        let (decay, keys) = scratch.floats.split_at_mut(n);
         let (known, forget) = keys.split_at_mut(n);
         // SAFETY: the head belongs to this task, here and in the state; inputs were computed before a barrier.
         unsafe {
@@ -482,7 +482,7 @@ unsafe impl Instruction for Retention {
         step.input.segments.len() * self.spec.heads
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let (s, head) = segment(step, task, self.spec.heads);
         let n = self.spec.dim;
         let (at, rate) = (head * n, self.spec.rate_of(head));

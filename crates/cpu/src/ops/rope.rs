@@ -6,7 +6,7 @@ use puna_graph::{Place, RopeKind};
 
 use crate::memory::Shared;
 use crate::ops::elementwise::own_row;
-use crate::step::{Instruction, Local, Step, row_tasks, rows_a_task, task_rows};
+use crate::step::{Instruction, Step, ThreadScratch, row_tasks, rows_per_task, task_rows};
 
 /// Cosine and sine of a step's positions: a row a token, cosines first.
 pub type Angles = Arc<Shared<f32>>;
@@ -25,12 +25,12 @@ unsafe impl Instruction for RopeTable {
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {
-        step.input.tokens.len().div_ceil(rows_a_task(self.pairs * 16))
+        step.input.tokens.len().div_ceil(rows_per_task(self.pairs * 16))
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let rope = &step.ropes[self.rope];
-        let each = rows_a_task(self.pairs * 16);
+        let each = rows_per_task(self.pairs * 16);
         for row in task * each..((task + 1) * each).min(step.input.tokens.len()) {
             let position = f64::from(step.input.positions[row].saturating_sub(rope.behind));
             let sign = if rope.is_back { -rope.magnitude } else { rope.magnitude };
@@ -69,7 +69,7 @@ unsafe impl Instruction for RopeRows {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.out, step) {
             // SAFETY: rows belong to one task; the table was filled before a barrier.
             let (out, angles) = unsafe {

@@ -1,52 +1,55 @@
-//! Which experts a token's logits choose, and how much of each.
+//! Expert selection: from the router logits of a token to its experts and their weights.
 
 use puna_graph::{Gating, Groups, MoeSpec};
 
-/// A token's experts while they are chosen.
+/// Scores of all experts for one token; kept between tokens to avoid allocations.
 #[derive(Default)]
-pub(super) struct Scores {
-    /// What weights are made of.
+pub(super) struct RouterScores {
+    /// Score of each expert, from which its weight follows.
     weights: Vec<f32>,
-    /// What is compared.
-    choice: Vec<f32>,
+    /// Score plus selection bias, by which experts are selected.
+    biased: Vec<f32>,
 }
 
-impl Scores {
-    /// The best experts of a token into `chosen`, their weights into `weights`.
-    pub fn choose(
+impl RouterScores {
+    /// Selects the experts of a token: writes their numbers to `selected` and their weights to `weights`.
+    pub fn select(
         &mut self,
         spec: &MoeSpec,
-        favour: &[f32],
+        selection_bias: &[f32],
         logits: &[f32],
-        chosen: &mut [u32],
+        selected: &mut [u32],
         weights: &mut [f32],
     ) {
         self.score(spec, logits);
-        let Self { weights: all, choice } = self;
-        choice.clear();
-        choice.extend_from_slice(all);
-        choice.iter_mut().zip(favour).for_each(|(choice, favour)| *choice += favour);
+        let Self { weights: all, biased } = self;
+        biased.clear();
+        biased.extend_from_slice(all);
+        biased.iter_mut().zip(selection_bias).for_each(|(score, bias)| *score += bias);
         if let Some(groups) = spec.groups {
-            limit(choice, groups, if spec.gating == Gating::Softmax { 1 } else { 2 });
+            mask_groups(biased, groups, if spec.gating == Gating::Softmax { 1 } else { 2 });
         }
         for (i, weight) in weights.iter_mut().enumerate() {
-            let before = |e: usize| chosen[..i].contains(&(e as u32));
-            let best = best(choice, before);
-            *weight =
-                if spec.gating == Gating::SparseMixer { among_near(all, best, before) } else { all[best] };
-            chosen[i] = best as u32;
+            let before = |e: usize| selected[..i].contains(&(e as u32));
+            let best = best(biased, before);
+            *weight = if spec.gating == Gating::SparseMixer {
+                sparse_mixer_weight(all, best, before)
+            } else {
+                all[best]
+            };
+            selected[i] = best as u32;
         }
-        finish(spec, weights);
+        scale_weights(spec, weights);
     }
 
-    /// The weights of experts whom nobody had to choose.
-    pub fn take(&mut self, spec: &MoeSpec, logits: &[f32], experts: &[u32], weights: &mut [f32]) {
+    /// Computes the weights of experts that a table selects by token id.
+    pub fn weigh_given(&mut self, spec: &MoeSpec, logits: &[f32], experts: &[u32], weights: &mut [f32]) {
         self.score(spec, logits);
         weights.iter_mut().zip(experts).for_each(|(weight, &e)| *weight = self.weights[e as usize]);
-        finish(spec, weights);
+        scale_weights(spec, weights);
     }
 
-    /// What weights are made of, from logits.
+    /// Applies the gating function to the logits.
     fn score(&mut self, spec: &MoeSpec, logits: &[f32]) {
         let all = &mut self.weights;
         all.clear();
@@ -62,8 +65,8 @@ impl Scores {
     }
 }
 
-/// What is done to the weights of all that were chosen.
-fn finish(spec: &MoeSpec, weights: &mut [f32]) {
+/// Normalises and scales the weights of the selected experts.
+fn scale_weights(spec: &MoeSpec, weights: &mut [f32]) {
     if spec.gating == Gating::SoftmaxOfChosen {
         softmax(weights);
     }
@@ -74,33 +77,34 @@ fn finish(spec: &MoeSpec, weights: &mut [f32]) {
     weights.iter_mut().for_each(|w| *w *= spec.scale);
 }
 
-/// The first of the largest that are not `taken`.
-fn best(choice: &[f32], taken: impl Fn(usize) -> bool) -> usize {
-    let free = (0..choice.len()).filter(|&e| !taken(e));
-    free.reduce(|a, b| if choice[b] > choice[a] { b } else { a }).expect("fewer are used than there are")
+/// Index of the largest score that is not `taken`; of equal scores the first.
+fn best(scores: &[f32], taken: impl Fn(usize) -> bool) -> usize {
+    let free = (0..scores.len()).filter(|&e| !taken(e));
+    free.reduce(|a, b| if scores[b] > scores[a] { b } else { a })
+        .expect("fewer experts are selected than exist")
 }
 
-/// The softmax of the `best` of these logits over those that are not `taken` and near it, see [`Gating::SparseMixer`].
-fn among_near(logits: &[f32], best: usize, taken: impl Fn(usize) -> bool) -> f32 {
+/// Softmax of the `best` logit over the logits that are not `taken` and near it; see [`Gating::SparseMixer`].
+fn sparse_mixer_weight(logits: &[f32], best: usize, taken: impl Fn(usize) -> bool) -> f32 {
     const NEAR: f32 = 0.02;
     let most = logits[best];
     let near = logits.iter().enumerate().filter(|&(e, &x)| !taken(e) && most - x <= NEAR * x.abs().max(most));
     1.0 / near.map(|(_, x)| (x - most).exp()).sum::<f32>()
 }
 
-/// Leaves only experts of the best groups to choose from; a group is as good as so many of its experts.
-fn limit(choice: &mut [f32], groups: Groups, of_group: usize) {
-    let each = choice.len() / groups.count;
-    let worth = |group: &[f32]| {
+/// Masks the experts of all but the best groups. The score of a group is the sum of its `top` best experts, 1 or 2.
+fn mask_groups(scores: &mut [f32], groups: Groups, top: usize) {
+    let each = scores.len() / groups.count;
+    let group_score = |group: &[f32]| {
         let first = best(group, |_| false);
-        group[first] + if each.min(of_group) > 1 { group[best(group, |e| e == first)] } else { 0.0 }
+        group[first] + if each.min(top) > 1 { group[best(group, |e| e == first)] } else { 0.0 }
     };
-    let worths: Vec<f32> = choice.chunks_exact(each).map(worth).collect();
+    let group_scores: Vec<f32> = scores.chunks_exact(each).map(group_score).collect();
     let mut kept = Vec::with_capacity(groups.used);
     for _ in 0..groups.used {
-        kept.push(best(&worths, |group| kept.contains(&group)));
+        kept.push(best(&group_scores, |group| kept.contains(&group)));
     }
-    for (group, experts) in choice.chunks_exact_mut(each).enumerate() {
+    for (group, experts) in scores.chunks_exact_mut(each).enumerate() {
         if !kept.contains(&group) {
             experts.fill(f32::NEG_INFINITY);
         }
@@ -153,7 +157,7 @@ mod tests {
 
     fn chosen(spec: &MoeSpec, favour: &[f32], logits: &[f32]) -> (Vec<u32>, Vec<f32>) {
         let (mut chosen, mut weights) = (vec![0; spec.used], vec![0.0; spec.used]);
-        Scores::default().choose(spec, favour, logits, &mut chosen, &mut weights);
+        RouterScores::default().select(spec, favour, logits, &mut chosen, &mut weights);
         (chosen, weights)
     }
 
@@ -177,7 +181,7 @@ mod tests {
     fn experts_that_nobody_chose_have_the_weights_of_their_logits() {
         let plain = spec(3, 2, Gating::SqrtSoftplus);
         let (logits, mut weights) = ([5.0, 0.0, 1.0], [0.0; 2]);
-        Scores::default().take(&plain, &logits, &[1, 2], &mut weights);
+        RouterScores::default().weigh_given(&plain, &logits, &[1, 2], &mut weights);
         let near = |x: f32, square: f32| (x * x - square).abs() < 1e-6;
         assert!(near(weights[0], 2f32.ln()) && near(weights[1], 1f32.exp().ln_1p()), "{weights:?}");
         assert_eq!(chosen(&plain, &[], &logits).0, [0, 2]);

@@ -3,7 +3,7 @@
 use puna_graph::{Place, StreamSpec};
 
 use crate::ops::elementwise::own_row;
-use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
+use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
 /// Rows of weights that a task makes: with all rounds of a mixing matrix they take a few microseconds each.
 const WEIGHT_ROWS: usize = 8;
@@ -27,7 +27,7 @@ unsafe impl Instruction for StreamWeights {
         step.rows(self.out.rows).div_ceil(WEIGHT_ROWS)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task * WEIGHT_ROWS..((task + 1) * WEIGHT_ROWS).min(step.rows(self.out.rows)) {
             // SAFETY: rows belong to one task.
             weigh(&self.spec, unsafe { own_row(step, &self.x, &self.out, row) });
@@ -83,7 +83,7 @@ pub struct ReadStreams {
     pub out: Place,
 }
 
-// SAFETY: a task writes rows of the result that are its own.
+// SAFETY: a task writes its own rows of the result.
 unsafe impl Instruction for ReadStreams {
     fn name(&self) -> &'static str {
         "streams"
@@ -93,7 +93,7 @@ unsafe impl Instruction for ReadStreams {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.out, step) {
             // SAFETY: each row belongs to one task; the planner keeps inputs apart from the result.
             let (streams, by, out) = unsafe {
@@ -113,7 +113,7 @@ pub struct Agree {
     pub out: Place,
 }
 
-// SAFETY: a task writes rows of the result that are its own.
+// SAFETY: a task writes its own rows of the result.
 unsafe impl Instruction for Agree {
     fn name(&self) -> &'static str {
         "streams"
@@ -123,7 +123,7 @@ unsafe impl Instruction for Agree {
         row_tasks(&self.a, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.a, step) {
             // SAFETY: each row belongs to one task; the planner keeps inputs apart from the result.
             let (a, b, out) = unsafe {
@@ -173,7 +173,7 @@ unsafe impl Instruction for WriteStreams {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.out, step) {
             // SAFETY: rows belong to one task.
             let streams = unsafe { own_row(step, &self.streams, &self.out, row) };

@@ -2,7 +2,7 @@
 
 use puna_graph::Place;
 
-use crate::step::{Instruction, Local, Step, row_tasks, task_rows};
+use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
 /// Puts neighbours side by side.
 pub struct Unfold {
@@ -12,7 +12,7 @@ pub struct Unfold {
     pub taps: usize,
 }
 
-// SAFETY: a task writes rows of the result that are its own.
+// SAFETY: a task writes its own rows of the result.
 unsafe impl Instruction for Unfold {
     fn name(&self) -> &'static str {
         "unfold"
@@ -22,7 +22,7 @@ unsafe impl Instruction for Unfold {
         row_tasks(&self.out, step)
     }
 
-    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut Local) {
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.out, step) {
             let s = step.segment_of(row);
             let rows = s.first_row..s.first_row + s.rows;
@@ -31,7 +31,7 @@ unsafe impl Instruction for Unfold {
             for tap in 0..self.taps {
                 let from = (row + tap).checked_sub(self.taps / 2).filter(|from| rows.contains(from));
                 let columns = out[tap..].iter_mut().step_by(self.taps);
-                // SAFETY: computed before a barrier.
+                // SAFETY: an earlier instruction computed it, behind a barrier.
                 match from.map(|from| unsafe { step.arena.row(&self.x, from) }) {
                     Some(x) => columns.zip(x).for_each(|(out, x)| *out = *x),
                     None => columns.for_each(|out| *out = 0.0),

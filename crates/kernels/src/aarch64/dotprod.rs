@@ -9,7 +9,7 @@ use super::dots::Dots;
 use super::neon::{self, Neon};
 use crate::generic::panel::Place;
 use crate::generic::qpanel::Panel;
-use crate::generic::shells::{packed_shells, sweep_shell};
+use crate::generic::target_feature_wrappers::{packed_wrappers, sweep_wrapper};
 use crate::{Level, LinearKernel, OutMut};
 
 pub(super) const LEVEL: Level = Level { name: "dotprod", linear, vector: neon::LEVEL.vector };
@@ -18,8 +18,8 @@ fn linear(ty: TensorType) -> Option<LinearKernel> {
     packed::kernel(ty).or_else(|| (neon::LEVEL.linear)(ty))
 }
 
-packed_shells!(Neon<Sdot>, "neon,dotprod");
-sweep_shell!(sweep, Neon<Sdot>, "neon,dotprod", 128);
+packed_wrappers!(Neon<Sdot>, "neon,dotprod");
+sweep_wrapper!(sweep, Neon<Sdot>, "neon,dotprod", 128);
 
 /// `sdot`: sums of four products in 32 bits.
 #[derive(Clone, Copy)]

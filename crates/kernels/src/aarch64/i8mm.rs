@@ -14,7 +14,7 @@ use super::dots::Dots;
 use super::neon::{self, Neon};
 use crate::generic::panel::Place;
 use crate::generic::qpanel::Panel;
-use crate::generic::shells::{packed_shells, sweep_shell};
+use crate::generic::target_feature_wrappers::{packed_wrappers, sweep_wrapper};
 use crate::{Level, LinearKernel, OutMut};
 
 /// Whether this processor runs the level, given that it runs `dotprod`.
@@ -28,8 +28,8 @@ fn linear(ty: TensorType) -> Option<LinearKernel> {
     packed::kernel(ty).or_else(|| (neon::LEVEL.linear)(ty))
 }
 
-packed_shells!(Neon<Smmla>, "neon,dotprod,i8mm");
-sweep_shell!(sweep, Neon<Smmla>, "neon,dotprod,i8mm", 128);
+packed_wrappers!(Neon<Smmla>, "neon,dotprod,i8mm");
+sweep_wrapper!(sweep, Neon<Smmla>, "neon,dotprod,i8mm", 128);
 
 /// `smmla` for panels, `sdot` for the rest.
 #[derive(Clone, Copy)]

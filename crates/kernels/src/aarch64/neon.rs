@@ -12,7 +12,9 @@ use super::dots::Dots;
 use crate::generic::Simd;
 use crate::generic::panel::Place;
 use crate::generic::qpanel::Panel;
-use crate::generic::shells::{float_shells, packed_shells, sweep_shell, vector_shells};
+use crate::generic::target_feature_wrappers::{
+    float_wrappers, packed_wrappers, sweep_wrapper, vector_wrappers,
+};
 use crate::{Level, LinearKernel, OutMut};
 
 pub(super) const LEVEL: Level = Level { name: "neon", linear, vector: vector::VECTOR };
@@ -21,10 +23,10 @@ fn linear(ty: TensorType) -> Option<LinearKernel> {
     float::kernel(ty).or_else(|| packed::kernel(ty))
 }
 
-vector_shells!(Neon<Widening>, "neon");
-float_shells!(Neon<Widening>, "neon");
-packed_shells!(Neon<Widening>, "neon");
-sweep_shell!(sweep, Neon<Widening>, "neon", 128);
+vector_wrappers!(Neon<Widening>, "neon");
+float_wrappers!(Neon<Widening>, "neon");
+packed_wrappers!(Neon<Widening>, "neon");
+sweep_wrapper!(sweep, Neon<Widening>, "neon", 128);
 
 /// Vectors of eight f32; `D`: how codes of packed weights are multiplied.
 #[derive(Clone, Copy)]

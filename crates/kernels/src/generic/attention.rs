@@ -11,7 +11,9 @@ use puna_quant::float::f32_to_bf16;
 
 use super::rows::{Bf16, F16, F32, RowFormat};
 use super::{Simd, vector};
-use crate::{AttendRun, Fall, KvLayout, KvRows, KvType, RUN, RunningSoftmax, ScoreRun, Scratch, portable};
+use crate::{
+    AlibiBias, AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, ScoreRun, Scratch, portable,
+};
 
 /// Query rows from which expanding to f32 pays: processors that convert with the pipes that multiply gain, others lose nothing.
 const MANY: usize = 48;
@@ -350,8 +352,8 @@ unsafe fn fold<S: Simd>(run: &AttendRun<'_>, row: usize, scores: &mut [f32], sta
         if let Some(cap) = run.softcap {
             soft_cap::<S>(scores, cap);
         }
-        if let Some(&fall) = run.falls.get(row) {
-            lower::<S>(scores, fall);
+        if let Some(&bias) = run.alibi.get(row) {
+            subtract_alibi::<S>(scores, bias);
         }
         if let Some(shifts) = run.shifts.get(row * RUN..(row + 1) * RUN) {
             vector::add::<S>(scores, shifts);
@@ -410,16 +412,16 @@ const POSITIONS: [f32; RUN] = {
     positions
 };
 
-/// Takes from whole vectors of scores what they fall with distance.
+/// Subtracts the ALiBi bias from the scores of a run.
 #[inline(always)]
-unsafe fn lower<S: Simd>(scores: &mut [f32], fall: Fall) {
+unsafe fn subtract_alibi<S: Simd>(scores: &mut [f32], bias: AlibiBias) {
     assert_eq!(scores.len(), RUN);
     for i in (0..RUN).step_by(S::LANES) {
         // SAFETY: there are RUN scores and RUN positions; features by the module's contract.
         unsafe {
             let score = scores.as_mut_ptr().add(i);
-            let distance = S::abs(S::sub(S::load(POSITIONS.as_ptr().add(i)), S::splat(fall.from)));
-            S::store(score, S::fma(S::splat(-fall.slope), distance, S::load(score)));
+            let distance = S::abs(S::sub(S::load(POSITIONS.as_ptr().add(i)), S::splat(bias.from)));
+            S::store(score, S::fma(S::splat(-bias.slope), distance, S::load(score)));
         }
     }
 }
@@ -525,7 +527,7 @@ pub(crate) unsafe fn store_kv<S: Simd>(ty: KvType, x: &[f32], row: &mut [u8]) {
             }
             portable::store_kv(ty, &x[whole..], &mut row[whole * 2..]);
         }
-        // A plain loop over integers, which the compiler vectorises with the features of the shell.
+        // A plain loop over integers, which the compiler vectorises with the features of the wrapper.
         KvType::Bf16 => {
             for (x, b) in x.iter().zip(row.as_chunks_mut::<2>().0) {
                 *b = f32_to_bf16(*x).to_le_bytes();

@@ -1,6 +1,6 @@
 //! Recurrent layers: columns are vector lanes, so that what is read of a state needs no sum across them.
 //!
-//! Lengths are checked by the shells. A state's columns are walked a few vectors at a time, so that sums stay in registers;
+//! Lengths are checked by the wrappers. A state's columns are walked a few vectors at a time, so that sums stay in registers;
 //! the last columns, fewer than a vector has lanes, are computed one by one.
 
 use super::Simd;
@@ -55,7 +55,7 @@ pub(crate) unsafe fn conv<S: Simd>(taps: &[Tap<'_>], bias: &[f32], silu: bool, y
 #[inline(always)]
 pub(crate) unsafe fn scan<S: Simd>(mut t: ScanStep<'_>) {
     let n = t.x.len();
-    // SAFETY: columns lie inside of the slices, whose lengths the shell checked; features by the module's contract.
+    // SAFETY: columns lie inside of the slices, whose lengths the wrapper checked; features by the module's contract.
     unsafe {
         if t.dt.len() == 1 && t.a.len() == 1 {
             let decay = (t.dt[0] * t.a[0]).exp();
@@ -162,7 +162,7 @@ unsafe fn scan_columns<S: Simd, const U: usize>(t: &mut ScanStep<'_>, i: usize) 
 #[inline(always)]
 pub(crate) unsafe fn delta<S: Simd>(mut t: DeltaStep<'_>) {
     let n = t.v.len();
-    // SAFETY: columns lie inside of the slices, whose lengths the shell checked; features by the module's contract.
+    // SAFETY: columns lie inside of the slices, whose lengths the wrapper checked; features by the module's contract.
     unsafe {
         columns!(S, n, i, delta_columns(&mut t), {
             let known = |(k, key): (usize, &f32)| t.state[k * n + i] * (one_or(t.decay, k) * key);
@@ -215,7 +215,7 @@ unsafe fn delta_columns<S: Simd, const U: usize>(t: &mut DeltaStep<'_>, i: usize
 #[inline(always)]
 pub(crate) unsafe fn wkv<S: Simd>(mut t: WkvStep<'_>) {
     let n = t.v.len();
-    // SAFETY: columns lie inside of the slices, whose lengths the shell checked; features by the module's contract.
+    // SAFETY: columns lie inside of the slices, whose lengths the wrapper checked; features by the module's contract.
     unsafe {
         columns!(S, n, i, wkv_columns(&mut t), {
             let mut sum = t.own * t.v[i];
@@ -258,7 +258,7 @@ unsafe fn wkv_columns<S: Simd, const U: usize>(t: &mut WkvStep<'_>, i: usize) {
 #[inline(always)]
 pub(crate) unsafe fn wkv7<S: Simd>(mut t: Wkv7Step<'_>) {
     let n = t.v.len();
-    // SAFETY: columns lie inside of the slices, whose lengths the shell checked; features by the module's contract.
+    // SAFETY: columns lie inside of the slices, whose lengths the wrapper checked; features by the module's contract.
     unsafe {
         columns!(S, n, i, wkv7_columns(&mut t), {
             let found = t.known.iter().enumerate().map(|(k, known)| t.state[k * n + i] * known);
@@ -309,7 +309,7 @@ unsafe fn wkv7_columns<S: Simd, const U: usize>(t: &mut Wkv7Step<'_>, i: usize) 
 #[inline(always)]
 pub(crate) unsafe fn pool<S: Simd>(mut t: PoolStep<'_>) {
     let n = t.x.len();
-    // SAFETY: columns lie inside of the slices, whose lengths the shell checked; features by the module's contract.
+    // SAFETY: columns lie inside of the slices, whose lengths the wrapper checked; features by the module's contract.
     unsafe {
         columns!(S, n, i, pool_columns(&mut t), {
             let score = t.gate[i] + t.bias[i];

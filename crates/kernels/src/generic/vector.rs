@@ -1,6 +1,6 @@
 //! Arithmetic on rows of f32.
 //!
-//! Lengths are checked by the shells; each body relies on slices of equal length (`w` and `b` may be empty).
+//! Lengths are checked by the wrappers; each body relies on slices of equal length (`w` and `b` may be empty).
 
 use super::Simd;
 use crate::portable::q8_scale;
@@ -324,7 +324,7 @@ pub(crate) unsafe fn exp_sum<S: Simd>(x: &mut [f32], max: f32) -> f32 {
 #[inline(always)]
 pub(crate) unsafe fn quantize_q8<S: Simd>(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
     for (b, scale) in scales.iter_mut().enumerate() {
-        // SAFETY: the shell checked that every block of 32 has its codes, scale and two sums; features as always.
+        // SAFETY: the wrapper checked that every block of 32 has its codes, scale and two sums; features as always.
         unsafe {
             let x = x.as_ptr().add(b * 32);
             let codes = codes.as_mut_ptr().add(b * 32);

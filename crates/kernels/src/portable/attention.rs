@@ -134,9 +134,9 @@ pub(super) fn attend(run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratc
         for (h, q) in q_rows(run).enumerate() {
             let score = dot(q, &row[..keys.dim]);
             let score = run.softcap.map_or(score, |cap| cap * (score / cap).tanh());
-            let fall = run.falls.get(h).map_or(0.0, |fall| fall.slope * (i as f32 - fall.from).abs());
+            let bias = run.alibi.get(h).map_or(0.0, |bias| bias.slope * (i as f32 - bias.from).abs());
             let shift = run.shifts.get(h * RUN + i).map_or(0.0, |shift| *shift);
-            scores[h * RUN + i] = score - fall + shift;
+            scores[h * RUN + i] = score - bias + shift;
         }
     }
     for (h, &(from, to)) in run.visible.iter().enumerate() {

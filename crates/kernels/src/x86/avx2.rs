@@ -9,7 +9,7 @@ use super::avx2_packed;
 use super::dots::{Dots, Pairs};
 use crate::generic::Simd;
 use crate::generic::panel::Place;
-use crate::generic::shells::{float_shells, vector_shells};
+use crate::generic::target_feature_wrappers::{float_wrappers, vector_wrappers};
 use crate::{Level, LinearKernel, OutMut};
 
 /// Whether this processor runs the level.
@@ -23,8 +23,8 @@ fn linear(ty: TensorType) -> Option<LinearKernel> {
     float::kernel(ty).or_else(|| avx2_packed::kernel(ty))
 }
 
-vector_shells!(Avx2<Pairs>, "avx2,fma,f16c");
-float_shells!(Avx2<Pairs>, "avx2,fma,f16c");
+vector_wrappers!(Avx2<Pairs>, "avx2,fma,f16c");
+float_wrappers!(Avx2<Pairs>, "avx2,fma,f16c");
 
 /// Vectors of eight f32; `D`: how codes of packed weights are multiplied.
 #[derive(Clone, Copy)]

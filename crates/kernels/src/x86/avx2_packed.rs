@@ -12,9 +12,9 @@ use crate::generic::Quant;
 use crate::generic::formats::fields::HighBits;
 use crate::generic::panel::Place;
 use crate::generic::qpanel::Panel;
-use crate::generic::shells::packed_shells;
+use crate::generic::target_feature_wrappers::packed_wrappers;
 
-packed_shells!(Avx2<Pairs>, "avx2,fma,f16c");
+packed_wrappers!(Avx2<Pairs>, "avx2,fma,f16c");
 pub(super) use packed::kernel;
 
 /// Every byte of `v` shifted right (negative: left) by `n` inside of 32-bit words.

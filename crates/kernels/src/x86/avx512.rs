@@ -7,7 +7,7 @@ use puna_quant::TensorType;
 use super::avx2;
 use crate::generic::Simd;
 use crate::generic::panel::Place;
-use crate::generic::shells::{float_shells, vector_shells};
+use crate::generic::target_feature_wrappers::{float_wrappers, vector_wrappers};
 use crate::{Level, LinearKernel, OutMut};
 
 /// Whether this processor runs the level.
@@ -25,8 +25,8 @@ fn linear(ty: TensorType) -> Option<LinearKernel> {
     float::kernel(ty).or_else(|| (avx2::LEVEL.linear)(ty))
 }
 
-vector_shells!(Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");
-float_shells!(Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");
+vector_wrappers!(Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");
+float_wrappers!(Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");
 
 /// Vectors of sixteen f32.
 #[derive(Clone, Copy)]

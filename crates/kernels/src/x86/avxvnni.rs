@@ -17,7 +17,7 @@ use super::avx2::{self, Avx2};
 use super::dots::Dots;
 use crate::generic::panel::Place;
 use crate::generic::qpanel::Panel;
-use crate::generic::shells::{packed_shells, sweep_shell};
+use crate::generic::target_feature_wrappers::{packed_wrappers, sweep_wrapper};
 use crate::{Level, LinearKernel, OutMut};
 
 /// Whether this processor runs the level, given that it runs `avx2`.
@@ -31,9 +31,9 @@ fn linear(ty: TensorType) -> Option<LinearKernel> {
     packed::kernel(ty).or_else(|| (avx2::LEVEL.linear)(ty))
 }
 
-packed_shells!(Avx2<Vnni<false>>, "avx2,fma,f16c,avxvnni");
+packed_wrappers!(Avx2<Vnni<false>>, "avx2,fma,f16c,avxvnni");
 
-sweep_shell!(sweep, Avx2<Vnni<false>>, "avx2,fma,f16c,avxvnni", 255);
+sweep_wrapper!(sweep, Avx2<Vnni<false>>, "avx2,fma,f16c,avxvnni", 255);
 
 /// The level `avxvnni-evex`, see the module.
 #[cfg(any(test, feature = "emulated"))]
@@ -52,9 +52,9 @@ pub(super) mod evex {
         packed::kernel(ty).or_else(|| (avx2::LEVEL.linear)(ty))
     }
 
-    packed_shells!(Avx2<Vnni<true>>, "avx2,fma,f16c");
+    packed_wrappers!(Avx2<Vnni<true>>, "avx2,fma,f16c");
 
-    sweep_shell!(pub(super) sweep, Avx2<Vnni<true>>, "avx2,fma,f16c", 255);
+    sweep_wrapper!(pub(super) sweep, Avx2<Vnni<true>>, "avx2,fma,f16c", 255);
 
     /// `vpdpbusd` as AVX-512 encodes it. Not its intrinsic, with which all code around it would be compiled for AVX-512.
     #[inline]

@@ -10,7 +10,7 @@ use puna_quant::TensorType;
 use super::avx512::{self, Avx512};
 use crate::generic::linear;
 use crate::generic::panel::{self, Place, Product};
-use crate::generic::shells::shell;
+use crate::generic::target_feature_wrappers::target_feature_fn;
 use crate::{Acts, LinearKernel, OutMut, Scratch, WeightRows};
 
 /// Whether this processor has the instruction, given that it runs `avx512vnni`.
@@ -24,12 +24,12 @@ pub(super) fn kernel(ty: TensorType) -> Option<LinearKernel> {
     Some(LinearKernel { panel: many, bf16_parts: 1, ..base })
 }
 
-shell!("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c", fn many(
+target_feature_fn!("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c", fn many(
     w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch
 ), {
     assert_eq!(w.ty, TensorType::BF16);
 }, linear::many::<Pairs>(w, x, out, scratch));
-shell!("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c", fn sweep(
+target_feature_fn!("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c", fn sweep(
     panel: &[f32], packed: &[f32], len: usize, tokens: usize, out: &mut OutMut<'_>, place: Place
 ), {}, panel::sweep::<Pairs>(panel, packed, len, tokens, out, place));
 

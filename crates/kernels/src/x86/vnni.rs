@@ -11,7 +11,7 @@ use super::{bf16, fields};
 use crate::generic::formats::fields::HighBits;
 use crate::generic::panel::Place;
 use crate::generic::qpanel::Panel;
-use crate::generic::shells::{packed_shells, sweep_shell};
+use crate::generic::target_feature_wrappers::{packed_wrappers, sweep_wrapper};
 use crate::generic::{Quant, Simd};
 use crate::{Level, LinearKernel, OutMut};
 
@@ -27,9 +27,9 @@ fn linear(ty: TensorType) -> Option<LinearKernel> {
     packed::kernel(ty).or_else(pairs).or_else(|| (avx512::LEVEL.linear)(ty))
 }
 
-packed_shells!(Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
+packed_wrappers!(Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
 
-sweep_shell!(sweep, Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c", 255);
+sweep_wrapper!(sweep, Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c", 255);
 
 // SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]

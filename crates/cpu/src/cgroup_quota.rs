@@ -1,13 +1,15 @@
-//! How much processor time control groups allow this process.
+//! Reads the processor time that Linux control groups, version 1 and 2, allow this process.
+//!
+//! Formats: `proc(5)` for `mountinfo`, `cgroups(7)`, and the kernel documentation of `cpu.max` and `cpu.cfs_quota_us`.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// Processor time, in thousandths of a processor.
+/// Processor time in thousandths of one processor.
 pub type MilliCpus = u64;
 
-/// The tightest limit on this process, of its own control group and of those around it; `None` where nothing limits it.
-/// Files are looked for under `root`, which is `/` but in tests.
+/// Returns the tightest limit of the control group of this process and all its ancestors, or `None` without a limit. Reads
+/// files below `root`: `/`, except in tests.
 pub fn read(root: &Path) -> Option<MilliCpus> {
     let file = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
     let mounts = mounts(&file("proc/self/mountinfo"));
@@ -20,13 +22,14 @@ pub fn read(root: &Path) -> Option<MilliCpus> {
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     v2: bool,
-    /// The group that is seen at `point`: a container may see its own group and nothing around it.
+    /// The group that is mounted at `point`. A container often sees only its own group.
     root: PathBuf,
     /// Without the leading slash.
     point: PathBuf,
 }
 
-/// Lines are `id parent device root point options … - type source options`; controllers of version 1 are among the last.
+/// Parses lines `id parent device root point options … - type source options`. The last options name the controllers of
+/// version 1.
 fn mounts(mountinfo: &str) -> Vec<Mount> {
     let mount = |line: &str| {
         let (place, kind) = line.split_once(" - ")?;
@@ -51,18 +54,18 @@ fn group(line: &str) -> Option<(bool, PathBuf)> {
     (v2 || controllers.split(',').any(|c| c == "cpu")).then(|| (v2, path.into()))
 }
 
-/// The folders of a group and of those around it, as far as they can be seen.
+/// The folders of a group and its ancestors, as far as the mount shows them.
 fn folders((v2, path): &(bool, PathBuf), mounts: &[Mount]) -> Vec<PathBuf> {
     let Some(mount) = mounts.iter().find(|mount| mount.v2 == *v2) else { return Vec::new() };
-    // A group outside of what is mounted, which the system writes with `..`, is seen as the mount itself.
+    // The kernel writes a group outside of the mount with `..`; the mount itself stands for it.
     let inside = path.strip_prefix(&mount.root).unwrap_or(Path::new(""));
     let plain = inside.components().all(|part| matches!(part, Component::Normal(_)));
     let inside = if plain { inside } else { Path::new("") };
     inside.ancestors().map(|group| mount.point.join(group)).collect()
 }
 
-/// What one group allows: `cpu.max` of version 2 is `time period` or `max period`, version 1 has a file for each, and -1 for no
-/// limit.
+/// The limit of one group. Version 2 has `cpu.max` with `quota period` or `max period`, in µs. Version 1 has a file for each and
+/// -1 for no limit.
 fn limit(folder: &Path) -> Option<MilliCpus> {
     let file = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let (time, period) = match file("cpu.max") {
@@ -96,14 +99,14 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_group_on_the_way_up_counts() {
+    fn the_tightest_limit_of_a_group_and_its_ancestors_counts() {
         let files = [
             ("proc/self/mountinfo", V2),
             ("proc/self/cgroup", "0::/user.slice/app\n"),
             ("sys/fs/cgroup/user.slice/app/cpu.max", "max 100000\n"),
             ("sys/fs/cgroup/user.slice/cpu.max", "150000 100000\n"),
             ("sys/fs/cgroup/cpu.max", "800000 100000\n"),
-            // Not on the way.
+            // Not an ancestor.
             ("sys/fs/cgroup/user.slice/other/cpu.max", "1000 100000\n"),
         ];
         assert_eq!(read(machine(&files).path()), Some(1500));
@@ -125,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_outside_of_what_is_mounted_is_the_mount() {
+    fn a_group_outside_of_the_mount_is_read_at_the_mount() {
         for path in ["0::/../../other\n", "0::/\n", "0::/gone/away\n"] {
             let files = [
                 ("proc/self/mountinfo", V2),
@@ -137,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_limits_nothing() {
+    fn malformed_files_set_no_limit() {
         for text in ["", "max", "100000", "x y", "100000 0", "99999999999999999999 1", "-5 100000"] {
             let files = [
                 ("proc/self/mountinfo", V2),

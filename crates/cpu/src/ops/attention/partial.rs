@@ -1,5 +1,5 @@
-//! Attention in two parts, of which the second goes on where the first left off: what the softmax of a query has summed up so far lies in a
-//! value between them.
+//! Attention in two instructions over different positions: the first writes its partial result (weighted sum, largest score, sum
+//! of weights) to a value of the graph, and the second merges it with its own.
 
 use puna_kernels::RunningSoftmax;
 
@@ -7,14 +7,14 @@ use super::Attend;
 use crate::step::Step;
 
 impl Attend {
-    /// Where a head's weighed sum of values, its largest score and its sum of weights begin in a row of a part.
+    /// First columns of a head's weighted sum of values, largest score and sum of weights in a row of the partial result.
     fn columns(&self, head: usize) -> [usize; 3] {
         let (heads, dim) = (self.spec.heads, self.spec.value_dim);
         [head * dim, heads * dim + head, heads * (dim + 1) + head]
     }
 
-    /// Writes what was summed up for query `r`, which is this row's head.
-    pub(super) fn put_aside(
+    /// Writes the partial result of query `r`: `head` of token `row`.
+    pub(super) fn store_partial(
         &self,
         total: &RunningSoftmax<'_>,
         r: usize,
@@ -25,13 +25,13 @@ impl Attend {
         let parts = [&total.acc[r * dim..][..dim], &total.max[r..=r], &total.sum[r..=r]];
         for (column, part) in self.columns(head).into_iter().zip(parts) {
             let start = self.out.start + row * self.out.stride + column;
-            // SAFETY: a token's head belongs to one block.
+            // SAFETY: each head of a token belongs to one block.
             unsafe { step.arena.slice_mut(start, part.len()) }.copy_from_slice(part);
         }
     }
 
-    /// Puts what was summed up before in front of what is summed up for query `r`, which is this row's head.
-    pub(super) fn go_on(
+    /// Merges the earlier partial result of query `r`, which is `head` of token `row`, into `total`.
+    pub(super) fn merge_previous(
         &self,
         total: &mut RunningSoftmax<'_>,
         r: usize,
@@ -40,11 +40,11 @@ impl Attend {
     ) {
         let Some(before) = &self.before else { return };
         let dim = self.spec.value_dim;
-        // SAFETY: computed before a barrier.
+        // SAFETY: an earlier instruction computed it, behind a barrier.
         let before = unsafe { step.arena.row(before, row) };
         let [acc, max, sum] = self.columns(head);
         let most = before[max].max(total.max[r]);
-        // One of both is 1; nothing may have been seen here.
+        // One of the two factors is 1.
         let shrink = |from: f32| if from == most { 1.0 } else { (from - most).exp() };
         let (old, new) = (shrink(before[max]), shrink(total.max[r]));
         total.max[r] = most;

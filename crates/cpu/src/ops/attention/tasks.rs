@@ -1,91 +1,95 @@
-//! How an attention of a step is cut into tasks.
+//! Divides the attention of a step into tasks.
+//!
+//! A task computes a block: some tokens of one sequence, some heads, and a range of positions. If a step has too few tasks for
+//! the threads, contexts are split (split-KV attention): each split of [`SPLIT_LEN`] positions becomes a task with a partial
+//! result, and the task that finishes last merges the partial results.
 
 use std::sync::atomic::AtomicUsize;
 
 use puna_graph::{AttentionSpec, Mask, Segment};
 use puna_kernels::RUN;
 
-/// Query rows (tokens × heads) of a task, at most.
+/// Largest number of query rows (tokens × heads) of a task.
 const BLOCK_ROWS: usize = 64;
-/// Positions (or of those that were chosen, so many) after which a running softmax is put aside and begun anew. Results are merged in
-/// order, so that it makes no difference whether one task walks the whole context or each span has a task of its own. A multiple of
-/// [`RUN`].
-const SPAN: usize = 512;
-/// Query rows of a key head up to which a task takes several key heads.
-const FEW_ROWS: usize = 16;
-/// Query rows of a key head that are worth bringing its keys near once more.
-const WORTH_ROWS: usize = 8;
-/// Tasks a thread that even out what threads differ in speed: with fewer, contexts are cut into spans; beyond that, tasks
-/// of few rows take several key heads.
-const TASKS_A_THREAD: usize = 8;
+/// Positions of a split; for sparse attention, entries of the list of selected positions. Every task restarts its running softmax
+/// after each split and merges splits in order. So results have the same bits whether one task computes the whole context or
+/// each split has its own task. A multiple of [`RUN`].
+const SPLIT_LEN: usize = 512;
+/// Largest number of query rows per key head for which a task takes several key heads.
+const MAX_ROWS_FOR_SEVERAL_HEADS: usize = 16;
+/// Smallest number of query rows per task for which it pays that several tasks load the same keys.
+const MIN_ROWS_PER_KEY_LOAD: usize = 8;
+/// Tasks per thread that balance threads of different speed. With fewer, contexts are split; with more, tasks of few rows take
+/// several key heads.
+const TASKS_PER_THREAD: usize = 8;
 
-/// A block of tokens of one sequence and the positions that a task looks at.
+/// The tokens, heads and positions of one task.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Block {
     pub segment: usize,
-    /// First row in the segment.
+    /// First row, relative to the segment.
     pub row: usize,
     pub rows: usize,
-    /// First key head, and how many.
+    /// First key head and number of key heads.
     pub kv_head: usize,
     pub kv_heads: usize,
-    /// First query head of each key head, and how many.
+    /// First query head within each key head's group, and number of query heads.
     pub head: usize,
     pub heads: usize,
-    /// Whether it is one token that sees what was chosen for it, and no more.
-    pub is_chosen: bool,
-    /// Positions seen by this task; places in the list of them where they were chosen, which may be shorter.
+    /// Whether the block is one token with sparse attention.
+    pub is_sparse: bool,
+    /// Range of positions; for sparse attention, of entries of the list of selected positions, which may be shorter.
     pub from: usize,
     pub to: usize,
-    /// If the block is cut into spans: where this one's results go, and which merge awaits it.
+    /// If the context is split: offset of the partial result in the split scratch, and index of the merge.
     pub partial: Option<(usize, usize)>,
 }
 
-/// A block whose spans are to be merged by the task that finishes last.
+/// A block whose splits the last finished task merges.
 #[derive(Debug)]
-pub(super) struct Merge {
+pub(super) struct SplitMerge {
     pub block: Block,
-    /// Offset of the first span's results, and their number.
+    /// Offset of the first partial result, and number of splits.
     pub partial: usize,
-    pub spans: usize,
-    /// Spans that are not finished.
-    pub left: AtomicUsize,
+    pub splits: usize,
+    /// Number of unfinished splits.
+    pub unfinished: AtomicUsize,
 }
 
-/// The tasks of a step; the same for all layers of the same form.
+/// The tasks of one attention in one step.
 #[derive(Debug, Default)]
-pub struct Work {
+pub struct AttentionTasks {
     pub(super) blocks: Vec<Block>,
-    pub(super) merges: Vec<Merge>,
+    pub(super) merges: Vec<SplitMerge>,
     pub(super) partial_len: usize,
 }
 
 impl Block {
-    /// Query rows of a key head.
+    /// Query rows per key head.
     pub fn queries(&self) -> usize {
         self.rows * self.heads
     }
 
-    /// Floats of the running softmax of a key head's queries.
+    /// Length in f32 of the running softmax of one key head's queries.
     pub fn state_len(&self, spec: &AttentionSpec) -> usize {
         self.queries() * (spec.value_dim + 2)
     }
 }
 
-impl Work {
-    /// `page_tokens` are the cache's, where keys and values are kept. Contexts whose partial results take more than `room` floats are
-    /// not cut.
+impl AttentionTasks {
+    /// Divides the attention of `segments` for `threads` threads. Contexts are not split if the partial results need more than
+    /// `scratch_len` f32. `page_tokens` is the page size of the cache, 0 without a cache.
     pub(super) fn plan(
         spec: &AttentionSpec,
         segments: &[Segment],
-        (threads, room): (usize, usize),
+        (threads, scratch_len): (usize, usize),
         page_tokens: usize,
     ) -> Self {
         let group = spec.heads / spec.kv_heads;
         let block_rows = (BLOCK_ROWS / group).max(1);
-        let mut work = Self::default();
+        let mut tasks = Self::default();
         let blocks_of = |s: &Segment| {
-            let whole = rows_that_see_all(spec, s);
+            let whole = dense_rows(spec, s);
             let whole_blocks =
                 (0..whole).step_by(block_rows).map(move |row| (row, block_rows.min(whole - row)));
             whole_blocks.chain((whole..s.rows).map(|row| (row, 1)))
@@ -93,23 +97,24 @@ impl Work {
         let blocks: usize = segments.iter().map(|s| blocks_of(s).count()).sum();
         let seen = |s: &Segment, row, rows| seen(spec, s, (row, rows), page_tokens);
         let partials = || -> usize {
-            let spans_of = |s: &Segment| -> usize {
+            let splits_of = |s: &Segment| -> usize {
                 let each = blocks_of(s).map(|(row, rows)| {
                     let (from, to) = seen(s, row, rows);
-                    rows * spans(from, to).count()
+                    rows * splits(from, to).count()
                 });
                 each.sum()
             };
-            segments.iter().map(spans_of).sum::<usize>() * spec.part_cols()
+            segments.iter().map(splits_of).sum::<usize>() * spec.part_cols()
         };
-        let cut = threads > 1 && blocks * spec.kv_heads < threads * TASKS_A_THREAD && partials() <= room;
+        let split_contexts =
+            threads > 1 && blocks * spec.kv_heads < threads * TASKS_PER_THREAD && partials() <= scratch_len;
         for (segment, s) in segments.iter().enumerate() {
             for (row, rows) in blocks_of(s) {
-                let is_chosen = row >= rows_that_see_all(spec, s);
+                let is_sparse = row >= dense_rows(spec, s);
                 let (from, to) = seen(s, row, rows);
-                let spans = if cut { spans(from, to).count() } else { 1 };
-                let each = heads_a_task(spec.kv_heads, rows * group, blocks * spans, threads);
-                let part = queries_a_task(group, rows, blocks * spans * spec.kv_heads, threads);
+                let splits = if split_contexts { splits(from, to).count() } else { 1 };
+                let each = kv_heads_per_task(spec.kv_heads, rows * group, blocks * splits, threads);
+                let part = query_heads_per_task(group, rows, blocks * splits * spec.kv_heads, threads);
                 for kv_head in (0..spec.kv_heads).step_by(each) {
                     let (kv_heads, partial) = (each.min(spec.kv_heads - kv_head), None);
                     for head in (0..group).step_by(part) {
@@ -122,95 +127,96 @@ impl Work {
                             kv_heads,
                             head,
                             heads,
-                            is_chosen,
+                            is_sparse,
                             from,
                             to,
                             partial,
                         };
-                        work.push(block, cut, kv_heads * block.state_len(spec));
+                        tasks.push(block, split_contexts, kv_heads * block.state_len(spec));
                     }
                 }
             }
         }
-        work
+        tasks
     }
 
-    /// Adds a block, cut into spans if it has several; each span's results take `len` floats.
-    fn push(&mut self, block: Block, cut: bool, len: usize) {
-        let spans: Vec<_> = spans(block.from, block.to).collect();
-        if !cut || spans.len() == 1 {
+    /// Adds a block, or one block for each split. A partial result has `len` f32.
+    fn push(&mut self, block: Block, split_contexts: bool, len: usize) {
+        let splits: Vec<_> = splits(block.from, block.to).collect();
+        if !split_contexts || splits.len() == 1 {
             return self.blocks.push(block);
         }
         let first = self.partial_len;
-        for &(from, to) in &spans {
+        for &(from, to) in &splits {
             let partial = Some((self.partial_len, self.merges.len()));
             self.blocks.push(Block { from, to, partial, ..block });
             self.partial_len += len;
         }
-        let left = AtomicUsize::new(spans.len());
-        self.merges.push(Merge { block, partial: first, spans: spans.len(), left });
+        let unfinished = AtomicUsize::new(splits.len());
+        self.merges.push(SplitMerge { block, partial: first, splits: splits.len(), unfinished });
     }
 
-    /// For tests of what runs them: the key heads of each block, and whether it is one of several spans.
+    /// For tests of the instruction: key heads of each block, and whether it is one of several splits.
     #[cfg(test)]
     pub fn heads_of_blocks(spec: &AttentionSpec, segments: &[Segment], threads: usize) -> Vec<(usize, bool)> {
-        let work = Self::plan(spec, segments, (threads, usize::MAX), RUN);
-        work.blocks.iter().map(|block| (block.kv_heads, block.partial.is_some())).collect()
+        let tasks = Self::plan(spec, segments, (threads, usize::MAX), RUN);
+        tasks.blocks.iter().map(|block| (block.kv_heads, block.partial.is_some())).collect()
     }
 }
 
-/// Of `kv_heads` key heads how many a task takes, if there were so many tasks with all of them. The few query rows of all
-/// heads fit into the cache, and the task reads whole pages of a layer from the first byte to the last.
-fn heads_a_task(kv_heads: usize, query_rows: usize, tasks: usize, threads: usize) -> usize {
-    if query_rows > FEW_ROWS {
+/// Number of key heads per task, if `tasks` tasks of all `kv_heads` key heads would exist. The few query rows of all heads fit
+/// into the processor cache, and the task reads a layer's part of a page from the first byte to the last.
+fn kv_heads_per_task(kv_heads: usize, query_rows: usize, tasks: usize, threads: usize) -> usize {
+    if query_rows > MAX_ROWS_FOR_SEVERAL_HEADS {
         return 1;
     }
-    let parts = (threads * TASKS_A_THREAD).div_ceil(tasks).min(kv_heads);
+    let parts = (threads * TASKS_PER_THREAD).div_ceil(tasks).min(kv_heads);
     kv_heads.div_ceil(parts)
 }
 
-/// Of the query heads of a key head how many a task takes, if there were so many tasks with all of them: where these are fewer than
-/// threads, several tasks read the same keys, each for heads enough to make that worth while.
-fn queries_a_task(group: usize, rows: usize, tasks: usize, threads: usize) -> usize {
-    let parts = threads.div_ceil(tasks).min(rows * group / WORTH_ROWS).clamp(1, group);
+/// Number of query heads of a key head per task, if `tasks` tasks of all query heads would exist. With fewer tasks than threads,
+/// several tasks read the same keys, each for at least [`MIN_ROWS_PER_KEY_LOAD`] query rows.
+fn query_heads_per_task(group: usize, rows: usize, tasks: usize, threads: usize) -> usize {
+    let parts = threads.div_ceil(tasks).min(rows * group / MIN_ROWS_PER_KEY_LOAD).clamp(1, group);
     group.div_ceil(parts)
 }
 
-/// Rows of a sequence for which nothing need be chosen: they come first.
-fn rows_that_see_all(spec: &AttentionSpec, s: &Segment) -> usize {
+/// Number of first rows of a segment that see all earlier positions, since these are no more than sparse attention selects.
+fn dense_rows(spec: &AttentionSpec, s: &Segment) -> usize {
     let Some(room) = spec.room() else { return s.rows };
-    // The first position that sees more than a list has room for.
+    // The first position that sees more positions than sparse attention selects.
     let first = (room + 1).saturating_mul(spec.mask.pooled()) - 1;
     first.saturating_sub(s.past).min(s.rows)
 }
 
-/// The positions that rows of a segment look at: whole runs, so that a position always takes part in the same one; but nothing before
-/// the first page that is still there, where pages are smaller than a run.
+/// The positions that rows of a segment read: from the start of a run, so that a position is always in the same run, but not before
+/// the first page that is kept, since pages can be smaller than a run.
 fn seen(
     spec: &AttentionSpec,
     s: &Segment,
     (row, rows): (usize, usize),
     page_tokens: usize,
 ) -> (usize, usize) {
-    let (from, to) = match spec.room().filter(|_| row >= rows_that_see_all(spec, s)) {
+    let (from, to) = match spec.room().filter(|_| row >= dense_rows(spec, s)) {
         Some(room) => (0, room),
         None => visible(spec, s, row, rows),
     };
-    ((from / RUN * RUN).max(from.min(first_kept(spec.mask, s, page_tokens))), to)
+    ((from / RUN * RUN).max(from.min(first_cached(spec.mask, s, page_tokens))), to)
 }
 
-/// The spans of the positions `from .. to`.
-pub(super) fn spans(from: usize, to: usize) -> impl Iterator<Item = (usize, usize)> {
-    let first = from / SPAN;
-    (first..to.div_ceil(SPAN).max(first + 1)).map(move |i| (from.max(i * SPAN), to.min((i + 1) * SPAN)))
+/// The splits of the positions `from .. to`.
+pub(super) fn splits(from: usize, to: usize) -> impl Iterator<Item = (usize, usize)> {
+    let first = from / SPLIT_LEN;
+    (first..to.div_ceil(SPLIT_LEN).max(first + 1))
+        .map(move |i| (from.max(i * SPLIT_LEN), to.min((i + 1) * SPLIT_LEN)))
 }
 
-/// The first position that is still there of what layers of this form keep.
-fn first_kept(mask: Mask, s: &Segment, page_tokens: usize) -> usize {
+/// The first position that the cache still has for layers with this mask.
+fn first_cached(mask: Mask, s: &Segment, page_tokens: usize) -> usize {
     mask.reach().map_or(0, |_| s.recent.first * page_tokens)
 }
 
-/// Positions that any row of a block sees.
+/// Positions that at least one row of a block sees.
 fn visible(spec: &AttentionSpec, s: &Segment, row: usize, rows: usize) -> (usize, usize) {
     let (first, last) = (s.past + row, s.past + row + rows - 1);
     let mask = spec.mask;
@@ -239,7 +245,7 @@ pub(super) fn row_visible(spec: &AttentionSpec, s: &Segment, position: usize) ->
     }
 }
 
-/// Where what the row at `position` sees ends.
+/// End of the positions that the row at `position` sees.
 fn end(spec: &AttentionSpec, s: &Segment, position: usize) -> usize {
     if spec.sees_ahead { s.past + s.rows } else { position + 1 }
 }
@@ -249,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_looks_at_what_any_of_its_rows_sees() {
+    fn a_block_reads_the_positions_of_all_its_rows() {
         let s = Segment { first_row: 0, rows: 12, past: 9, ..Segment::default() };
         for mask in [Mask::Causal, Mask::Window(4), Mask::Chunk(5), Mask::Chunk(1), Mask::Pooled(4)] {
             for sees_ahead in [false, true] {
@@ -268,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sees_ahead_sees_the_whole_step_and_no_farther_back_than_others() {
+    fn attention_with_look_ahead_sees_the_whole_step() {
         let s = Segment { first_row: 0, rows: 6, past: 9, ..Segment::default() };
         let seen =
             |mask, position| row_visible(&AttentionSpec { sees_ahead: true, ..spec(mask) }, &s, position);

@@ -1,18 +1,18 @@
-//! The thin functions that carry target features, made for each level by macros.
+//! Macros that make the thin functions with `#[target_feature]` for each level.
 //!
-//! A shell is a safe function: it checks lengths, then enters the generic body compiled with the level's features. That
+//! A wrapper is a safe function: it checks lengths, then enters the generic body compiled with the level's features. That
 //! is sound because a level's table leaves its module only through [`levels`](crate::levels), which asks the
 //! processor first.
 
-/// One safe function around a body that is compiled with `$features`.
-macro_rules! shell {
+/// Makes a safe function around a body that is compiled with `$features`.
+macro_rules! target_feature_fn {
     ($features:literal, fn $name:ident $(<$g:ident: $bound:path>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?,
      $check:block, $body:expr) => {
         pub(super) fn $name $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
             #[inline]
             #[target_feature(enable = $features)]
             fn inner $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
-                // SAFETY: the lengths were checked by the shell (or are by the body); this function has the features.
+                // SAFETY: the lengths were checked by the wrapper (or are by the body); this function has the features.
                 unsafe { $body }
             }
             $check
@@ -23,11 +23,11 @@ macro_rules! shell {
 }
 
 /// `VECTOR`, the [`VectorKernels`](crate::VectorKernels) of the vector type `$S`.
-macro_rules! vector_shells {
+macro_rules! vector_wrappers {
     ($S:ty, $features:literal) => {
         mod vector {
             use super::*;
-            use $crate::generic::{attention, attention::Expand, recurrent, rows, shells::shell, vector};
+            use $crate::generic::{attention, attention::Expand, recurrent, rows, target_feature_wrappers::target_feature_fn, vector};
             use $crate::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, ScoreRun, Scratch, VectorKernels};
             use $crate::{DeltaStep, PoolStep, RecurrentKernels, ScanStep, Tap, Wkv7Step, WkvStep};
 
@@ -48,54 +48,54 @@ macro_rules! vector_shells {
                 recurrent: RecurrentKernels { conv, scan, delta, wkv, wkv7, pool },
             };
 
-            shell!($features, fn quantize_q8(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]), {
+            target_feature_fn!($features, fn quantize_q8(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]), {
                 assert!(x.len().is_multiple_of(32) && codes.len() == x.len());
                 assert!(scales.len() == x.len() / 32 && sums.len() == x.len() / 16);
             }, vector::quantize_q8::<$S>(x, codes, scales, sums));
-            shell!($features, fn rms_norm(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]), {
+            target_feature_fn!($features, fn rms_norm(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]), {
                 assert!(y.len() == x.len() && (w.is_empty() || w.len() == x.len()));
             }, vector::rms_norm::<$S>(x, w, eps, y));
-            shell!($features, fn layer_norm(x: &[f32], w: &[f32], b: &[f32], eps: f32, y: &mut [f32]), {
+            target_feature_fn!($features, fn layer_norm(x: &[f32], w: &[f32], b: &[f32], eps: f32, y: &mut [f32]), {
                 assert!(y.len() == x.len() && (w.is_empty() || w.len() == x.len()));
                 assert!(b.is_empty() || b.len() == x.len());
             }, vector::layer_norm::<$S>(x, w, b, eps, y));
-            shell!($features, fn add(y: &mut [f32], x: &[f32]), {
+            target_feature_fn!($features, fn add(y: &mut [f32], x: &[f32]), {
                 assert_eq!(y.len(), x.len());
             }, vector::add::<$S>(y, x));
-            shell!($features, fn swiglu(gate: &mut [f32], up: &[f32]), {
+            target_feature_fn!($features, fn swiglu(gate: &mut [f32], up: &[f32]), {
                 assert_eq!(gate.len(), up.len());
             }, vector::swiglu::<$S>(gate, up));
-            shell!($features, fn geglu(gate: &mut [f32], up: &[f32]), {
+            target_feature_fn!($features, fn geglu(gate: &mut [f32], up: &[f32]), {
                 assert_eq!(gate.len(), up.len());
             }, vector::geglu::<$S>(gate, up));
-            shell!($features, fn gelu(x: &mut [f32]), {}, vector::gelu::<$S>(x));
-            shell!($features, fn gelu_erf(x: &mut [f32]), {}, vector::gelu_erf::<$S>(x));
-            shell!($features, fn exp_sum(x: &mut [f32], max: f32) -> f32, {}, vector::exp_sum::<$S>(x, max));
-            shell!($features, fn max(x: &[f32]) -> f32, {}, vector::max::<$S>(x));
-            shell!($features, fn store_kv(ty: KvType, x: &[f32], row: &mut [u8]), {},
+            target_feature_fn!($features, fn gelu(x: &mut [f32]), {}, vector::gelu::<$S>(x));
+            target_feature_fn!($features, fn gelu_erf(x: &mut [f32]), {}, vector::gelu_erf::<$S>(x));
+            target_feature_fn!($features, fn exp_sum(x: &mut [f32], max: f32) -> f32, {}, vector::exp_sum::<$S>(x, max));
+            target_feature_fn!($features, fn max(x: &[f32]) -> f32, {}, vector::max::<$S>(x));
+            target_feature_fn!($features, fn store_kv(ty: KvType, x: &[f32], row: &mut [u8]), {},
                 attention::store_kv::<$S>(ty, x, row));
-            shell!($features, fn expand<R: rows::RowFormat>(rows: KvRows<'_>, to: &mut [f32]), {
+            target_feature_fn!($features, fn expand<R: rows::RowFormat>(rows: KvRows<'_>, to: &mut [f32]), {
                 let columns = rows.layout == KvLayout::Columns;
                 assert!(if columns { RUN } else { rows.rows } * rows.dim <= to.len());
             }, attention::expand::<$S, R>(rows, to));
-            shell!($features, fn attend_by(
+            target_feature_fn!($features, fn attend_by(
                 run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch, expanders: [Expand; 2]
             ), {}, attention::attend::<$S>(run, state, scratch, expanders));
 
-            shell!($features, fn score_by(
+            target_feature_fn!($features, fn score_by(
                 run: &ScoreRun<'_>, sums: &mut [f32], scratch: &mut Scratch, expand: Expand
             ), {}, attention::score_sums::<$S>(run, sums, scratch, expand));
 
-            shell!($features, fn conv(taps: &[Tap<'_>], bias: &[f32], silu: bool, y: &mut [f32]), {
+            target_feature_fn!($features, fn conv(taps: &[Tap<'_>], bias: &[f32], silu: bool, y: &mut [f32]), {
                 assert!(taps.iter().all(|tap| tap.x.len() == y.len() && tap.w.len() == y.len()));
                 assert!(bias.is_empty() || bias.len() == y.len());
             }, recurrent::conv::<$S>(taps, bias, silu, y));
-            shell!($features, fn scan(step: ScanStep<'_>), { step.check(); }, recurrent::scan::<$S>(step));
-            shell!($features, fn delta(step: DeltaStep<'_>), { step.check(); }, recurrent::delta::<$S>(step));
-            shell!($features, fn wkv(step: WkvStep<'_>), { step.check(); }, recurrent::wkv::<$S>(step));
-            shell!($features, fn wkv7(step: Wkv7Step<'_>), { step.check(); }, recurrent::wkv7::<$S>(step));
+            target_feature_fn!($features, fn scan(step: ScanStep<'_>), { step.check(); }, recurrent::scan::<$S>(step));
+            target_feature_fn!($features, fn delta(step: DeltaStep<'_>), { step.check(); }, recurrent::delta::<$S>(step));
+            target_feature_fn!($features, fn wkv(step: WkvStep<'_>), { step.check(); }, recurrent::wkv::<$S>(step));
+            target_feature_fn!($features, fn wkv7(step: Wkv7Step<'_>), { step.check(); }, recurrent::wkv7::<$S>(step));
 
-            shell!($features, fn pool(step: PoolStep<'_>), { step.check(); }, recurrent::pool::<$S>(step));
+            target_feature_fn!($features, fn pool(step: PoolStep<'_>), { step.check(); }, recurrent::pool::<$S>(step));
 
             fn expander(ty: KvType) -> Expand {
                 match ty {
@@ -119,13 +119,13 @@ macro_rules! vector_shells {
 }
 
 /// `float::kernel`: the products of weights stored as floats, f32 activations.
-macro_rules! float_shells {
+macro_rules! float_wrappers {
     ($S:ty, $features:literal) => {
         mod float {
             use puna_quant::TensorType;
 
             use super::*;
-            use $crate::generic::{Simd, linear, panel, panel::Place, rows, shells::shell};
+            use $crate::generic::{Simd, linear, panel, panel::Place, rows, target_feature_wrappers::target_feature_fn};
             use $crate::{ActKind, Acts, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows};
 
             pub(super) fn kernel(ty: TensorType) -> Option<LinearKernel> {
@@ -149,15 +149,15 @@ macro_rules! float_shells {
                 }
             }
 
-            shell!($features, fn stream<R: rows::RowFormat>(
+            target_feature_fn!($features, fn stream<R: rows::RowFormat>(
                 w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, _scratch: &mut Scratch
             ), {
                 assert_eq!(w.ty, R::TYPE);
             }, linear::stream::<$S, R>(w, x, out));
-            shell!($features, fn sweep(
+            target_feature_fn!($features, fn sweep(
                 panel: &[f32], packed: &[f32], len: usize, tokens: usize, out: &mut OutMut<'_>, place: Place
             ), {}, panel::sweep::<panel::Floats<$S, rows::F32>>(panel, packed, len, tokens, out, place));
-            shell!($features, fn many<R: rows::RowFormat>(
+            target_feature_fn!($features, fn many<R: rows::RowFormat>(
                 w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch
             ), {
                 assert_eq!(w.ty, R::TYPE);
@@ -167,7 +167,7 @@ macro_rules! float_shells {
 }
 
 /// `packed::kernel`: the products of packed weights, 8-bit activations.
-macro_rules! packed_shells {
+macro_rules! packed_wrappers {
     ($S:ty, $features:literal) => {
         mod packed {
             use puna_quant::TensorType;
@@ -176,7 +176,7 @@ macro_rules! packed_shells {
             use $crate::generic::formats::{blocks, codebook, kquants, ternary};
             use $crate::generic::quant::{self, Codes, Packing, Unpacked};
             use $crate::generic::qstream::{self, Memory};
-            use $crate::generic::{Format, Quant, Simd, qpanel, shells::shell};
+            use $crate::generic::{Format, Quant, Simd, qpanel, target_feature_wrappers::target_feature_fn};
             use $crate::{ActKind, Acts, LinearFn, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows};
 
             pub(crate) fn kernel(ty: TensorType) -> Option<LinearKernel> {
@@ -258,15 +258,15 @@ macro_rules! packed_shells {
                 panel_any(w, x, out, scratch, &packing::<F>());
             }
 
-            shell!($features, fn stream<F: Format>(
+            target_feature_fn!($features, fn stream<F: Format>(
                 w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch
             ), {
                 assert_eq!(w.ty, F::TYPE);
             }, qstream::stream::<$S, F>(w, x, out, scratch, None));
-            shell!($features, fn stream_memory<M: Format>(
+            target_feature_fn!($features, fn stream_memory<M: Format>(
                 w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch, packing: &Packing
             ), {}, qstream::stream::<$S, M>(w, x, out, scratch, Some(packing)));
-            shell!($features, fn panel_any(
+            target_feature_fn!($features, fn panel_any(
                 w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch, packing: &Packing
             ), {}, qpanel::multiply::<$S>(w, x, out, scratch, packing));
         }
@@ -275,7 +275,7 @@ macro_rules! packed_shells {
 
 /// `$name`: the sweep of `$S` over tokens, compiled once for each kind of scales, where the class of codes is of no matter
 /// and `$top` stands for all.
-macro_rules! sweep_shell {
+macro_rules! sweep_wrapper {
     ($vis:vis $name:ident, $S:ty, $features:literal, $top:literal) => {
         #[target_feature(enable = $features)]
         $vis fn $name<const SUB: usize, const MIN: bool>(
@@ -295,4 +295,4 @@ macro_rules! sweep_shell {
     };
 }
 
-pub(crate) use {float_shells, packed_shells, shell, sweep_shell, vector_shells};
+pub(crate) use {float_wrappers, packed_wrappers, sweep_wrapper, target_feature_fn, vector_wrappers};

@@ -1,51 +1,59 @@
-//! Attention of a token to what was chosen for it: those positions are brought together, and met as if they were all there are.
-//! So a token that was given all positions gets the very bits of one for which nothing was chosen.
+//! Sparse attention: attention of a token to the positions that the indexer selected. The keys and values are gathered into
+//! contiguous runs and attended to as usual. So a token for which all positions are selected gets the bits of dense attention.
 
 use puna_graph::Chosen;
 use puna_kernels::{AttendRun, RUN};
 
-use super::work::{Block, row_visible};
-use super::{Attend, results};
+use super::tasks::{Block, row_visible};
+use super::{Attend, running_softmax};
 use crate::cache::Kind;
-use crate::step::{Local, Step};
+use crate::step::{Step, ThreadScratch};
 
-/// A page, and a position in it.
-type InCache = (u32, usize);
+/// Place of a position in the cache: page, and row in the page.
+type CachePlace = (u32, usize);
 
 impl Attend {
-    /// Takes the places of a span of each key head's list into the running softmax of its queries.
-    pub(super) fn walk_chosen(
+    /// Adds the selected positions of a split to the running softmax of each key head's queries. `from .. to` are entries of the
+    /// list of selected positions.
+    pub(super) fn walk_selected(
         &self,
         block: Block,
         step: &Step<'_>,
         (from, to): (usize, usize),
         [q, running]: [&mut [f32]; 2],
-        local: &mut Local,
+        scratch: &mut ThreadScratch,
     ) {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
         let s = &step.input.segments[block.segment];
         let rows = block.queries();
         let place = |&position: &usize| cache.place_of(self.layer, s, position);
         for head in 0..block.kv_heads {
-            let seen = self.seen(step, block, block.kv_head + head);
-            let span = &seen[from.min(seen.len())..to.min(seen.len())];
-            for positions in span.chunks(RUN) {
-                let places: Vec<InCache> = positions.iter().map(place).collect();
+            let selected = self.selected(step, block, block.kv_head + head);
+            let split = &selected[from.min(selected.len())..to.min(selected.len())];
+            for positions in split.chunks(RUN) {
+                let places: Vec<CachePlace> = positions.iter().map(place).collect();
                 let visible = vec![(0, positions.len()); rows];
-                self.meet(step, block, head, (&places, &visible), [&mut *q, &mut *running], local);
+                self.attend_gathered(
+                    step,
+                    block,
+                    head,
+                    (&places, &visible),
+                    [&mut *q, &mut *running],
+                    scratch,
+                );
             }
         }
     }
 
-    /// Takes a span of pooled rows into the running softmax of each key head's queries: few of them lie in a page, so that they
-    /// are brought together, too.
+    /// Adds the pooled rows of a split to the running softmax of each key head's queries. A page has few pooled rows, so they are
+    /// gathered, too.
     pub(super) fn walk_pooled(
         &self,
         block: Block,
         step: &Step<'_>,
         (from, to): (usize, usize),
         [q, running]: [&mut [f32]; 2],
-        local: &mut Local,
+        scratch: &mut ThreadScratch,
     ) {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
         let s = &step.input.segments[block.segment];
@@ -58,45 +66,51 @@ impl Attend {
                 visible.fill((0, end.saturating_sub(at).min(len)));
             }
             for head in 0..block.kv_heads {
-                self.meet(step, block, head, (&places, &visible), [&mut *q, &mut *running], local);
+                self.attend_gathered(
+                    step,
+                    block,
+                    head,
+                    (&places, &visible),
+                    [&mut *q, &mut *running],
+                    scratch,
+                );
             }
         }
     }
 
-    /// Brings the keys and values of places together and takes them into the running softmax of a block's queries of a key head, the
-    /// `head`th of the block.
-    fn meet(
+    /// Gathers the keys and values of `places` and adds them to the running softmax of the queries of the block's key head `head`.
+    fn attend_gathered(
         &self,
         step: &Step<'_>,
         block: Block,
         head: usize,
-        (places, visible): (&[InCache], &[(usize, usize)]),
+        (places, visible): (&[CachePlace], &[(usize, usize)]),
         [q, running]: [&mut [f32]; 2],
-        local: &mut Local,
+        scratch: &mut ThreadScratch,
     ) {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
         let rows = block.queries();
         let (queries, each) = (rows * self.spec.key_dim, block.state_len(&self.spec));
-        let [of_keys, of_values] = &mut local.gathered;
-        // SAFETY: written before a barrier; nobody writes these rows now.
+        let [of_keys, of_values] = &mut scratch.gathered;
+        // SAFETY: an earlier instruction wrote them, behind a barrier; no task writes them.
         let half =
             |kind, into| unsafe { cache.gathered(self.layer, kind, block.kv_head + head, places, into) };
         let keys = half(Kind::Key, of_keys);
         let values = self.values_in(keys).unwrap_or_else(|| half(Kind::Value, of_values));
         let q = &q[head * queries..][..queries];
-        let (falls, shifts, next, softcap) = (&[][..], &[][..], &[][..], self.spec.softcap);
-        let run = AttendRun { q, keys, values, visible, falls, shifts, next, softcap };
-        let mut state = results(&mut running[head * each..][..each], rows);
-        (step.level.vector.attend)(&run, &mut state, &mut local.scratch);
+        let (alibi, shifts, next, softcap) = (&[][..], &[][..], &[][..], self.spec.softcap);
+        let run = AttendRun { q, keys, values, visible, alibi, shifts, next, softcap };
+        let mut state = running_softmax(&mut running[head * each..][..each], rows);
+        (step.level.vector.attend)(&run, &mut state, &mut scratch.kernel);
     }
 
-    /// Positions that a block's token sees in a key head, ascending.
-    fn seen(&self, step: &Step<'_>, block: Block, kv_head: usize) -> Vec<usize> {
+    /// Positions that are selected for the block's token in a key head, in ascending order.
+    fn selected(&self, step: &Step<'_>, block: Block, kv_head: usize) -> Vec<usize> {
         let (Some(form), Some(place)) = (self.spec.chosen, &self.chosen) else { return Vec::new() };
         let s = &step.input.segments[block.segment];
         let (_, end) = row_visible(&self.spec, s, s.past + block.row);
         let list = if form.lists == 1 { 0 } else { kv_head };
-        // SAFETY: computed before a barrier.
+        // SAFETY: an earlier instruction computed it, behind a barrier.
         let lists = unsafe { step.arena.row(place, s.first_row + block.row) };
         let entries = lists[list * form.count..][..form.count].iter().map(|entry| entry.to_bits());
         let blocks = entries.take_while(|&number| number != Chosen::NONE).map(|number| number as usize);
