@@ -177,8 +177,8 @@ fn recurrent(level: &Level) {
     });
     let key = vec![(1.0 / DIM as f32).sqrt(); DIM];
     case(&name("wkv7"), &mut || {
-        let (known, forget, r, k) = (&key[..], &key[..], &rows[..], &rows[..]);
-        (kernels.wkv7)(Wkv7Step { state: &mut state, decay: &decay, known, forget, r, k, v: &cols, y });
+        let (removal_key, forget, r, k) = (&key[..], &key[..], &rows[..], &rows[..]);
+        (kernels.wkv7)(Wkv7Step { state: &mut state, decay: &decay, removal_key, forget, r, k, v: &cols, y });
     });
     let [mut max, mut sum, mut acc] = [vec![-1.0; K], vec![1.0; K], vec![1.0; K]];
     case(&name("pool"), &mut || {

@@ -1,10 +1,10 @@
-//! Large pages of memory, where the system has them.
+//! Huge pages (2 MiB) for large buffers.
 
-/// Bytes of a large page, on every system that has such.
+/// Bytes of a huge page.
 pub const HUGE_PAGE: usize = 2 << 20;
 
-/// Asks the system for large pages: buffers that are walked in strides of a few KiB miss the translation cache otherwise. A
-/// hint; what is not whole pages stays as it is. Best before memory is touched.
+/// Asks the system for huge pages, since a walk in strides of a few KiB would miss the TLB at each step. A hint for the whole huge
+/// pages of the range, best given before the memory is touched.
 #[cfg(target_os = "linux")]
 pub fn advise_huge(start: *mut u8, bytes: usize) {
     let skip = start.align_offset(HUGE_PAGE);
@@ -15,6 +15,6 @@ pub fn advise_huge(start: *mut u8, bytes: usize) {
     }
 }
 
-/// Elsewhere large pages are given without being asked for, or not at all.
+/// Other systems use huge pages by themselves, or not at all.
 #[cfg(not(target_os = "linux"))]
 pub fn advise_huge(_start: *mut u8, _bytes: usize) {}

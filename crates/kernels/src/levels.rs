@@ -1,26 +1,26 @@
-//! Which levels this machine can run, and how one is chosen.
+//! Detection and selection of kernel levels.
 
 use std::sync::OnceLock;
 
 use super::{Level, portable};
 
-/// Why a kernel level is not to be had.
+/// Error of [`level`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// No level of this name runs here.
+    /// This processor runs no level of this name.
     #[error("this machine has no kernel level `{name}`; it has {}", .available.join(", "))]
     Unavailable {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// The names of the levels that run here, best last.
+        /// Names of the levels of this processor, fastest last.
         available: Vec<&'static str>,
     },
 }
 
-/// Every level that this machine runs, best last. The first is always `portable`.
+/// All levels of this processor, fastest last. The first is always `portable`.
 ///
-/// A level is handed out only after its processor features were found; its functions rely on that.
+/// The functions of a level rely on its processor features, so this function returns only levels whose features it has detected.
 pub fn levels() -> &'static [&'static Level] {
     static FOUND: OnceLock<Vec<&'static Level>> = OnceLock::new();
     FOUND.get_or_init(|| {
@@ -33,7 +33,10 @@ pub fn levels() -> &'static [&'static Level] {
     })
 }
 
-/// The level of this name (see [`Level::name`]), if this machine runs it.
+/// The level with this [`Level::name`].
+///
+/// # Errors
+/// If this processor runs no such level.
 pub fn level(name: &str) -> Result<&'static Level, KernelError> {
     levels().iter().chain(emulated()).copied().find(|level| level.name == name).ok_or_else(|| {
         KernelError::Unavailable {
@@ -43,8 +46,8 @@ pub fn level(name: &str) -> Result<&'static Level, KernelError> {
     })
 }
 
-/// Levels that this machine does not have and computes as if it had: for proofs, not for speed. Only with the feature
-/// `emulated`, and where there is AVX-512.
+/// Levels that this processor lacks and emulates: for tests, not for speed. Only with the feature `emulated`, on processors with
+/// AVX-512.
 pub fn emulated() -> &'static [&'static Level] {
     #[cfg(all(target_arch = "x86_64", any(test, feature = "emulated")))]
     {
@@ -55,7 +58,7 @@ pub fn emulated() -> &'static [&'static Level] {
     &[]
 }
 
-/// The fastest level of this machine.
+/// The fastest level of this processor.
 pub fn best() -> &'static Level {
     levels().last().expect("portable is always there")
 }

@@ -1,9 +1,9 @@
-//! Kernels by level: what one core computes, as tables of plain functions.
+//! Kernels: functions that one core computes with, as a table of function pointers for each kernel level.
 //!
-//! A *level* (portable, AVX2, AVX-512, NEON) fills a [`Level`] with function pointers once a process. The
-//! shape of the work (which rows, how many at once, on which thread) is decided by the caller; a kernel is a pure
-//! function of slices. The portable level computes with dequantized weights and f32 activations and is
-//! the oracle of every other one.
+//! A *level* is a set of kernels for one instruction set: portable, AVX2, AVX-512, AMX, NEON. [`levels`] detects which levels
+//! the processor runs. The caller decides which rows a kernel computes and on which thread; a kernel is a pure function of
+//! slices. The portable level computes with dequantized weights and f32 activations and is the reference for tests of all
+//! other levels.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -30,43 +30,43 @@ use puna_quant::TensorType;
 
 use huge_pages::{HUGE_PAGE, advise_huge};
 
-/// How a kernel wants its activations.
+/// Form in which a kernel takes activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ActKind {
-    /// As they are.
+    /// f32.
     F32,
-    /// Rounded to 8 bits, see [`Q8Rows`].
+    /// Quantized to 8 bits, see [`Q8Rows`].
     Q8,
 }
 
-/// Rows of activations rounded to 8 bits in blocks of 32 values: `x ≈ scale · code`.
+/// Rows of activations quantized to 8 bits in blocks of 32 values: `x ≈ scale · code`.
 ///
-/// One form serves every weight format: scales every 32 values are at least as fine as those of any format, and the
-/// sums of codes stand for offsets (in integers) and minimums (one multiply-add a block).
+/// All weight formats use this form. Blocks of 32 values are at least as fine as the blocks of any weight format. The sums of
+/// codes replace offsets of weights (in integers) and minimums (one multiply-add per block).
 #[derive(Debug, Clone, Copy)]
 pub struct Q8Rows<'a> {
     /// Number of rows.
     pub rows: usize,
-    /// Values a row; a multiple of 32.
+    /// Values per row; a multiple of 32.
     pub k: usize,
-    /// `rows × k` codes in -127…127, in the natural order.
+    /// `rows × k` codes in -127…127, row by row.
     pub codes: &'a [i8],
     /// `rows × k/32` scales.
     pub scales: &'a [f32],
-    /// `rows × k/16` sums of the codes of 16 values.
+    /// `rows × k/16` sums of 16 codes each.
     pub sums: &'a [i16],
 }
 
-/// Activations in the form that a kernel asked for.
+/// Activations in one of the forms that kernels take.
 #[derive(Debug, Clone, Copy)]
 pub enum Acts<'a> {
     /// `rows × k` values.
     F32 {
         /// Number of rows.
         rows: usize,
-        /// Values a row.
+        /// Values per row.
         k: usize,
-        /// The values, rows contiguous.
+        /// The values, row by row.
         x: &'a [f32],
     },
     /// See [`Q8Rows`].
@@ -76,7 +76,7 @@ pub enum Acts<'a> {
 }
 
 impl<'a> Q8Rows<'a> {
-    /// Panics unless the slices have the lengths that `rows` and `k` ask for.
+    /// Panics if a slice is shorter than `rows` and `k` require.
     fn check(&self) {
         let values = self.rows.checked_mul(self.k).expect("the activations exist");
         assert!(self.k.is_multiple_of(32) && self.codes.len() >= values);
@@ -94,7 +94,7 @@ impl<'a> Acts<'a> {
         }
     }
 
-    /// Values a row.
+    /// Values per row.
     pub fn k(&self) -> usize {
         match self {
             Acts::F32 { k, .. } => *k,
@@ -103,17 +103,17 @@ impl<'a> Acts<'a> {
         }
     }
 
-    /// The rows as f32, checked to fit the weights and the result. Panics otherwise.
+    /// The rows as f32. Panics if they have another form or do not match the weights and the result.
     fn expect_f32(self, w: &WeightRows<'_>, out: &OutMut<'_>) -> (usize, &'a [f32]) {
-        let Acts::F32 { rows, k, x } = self else { panic!("a kernel for f32 activations got rounded ones") };
+        let Acts::F32 { rows, k, x } = self else { panic!("a kernel for f32 activations got another form") };
         assert!(k == w.k && x.len() >= rows.checked_mul(k).expect("the activations exist"));
         w.check(rows, out);
         (rows, x)
     }
 
-    /// The rows in 8 bits, checked to fit the weights and the result. Panics otherwise.
+    /// The rows in 8 bits. Panics if they have another form or do not match the weights and the result.
     fn expect_q8(self, w: &WeightRows<'_>, out: &OutMut<'_>) -> Q8Rows<'a> {
-        let Acts::Q8(x) = self else { panic!("a kernel for 8-bit activations got others") };
+        let Acts::Q8(x) = self else { panic!("a kernel for 8-bit activations got another form") };
         assert_eq!(x.k, w.k);
         x.check();
         w.check(x.rows, out);
@@ -121,27 +121,27 @@ impl<'a> Acts<'a> {
     }
 }
 
-/// Some rows of a weight matrix in its file format.
+/// Rows of a weight matrix in a block format.
 #[derive(Debug, Clone, Copy)]
 pub struct WeightRows<'a> {
-    /// The format; fixed for the kernel, carried for checks.
+    /// The block format, which the kernel checks.
     pub ty: TensorType,
     /// Number of rows (outputs).
     pub rows: usize,
-    /// Values a row (inputs).
+    /// Values per row (inputs).
     pub k: usize,
     /// `rows × ty.row_bytes(k)` bytes, unaligned.
     pub data: &'a [u8],
 }
 
 impl WeightRows<'_> {
-    /// Bytes a row. Panics where `k` is no multiple of the format's block.
+    /// Bytes per row. Panics if `k` is no multiple of the block size.
     #[inline]
     pub fn row_bytes(&self) -> usize {
         self.ty.row_bytes(self.k).expect("a weight row has whole blocks")
     }
 
-    /// Panics unless the data has all rows and `out` has a place for each product.
+    /// Panics if the data is too short or `out` too small.
     fn check(&self, acts: usize, out: &OutMut<'_>) {
         let bytes = self.row_bytes().checked_mul(self.rows).expect("the weights exist");
         assert!(self.data.len() >= bytes, "{} bytes of weights, {bytes} needed", self.data.len());
@@ -149,15 +149,15 @@ impl WeightRows<'_> {
     }
 }
 
-/// Whether a weight matrix can have this type: every float and packed format but those of activations and F64.
+/// Whether a weight matrix can have this type: all floats and block formats, except F64 and the formats of activations.
 pub fn is_weight_type(ty: TensorType) -> bool {
     use TensorType::*;
     !matches!(ty, Q8_1 | Q8_K | I8 | I16 | I32 | I64 | F64)
 }
 
-/// Where products go: element (t, r) lies at `t · stride + r`.
+/// Output window of a product: element (t, r) is at index `t · stride + r`.
 ///
-/// Several threads fill disjoint columns of the same rows, so this is a raw window.
+/// It is a raw pointer, since several threads write disjoint columns of the same rows.
 #[derive(Debug)]
 pub struct OutMut<'a> {
     ptr: *mut f32,
@@ -168,7 +168,7 @@ pub struct OutMut<'a> {
 }
 
 impl<'a> OutMut<'a> {
-    /// A window over a whole slice of `rows × stride` values, of which the first `cols` of each row are written.
+    /// A window over a slice of `rows × stride` values; kernels write the first `cols` of each row.
     pub fn new(data: &'a mut [f32], stride: usize, rows: usize, cols: usize) -> Self {
         let end = rows.checked_sub(1).map_or(Some(0), |last| last.checked_mul(stride)?.checked_add(cols));
         assert!(cols <= stride && end.is_some_and(|end| end <= data.len()));
@@ -178,8 +178,8 @@ impl<'a> OutMut<'a> {
     /// A window at `ptr`.
     ///
     /// # Safety
-    /// For every `t < rows` the `cols` values at `ptr + t · stride` are valid for writes, and nobody else
-    /// reads or writes them while the window lives.
+    /// For every `t < rows`, the `cols` values at `ptr + t · stride` are valid for writes, and no other code reads or writes them
+    /// while the window lives.
     pub unsafe fn from_raw(ptr: *mut f32, stride: usize, rows: usize, cols: usize) -> Self {
         Self { ptr, stride, rows, cols, _lifetime: std::marker::PhantomData }
     }
@@ -200,24 +200,24 @@ impl<'a> OutMut<'a> {
     #[inline]
     pub fn row(&mut self, t: usize) -> &mut [f32] {
         assert!(t < self.rows);
-        // SAFETY: the constructors guarantee `cols` writable values at each row, borrowed for the window's life.
+        // SAFETY: the constructors guarantee `cols` writable values in each row for the lifetime of the window.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(t * self.stride), self.cols) }
     }
 }
 
-/// Memory that a kernel may use between its lines; one a thread, kept across calls.
+/// Temporary memory of kernels: one per thread, kept between calls.
 #[derive(Debug, Default)]
 pub struct Scratch {
     bytes: Vec<u64>,
 }
 
 impl Scratch {
-    /// At least `len` bytes, 64-byte aligned, with any content. Much memory starts on a large page.
+    /// Returns `len` bytes with undefined content, aligned to 64 bytes; large requests to a huge page.
     pub fn bytes(&mut self, len: usize) -> &mut [u8] {
         let align = if len >= Self::LARGE { HUGE_PAGE } else { 64 };
         let words = (len.next_multiple_of(align) + align) / 8;
         if self.bytes.len() < words {
-            // Not resized: what was there need not be kept, and fresh memory is not touched.
+            // A new buffer instead of `resize`: the content need not be copied, and zeroed memory is not touched.
             self.bytes = Vec::new();
             self.bytes = vec![0; words];
             advise_huge(self.bytes.as_mut_ptr().cast(), 8 * words);
@@ -227,82 +227,81 @@ impl Scratch {
         &mut all[skip..skip + len]
     }
 
-    /// Bytes that are worth a large page.
+    /// Requests of at least this many bytes are aligned to a huge page.
     const LARGE: usize = 256 << 10;
 }
 
 /// `out[t][r] = Σ_k w[r][k] · x[t][k]`.
 pub type LinearFn = fn(w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch);
 
-/// How one level multiplies by one weight format.
+/// The product kernels of one level for one weight format.
 ///
-/// The regimes differ in the number of activation rows they are made for; each is correct for any number.
+/// Both functions are correct for any number of activation rows; they differ in speed.
 #[derive(Debug, Clone, Copy)]
 pub struct LinearKernel {
-    /// What both take.
+    /// Form of activations that both functions take.
     pub acts: ActKind,
-    /// Few rows: bound by reading the weights. What a row gets does not depend on the others.
+    /// For few rows: limited by the bandwidth of weights. The result of a row does not depend on other rows.
     pub stream: LinearFn,
-    /// Rows up to which `stream` is the fastest, at least [`STREAM_ROWS`].
+    /// Largest number of rows for which `stream` is faster; at least [`STREAM_ROWS`].
     pub stream_rows: usize,
-    /// More: weight rows are expanded into a panel that stays in the cache, for all tokens.
+    /// For many rows: expands weight rows into a panel that stays in the processor cache for all activation rows.
     pub panel: LinearFn,
-    /// Weight rows that the panel kernel handles best at once; work is split in multiples of it.
+    /// Weight rows per panel; tasks take multiples of it.
     pub panel_rows: usize,
-    /// How many bf16 `panel` rounds each activation to, 0 for none; tests judge by it.
+    /// Number of bf16 parts to which `panel` rounds each activation, 0 for none; sets the tolerance of tests.
     pub bf16_parts: usize,
-    /// How `panel` takes [`Acts::Tiles`] as well, without having to round and interleave at each call; `None` where it does not.
+    /// Form of tiles ([`Acts::Tiles`]) that `panel` also takes, which saves it from interleaving at each call; `None` if it takes none.
     pub tiles: Option<TileForm>,
 }
 
-/// Activation rows up to which products of every format are streamed, and so have the same bits as those of one row.
+/// Up to this many activation rows, every format streams, so that each row gets the same bits as alone.
 pub const STREAM_ROWS: usize = 8;
 
 impl LinearKernel {
-    /// The same products with one order of adding, whatever the number of rows: every step streams.
+    /// The same kernel with one order of additions for any number of rows: it always streams.
     pub fn one_order(self) -> Self {
         Self { panel: self.stream, stream_rows: usize::MAX, bf16_parts: 0, tiles: None, ..self }
     }
 
-    /// The function made for this many rows of activations.
+    /// The faster function for this many activation rows.
     pub fn for_rows(&self, rows: usize) -> LinearFn {
         if rows <= self.stream_rows { self.stream } else { self.panel }
     }
 }
 
-/// Positions that attention's kernel takes at once.
+/// Largest number of cache positions that the attention kernel takes at once.
 pub const RUN: usize = 64;
 
-/// How cached values lie in memory.
+/// Memory layout of cached keys or values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvLayout {
-    /// The values of a position follow each other; position i starts at byte `i · stride`.
+    /// Position by position: position i starts at byte `i · stride`.
     Rows,
-    /// One value of all positions follows another: value d starts at byte `d · stride`, with room for [`RUN`] positions. Types
-    /// with blocks: block b starts at byte `b · stride` with the scales of [`RUN`] positions, then its bytes of codes, one after
-    /// the other for as many positions.
+    /// Value by value: value d of [`RUN`] positions starts at byte `d · stride`. Block types: block b starts at byte `b · stride` with
+    /// the scales of [`RUN`] positions; then, for each byte of codes, that byte of [`RUN`] positions.
     Columns,
 }
 
-/// A run of cached positions of one KV head.
+/// A run: up to [`RUN`] cached positions of one KV head.
 #[derive(Debug, Clone, Copy)]
 pub struct KvRows<'a> {
     /// Storage type.
     pub ty: KvType,
-    /// How they lie.
+    /// Memory layout.
     pub layout: KvLayout,
     /// Number of positions.
     pub rows: usize,
-    /// Bytes from one position (in columns: value or block) to the next.
+    /// Bytes from one position to the next; in columns, from one value or block to the next.
     pub stride: usize,
-    /// Values a position.
+    /// Values per position.
     pub dim: usize,
-    /// From the first value of the first position to the last of the last, in columns with room for whole runs.
+    /// The bytes, from the first value of the first position to the last value of the last; in columns, of whole runs.
     pub data: &'a [u8],
 }
 
 impl KvRows<'_> {
-    /// Panics unless the data has everything.
+    /// Panics if the data is too short.
     fn check(&self) {
         assert!(self.dim.is_multiple_of(self.ty.block_values()), "a cache row has whole blocks");
         let (count, bytes) = match self.layout {
@@ -319,22 +318,22 @@ impl KvRows<'_> {
     }
 }
 
-/// Query rows that meet a run of at most [`RUN`] positions.
+/// Attention of query rows to one run.
 #[derive(Debug, Clone, Copy)]
 pub struct AttendRun<'a> {
-    /// The query rows, contiguous and already scaled.
+    /// Scaled query rows, contiguous.
     pub q: &'a [f32],
     /// Keys of the run.
     pub keys: KvRows<'a>,
-    /// Values of the run, in rows.
+    /// Values of the run, in layout [`KvLayout::Rows`].
     pub values: KvRows<'a>,
-    /// For each query row the first position that it sees and one past the last, counted from the run's first.
+    /// For each query row, the range of positions that it sees, relative to the run.
     pub visible: &'a [(usize, usize)],
     /// ALiBi bias of each query row, added after the softcap; empty without ALiBi.
     pub alibi: &'a [AlibiBias],
-    /// What is added to each query row's scores (after the softcap), [`RUN`] numbers a row, or nothing.
+    /// Position bias of each query row, [`RUN`] values per row, added after the softcap; empty without.
     pub shifts: &'a [f32],
-    /// The keys that come next, or nothing: a hint.
+    /// Keys of the next run, to prefetch; may be empty.
     pub next: &'a [u8],
     /// Scores become `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
@@ -350,7 +349,7 @@ pub struct AlibiBias {
 }
 
 impl AttendRun<'_> {
-    /// Panics unless queries, keys, values and sums belong together.
+    /// Panics if the lengths of queries, keys, values and sums do not match.
     fn check(&self, state: &RunningSoftmax<'_>) {
         let (g, n) = (self.visible.len(), self.keys.rows);
         self.keys.check();
@@ -365,18 +364,18 @@ impl AttendRun<'_> {
     }
 }
 
-/// Query rows whose products with a run of at most [`RUN`] keys are summed, so many that follow each other at a time.
+/// Indexer scores: products of query rows with the keys of one run, summed over groups of consecutive query rows.
 #[derive(Debug, Clone, Copy)]
 pub struct ScoreRun<'a> {
     /// The query rows, contiguous.
     pub q: &'a [f32],
     /// Keys of the run.
     pub keys: KvRows<'a>,
-    /// What each query row's products are multiplied by, or nothing.
+    /// Weight of each query row; empty without.
     pub weights: &'a [f32],
-    /// Rows of a sum.
+    /// Query rows per group.
     pub summed: usize,
-    /// Whether products below zero count as zero.
+    /// Whether ReLU is applied to each product before the weight.
     pub rectified: bool,
 }
 
@@ -386,7 +385,7 @@ impl ScoreRun<'_> {
         self.q.len() / self.keys.dim
     }
 
-    /// Panics unless queries, keys, weights and sums belong together.
+    /// Panics if the lengths of queries, keys, weights and sums do not match.
     fn check(&self, sums: &[f32]) {
         self.keys.check();
         let rows = self.rows();
@@ -396,24 +395,24 @@ impl ScoreRun<'_> {
     }
 }
 
-/// A softmax-weighted sum of values that is not finished, for some query rows: `acc / sum` once it is.
+/// Running softmax of some query rows (online softmax): the result is `acc / sum`.
 #[derive(Debug)]
 pub struct RunningSoftmax<'a> {
-    /// Largest score so far, a row; -∞ before the first.
+    /// Largest score of each row so far; -∞ at first.
     pub max: &'a mut [f32],
-    /// Sum of `e^(score - max)`, a row.
+    /// Sum of `e^(score - max)` of each row.
     pub sum: &'a mut [f32],
-    /// Sum of `e^(score - max) · value`, a row of values each.
+    /// Sum of `e^(score - max) · value` of each row.
     pub acc: &'a mut [f32],
 }
 
-/// Arithmetic on rows of f32 and on cached rows.
+/// Kernels on rows of f32 and on the KV cache.
 #[derive(Debug, Clone, Copy)]
 #[allow(clippy::type_complexity)] // the signatures are the documentation
 pub struct VectorKernels {
-    /// Rounds rows of f32 (`rows × k`, k a multiple of 32) to 8 bits: codes, scales, sums as in [`Q8Rows`].
+    /// Quantizes `rows × k` f32 (k a multiple of 32) to 8 bits: codes, scales and sums of [`Q8Rows`].
     pub quantize_q8: fn(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]),
-    /// `y = x / √(mean(x²) + eps) · w`; `w` empty means 1.
+    /// `y = x / √(mean(x²) + eps) · w`; an empty `w` means 1.
     pub rms_norm: fn(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]),
     /// `y = (x - mean) / √(var + eps) · w + b`, biased variance; `w`, `b` empty mean 1, 0.
     pub layer_norm: fn(x: &[f32], w: &[f32], b: &[f32], eps: f32, y: &mut [f32]),
@@ -431,24 +430,24 @@ pub struct VectorKernels {
     pub exp_sum: fn(x: &mut [f32], max: f32) -> f32,
     /// Largest value; -∞ for none.
     pub max: fn(x: &[f32]) -> f32,
-    /// Rounds values to a cached row.
+    /// Converts values to a cache row of type `ty`.
     pub store_kv: fn(ty: KvType, x: &[f32], row: &mut [u8]),
-    /// Takes a run of positions into the running softmax of its query rows.
+    /// Adds a run to the running softmax of its query rows.
     pub attend: fn(run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch),
-    /// Sums of products with the keys of a run: `sums[sum · RUN + position]`, of no meaning past the last key.
+    /// Indexer scores of a run: `sums[group · RUN + position]`, undefined behind the last key.
     pub score: fn(run: &ScoreRun<'_>, sums: &mut [f32], scratch: &mut Scratch),
-    /// What recurrent layers compute.
+    /// Kernels of recurrent layers.
     pub recurrent: RecurrentKernels,
 }
 
-/// One kernel level: a name and its functions. Levels are constants: a compiler leaves out the functions of a level that a program
-/// does not name.
+/// A kernel level: a name and its functions. Levels are constants, not statics, so that the compiler leaves out the functions of a
+/// level that a program does not use.
 #[derive(Debug)]
 pub struct Level {
     /// `portable`, `avx2`, `avxvnni`, `avx512`, `avx512vnni`, `amx`, `neon`, `dotprod`, `i8mm`.
     pub name: &'static str,
-    /// The product for a weight format, where the format can be a weight.
+    /// The product kernels for a weight format; `None` if no weight can have the format.
     pub linear: fn(TensorType) -> Option<LinearKernel>,
-    /// Everything else.
+    /// All other kernels.
     pub vector: VectorKernels,
 }

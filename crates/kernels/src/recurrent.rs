@@ -1,113 +1,114 @@
-//! What recurrent layers compute of one token, for some columns whose states nobody else touches.
+//! Kernels of recurrent layers: each computes one token for some columns of a state matrix `S` of rows × columns. A task owns its
+//! columns, so tasks run in parallel.
 
-/// A row and what its values are weighed by.
+/// One input row of a convolution and its weights.
 #[derive(Debug, Clone, Copy)]
 pub struct Tap<'a> {
     /// The row.
     pub x: &'a [f32],
-    /// As long.
+    /// Weight of each value.
     pub w: &'a [f32],
 }
 
-/// A token of a selective scan, for the columns of a head or for columns with a step each.
+/// One token of a selective scan (Mamba), for the columns of a head, or for columns with a step each (Mamba 1).
 #[derive(Debug)]
 pub struct ScanStep<'a> {
-    /// A row of the columns for each of `b`; becomes the next.
+    /// `S`, in: before the token, out: after it. A row for each value of `b`.
     pub state: &'a mut [f32],
-    /// The columns.
+    /// Input of each column.
     pub x: &'a [f32],
-    /// One step, or one a column.
+    /// Step size: one value, or one per column.
     pub dt: &'a [f32],
-    /// One number, or as many as the state has.
+    /// Decay rate: one value, or one per element of the state.
     pub a: &'a [f32],
-    /// What is written of the columns to each row.
+    /// Input weight of each row.
     pub b: &'a [f32],
-    /// What is read of each row.
+    /// Output weight of each row.
     pub c: &'a [f32],
-    /// One number, or one a column: what of the columns goes to the result as it is.
+    /// Skip weight: one value, or one per column.
     pub d: &'a [f32],
-    /// The result: columns.
+    /// Result of each column.
     pub y: &'a mut [f32],
 }
 
-/// A token of the delta rule, for some columns of a head.
+/// One token of the gated delta rule (DeltaNet), for some columns of a head.
 #[derive(Debug)]
 pub struct DeltaStep<'a> {
-    /// A row of the columns for each of `k`; becomes the next.
+    /// `S`, in: before the token, out: after it. A row for each value of `k`.
     pub state: &'a mut [f32],
-    /// What is left of the state: one number, or one a row.
+    /// Decay of the state: one value, or one per row.
     pub decay: &'a [f32],
     /// Query.
     pub q: &'a [f32],
     /// Key.
     pub k: &'a [f32],
-    /// Columns.
+    /// Value of each column.
     pub v: &'a [f32],
-    /// How much of the difference is learnt.
+    /// Learning rate of the update.
     pub beta: f32,
-    /// The result: columns.
+    /// Result of each column.
     pub y: &'a mut [f32],
 }
 
-/// A token of RWKV's memory, for some columns of a head.
+/// One token of the RWKV 6 state, for some columns of a head.
 #[derive(Debug)]
 pub struct WkvStep<'a> {
-    /// A row of the columns for each of `k`; becomes the next.
+    /// `S`, in: before the token, out: after it. A row for each value of `k`.
     pub state: &'a mut [f32],
-    /// What is left of each row.
+    /// Decay of each row.
     pub decay: &'a [f32],
-    /// What is read of each row.
+    /// Receptance: output weight of each row.
     pub r: &'a [f32],
-    /// How much is read of the token's own columns.
+    /// Output weight of the token's own value (time first).
     pub own: f32,
     /// Key.
     pub k: &'a [f32],
-    /// Columns.
+    /// Value of each column.
     pub v: &'a [f32],
-    /// The result: columns.
+    /// Result of each column.
     pub y: &'a mut [f32],
 }
 
-/// A token of the seventh RWKV's memory, for some columns of a head.
+/// One token of the RWKV 7 state, for some columns of a head.
 #[derive(Debug)]
 pub struct Wkv7Step<'a> {
-    /// A row of the columns for each of `k`; becomes the next.
+    /// `S`, in: before the token, out: after it. A row for each value of `k`.
     pub state: &'a mut [f32],
-    /// What is left of each row.
+    /// Decay of each row.
     pub decay: &'a [f32],
-    /// What is looked up of each row.
-    pub known: &'a [f32],
-    /// How much of what was found each row forgets.
+    /// Normalised removal key: read weight of each row.
+    pub removal_key: &'a [f32],
+    /// Part of the value at the removal key that each row forgets.
     pub forget: &'a [f32],
-    /// What is read of each row.
+    /// Receptance: output weight of each row.
     pub r: &'a [f32],
     /// Key.
     pub k: &'a [f32],
-    /// Columns.
+    /// Value of each column.
     pub v: &'a [f32],
-    /// The result: columns.
+    /// Result of each column.
     pub y: &'a mut [f32],
 }
 
-/// A token of a block that becomes one row, for some columns of it.
+/// One token of a block of tokens that is pooled to one row by a softmax over gates, for some columns.
 #[derive(Debug)]
 pub struct PoolStep<'a> {
-    /// The largest gates of the block so far; `f32::MIN` before the first.
+    /// Largest gate of each column so far; `f32::MIN` at first.
     pub max: &'a mut [f32],
-    /// Sums of weights, over the weight that the largest has.
+    /// Sum of `e^(gate - max)` of each column.
     pub sum: &'a mut [f32],
-    /// Weighed sums of `x`, over the same.
+    /// Sum of `e^(gate - max) · x` of each column.
     pub acc: &'a mut [f32],
-    /// Columns.
+    /// Input of each column.
     pub x: &'a [f32],
-    /// Gates.
+    /// Gate of each column.
     pub gate: &'a [f32],
-    /// Added to them.
+    /// Bias of each gate.
     pub bias: &'a [f32],
 }
 
 impl ScanStep<'_> {
-    /// Panics unless the parts belong together.
+    /// Panics if the lengths do not match.
     pub(super) fn check(&self) {
         let (rows, cols) = (self.b.len(), self.x.len());
         assert!(self.c.len() == rows && self.y.len() == cols);
@@ -119,7 +120,7 @@ impl ScanStep<'_> {
 }
 
 impl DeltaStep<'_> {
-    /// Panics unless the parts belong together.
+    /// Panics if the lengths do not match.
     pub(super) fn check(&self) {
         let (rows, cols) = (self.k.len(), self.v.len());
         assert!(self.q.len() == rows && self.y.len() == cols);
@@ -129,7 +130,7 @@ impl DeltaStep<'_> {
 }
 
 impl WkvStep<'_> {
-    /// Panics unless the parts belong together.
+    /// Panics if the lengths do not match.
     pub(super) fn check(&self) {
         let (rows, cols) = (self.k.len(), self.v.len());
         assert!([self.r, self.decay].iter().all(|x| x.len() == rows) && self.y.len() == cols);
@@ -138,17 +139,17 @@ impl WkvStep<'_> {
 }
 
 impl Wkv7Step<'_> {
-    /// Panics unless the parts belong together.
+    /// Panics if the lengths do not match.
     pub(super) fn check(&self) {
         let (rows, cols) = (self.k.len(), self.v.len());
-        let each = [self.decay, self.known, self.forget, self.r];
+        let each = [self.decay, self.removal_key, self.forget, self.r];
         assert!(each.iter().all(|x| x.len() == rows) && self.y.len() == cols);
         assert!(rows.checked_mul(cols) == Some(self.state.len()));
     }
 }
 
 impl PoolStep<'_> {
-    /// Panics unless the parts belong together.
+    /// Panics if the lengths do not match.
     pub(super) fn check(&self) {
         let n = self.x.len();
         let state = [&self.max, &self.sum, &self.acc];
@@ -156,7 +157,7 @@ impl PoolStep<'_> {
     }
 }
 
-/// Arithmetic of recurrent layers. What a column gets does not depend on those beside it.
+/// Kernels of recurrent layers. The result of a column does not depend on other columns of the call.
 #[derive(Debug, Clone, Copy)]
 pub struct RecurrentKernels {
     /// `y = bias + Σ x ⊙ w` over the taps, or `silu` of that; `bias` may be empty.
@@ -165,9 +166,9 @@ pub struct RecurrentKernels {
     pub scan: fn(step: ScanStep<'_>),
     /// See [`DeltaStep`]: `S ← decay S`, `S ← S + k (beta (v - Sᵀ k))ᵀ`, `y = Sᵀ q`.
     pub delta: fn(step: DeltaStep<'_>),
-    /// See [`WkvStep`]: `y = Sᵀ r + own v`, `S ← decay S + k vᵀ`.
+    /// See [`WkvStep`]: `y = Sᵀ r + own · v`, `S ← decay S + k vᵀ`.
     pub wkv: fn(step: WkvStep<'_>),
-    /// See [`Wkv7Step`]: `S ← decay S - forget (Sᵀ known)ᵀ + k vᵀ`, `y = Sᵀ r`.
+    /// See [`Wkv7Step`]: `S ← decay S - forget (Sᵀ removal_key)ᵀ + k vᵀ`, `y = Sᵀ r`.
     pub wkv7: fn(step: Wkv7Step<'_>),
     /// See [`PoolStep`]: `acc / sum` is the softmax of `gate + bias` over the tokens so far, times their `x`.
     pub pool: fn(step: PoolStep<'_>),

@@ -1,49 +1,54 @@
-//! Activations in the form that matrix units take.
+//! Layout of activations for matrix units (AMX).
 
 use std::ops::Range;
 
-/// Rows of one tile.
+/// Rows per tile.
 pub const TILE_ROWS: usize = 16;
-/// Values of K in one tile of bf16.
+/// Values of K per tile of bf16.
 pub const TILE_K: usize = 32;
-/// Values of K that lie together for all rows.
+/// Values of K per slice.
 pub const SLICE: usize = 256;
 
 /// Rows of activations as bf16, interleaved for matrix units.
 ///
-/// K is cut into *slices* of [`SLICE`] values, a slice into *pieces* of [`TILE_ROWS`] rows, a piece into *tiles* of
-/// [`TILE_K`] values. A tile is 16 lines of 64 bytes: line i holds the values 2i and 2i + 1 of each of the 16 rows. Rows
-/// and values past the end are zero or belong to nobody. So one slice of all rows is one stretch of memory, which fits the
-/// second-level cache where a matrix with long rows would fall into few of its sets.
+/// ```text
+/// part:  slice 0 (256 values of all rows) │ slice 1 │ …
+/// slice: piece 0 (16 rows) │ piece 1 │ …
+/// piece: tile 0 (32 values) │ tile 1 │ …
+/// tile:  16 lines of 64 bytes; line i: values 2i, 2i + 1 of row 0, of row 1, …, of row 15
+/// ```
 ///
-/// With two *parts* a value is the sum of two bf16, all first ones before all second ones.
+/// Padding rows and values are zero or undefined. One slice of all rows is contiguous, so it fits the second-level cache; a
+/// slice of a matrix with long rows would occupy few sets of that cache.
+///
+/// With two *parts*, each value is the sum of two bf16: the high parts of all values, then the low parts of all values.
 #[derive(Debug, Clone, Copy)]
 pub struct TileRows<'a> {
     /// Number of rows.
     pub rows: usize,
-    /// Values a row.
+    /// Values per row.
     pub k: usize,
-    /// bf16 a value: 1 or 2.
+    /// bf16 per value: 1 or 2.
     pub parts: usize,
     /// `parts` × [`TileRows::part`] bf16.
     pub data: &'a [u16],
 }
 
 impl TileRows<'_> {
-    /// Values of one part of `rows` rows of `k` values, filled up to whole tiles.
+    /// Length of one part of `rows × k` values, padded to whole tiles.
     pub fn part(rows: usize, k: usize) -> usize {
         let (rows, k) = (rows.next_multiple_of(TILE_ROWS), k.next_multiple_of(TILE_K));
         rows.checked_mul(k).expect("the activations exist")
     }
 
-    /// Where the piece of the rows `16 · tile …` and the values `256 · slice …` lies in a part.
+    /// Range in a part of the piece with rows `16 · tile …` and values `256 · slice …`.
     pub fn piece(rows: usize, k: usize, tile: usize, slice: usize) -> Range<usize> {
         let len = slice_len(k, slice).next_multiple_of(TILE_K);
         let start = slice * SLICE * rows.next_multiple_of(TILE_ROWS) + tile * TILE_ROWS * len;
         start..start + TILE_ROWS * len
     }
 
-    /// Panics unless the data has all values.
+    /// Panics if the data is too short.
     #[cfg_attr(
         not(target_arch = "x86_64"),
         expect(dead_code, reason = "no other level has a matrix unit yet")
@@ -54,28 +59,28 @@ impl TileRows<'_> {
     }
 }
 
-/// Values of K in slice number `slice`.
+/// Number of values of K in slice `slice`.
 pub fn slice_len(k: usize, slice: usize) -> usize {
     k.saturating_sub(slice * SLICE).min(SLICE)
 }
 
-/// Rounds one piece: up to 16 rows of up to 256 values.
+/// Converts one piece: up to 16 rows of up to 256 values.
 ///
-/// Row r is `x[r · stride ..][..len]`. `high` gets the piece, `low` (if not empty) what the rounding took away, rounded too.
+/// Row r is `x[r · stride ..][..len]`. `high` gets the values as bf16, `low` (if not empty) the rounding errors as bf16.
 pub type Interleave =
     fn(x: &[f32], stride: usize, rows: usize, len: usize, high: &mut [u16], low: &mut [u16]);
 
-/// How a kernel wants [`TileRows`].
+/// Form of [`TileRows`] that a kernel takes.
 #[derive(Debug, Clone, Copy)]
 pub struct TileForm {
-    /// bf16 a value, at least.
+    /// Smallest number of bf16 per value.
     pub parts: usize,
-    /// What makes them.
+    /// Function that makes the pieces.
     pub interleave: Interleave,
 }
 
 impl TileForm {
-    /// The form that serves two kernels that read the same rows, if one of them wants tiles: the finer of theirs.
+    /// The form that serves two kernels with the same input: the one with more parts, if any.
     pub fn common(a: Option<Self>, b: Option<Self>) -> Option<Self> {
         let parts = |form: Option<Self>| form.map_or(0, |form| form.parts);
         if parts(a) >= parts(b) { a } else { b }

@@ -106,13 +106,13 @@ fn wkv7_agrees() {
     let mut random = Random(5);
     for (rows, cols) in ROWS.into_iter().flat_map(|rows| COLUMNS.map(|cols| (rows, cols))) {
         let state = random.normals(rows * cols);
-        let [r, k, known] = [(); 3].map(|()| unit(random.normals(rows)));
+        let [r, k, removal_key] = [(); 3].map(|()| unit(random.normals(rows)));
         let v = random.normals(cols);
         let decay: Vec<f32> = random.normals(rows).into_iter().map(|x| (-x.abs()).exp()).collect();
-        let forget: Vec<f32> = known.iter().zip(&decay).map(|(known, rate)| known * rate).collect();
+        let forget: Vec<f32> = removal_key.iter().zip(&decay).map(|(key, rate)| key * rate).collect();
         agree(rows, cols, &state, |level, state, y| {
-            let (known, forget) = (&known, &forget);
-            let step = Wkv7Step { state, decay: &decay, known, forget, r: &r, k: &k, v: &v, y };
+            let (removal_key, forget) = (&removal_key, &forget);
+            let step = Wkv7Step { state, decay: &decay, removal_key, forget, r: &r, k: &k, v: &v, y };
             (level.vector.recurrent.wkv7)(step);
         });
     }
@@ -169,7 +169,7 @@ fn wkv7_forgets_by_another_key_than_it_learns_by() {
         let step = Wkv7Step {
             state: &mut state,
             decay: &[1.0, 0.5],
-            known: &[1.0, 0.0],
+            removal_key: &[1.0, 0.0],
             forget: &[0.5, 0.0],
             r: &[1.0, 2.0],
             k: &[0.0, 1.0],

@@ -433,7 +433,7 @@ unsafe impl Instruction for Wkv7 {
         let itself = &self.itself[at..at + n];
         scratch.floats.resize(3 * n, 0.0);
         let (decay, keys) = scratch.floats.split_at_mut(n);
-        let (known, forget) = keys.split_at_mut(n);
+        let (removal_key, forget) = keys.split_at_mut(n);
         // SAFETY: the head belongs to this task, here and in the state; inputs were computed before a barrier.
         unsafe {
             let state = begun(step, s, self.spec.state, at * n, n * n);
@@ -442,12 +442,25 @@ unsafe impl Instruction for Wkv7 {
                     [&self.r, &self.k, &self.v, &self.rate].map(|x| columns(step, x, row, at, n));
                 decay.copy_from_slice(columns(step, &self.decay, row, at, n));
                 decay.iter_mut().for_each(|w| *w = (-LEAST_DECAY / (1.0 + (-*w).exp())).exp());
-                known.copy_from_slice(columns(step, &self.forget, row, at, n));
-                let length = dot(known, known, |_| 1.0).sqrt().max(1e-12);
-                known.iter_mut().for_each(|x| *x /= length);
-                forget.iter_mut().zip(&*known).zip(rate).for_each(|((x, known), rate)| *x = known * rate);
+                removal_key.copy_from_slice(columns(step, &self.forget, row, at, n));
+                let length = dot(removal_key, removal_key, |_| 1.0).sqrt().max(1e-12);
+                removal_key.iter_mut().for_each(|x| *x /= length);
+                forget
+                    .iter_mut()
+                    .zip(&*removal_key)
+                    .zip(rate)
+                    .for_each(|((x, removal_key), rate)| *x = removal_key * rate);
                 let y = columns_mut(step, &self.out, row, at, n);
-                (step.level.vector.recurrent.wkv7)(Wkv7Step { state, decay, known, forget, r, k, v, y });
+                (step.level.vector.recurrent.wkv7)(Wkv7Step {
+                    state,
+                    decay,
+                    removal_key,
+                    forget,
+                    r,
+                    k,
+                    v,
+                    y,
+                });
                 let own = dot(r, k, |i| itself[i]);
                 let of_itself = columns_mut(step, &self.out, row, all + at, n);
                 of_itself.iter_mut().zip(v).for_each(|(y, v)| *y = own * v);

@@ -1,8 +1,8 @@
-//! Kernels written once over the width of vectors.
+//! Kernels that are generic over the vector type.
 //!
-//! Bodies are `#[inline(always)]` generics over [`Simd`] (and [`Quant`] for packed weights). They are compiled into the
-//! thin functions that [`target_feature_wrappers`] makes for each level, which alone carry the target features. Every body is an `unsafe
-//! fn` with one contract beside what its own comment says: *the processor has the features of the vector type*.
+//! Bodies are `#[inline(always)]` generics over [`Simd`], and over [`Quant`] for packed weights. [`target_feature_wrappers`] makes
+//! the functions with `#[target_feature]` for each level, into which bodies are inlined. Every body is an `unsafe fn` with one
+//! contract besides its own: *the processor has the features of the vector type*.
 
 pub(crate) mod attention;
 pub(crate) mod formats;

@@ -1,8 +1,8 @@
-//! What a kernel body for packed weights may ask of a vector type, and what a format must tell.
+//! Packed weight formats ([`Format`]) and the byte operations of a vector type that unpack them ([`Quant`]).
 //!
-//! Every format is read in *chunks* of 256 weights as `w = s · c - b`: codes `c` of 8 bits in four groups of 64, in natural
-//! order, and scales `s` (and minimums `b`) for each 16 or 32 weights. Unpacking is written once a format, in terms of
-//! the byte operations of [`Quant`]; products are integer sums of codes, converted once a scale.
+//! Every format is read in *chunks* of 256 weights as `w = s · c - b`: 8-bit codes `c` in four groups of 64 in file order, and scales
+//! `s` and minimums `b` for each 16 or 32 weights. Each format implements its unpacking once. Products are integer sums of
+//! codes, converted to f32 once per scale.
 
 use puna_quant::TensorType;
 use puna_quant::float::ue4m3_half;
@@ -13,9 +13,9 @@ use super::panel::Place;
 use super::qpanel::Panel;
 use crate::OutMut;
 
-/// Weights of a chunk.
+/// Weights per chunk.
 pub(crate) const CHUNK: usize = 256;
-/// Chunks that pass through memory together: loads right behind their stores would wait for them.
+/// Chunks that pass through memory together, so that loads do not wait for the stores right before them.
 pub(crate) const TOGETHER: usize = 8;
 
 /// A packed weight format.
@@ -24,50 +24,50 @@ pub(crate) const TOGETHER: usize = 8;
 /// For all methods: `p` is valid for the `BYTES` bytes of a chunk, and the processor has the features of `S`.
 pub(crate) trait Format: Copy + 'static {
     const TYPE: TensorType;
-    /// Bytes of a chunk: of one block, or of several consecutive ones.
+    /// Bytes of a chunk: one block, or several consecutive blocks.
     const BYTES: usize = CHUNK / Self::BLOCK.0 * Self::BLOCK.1;
-    /// Weights and bytes of a block.
+    /// Weights and bytes per block.
     const BLOCK: (usize, usize);
     /// Weights that share a scale: 16 or 32.
     const SUB: usize;
-    /// What codes are.
+    /// Meaning of codes.
     const CODES: Codes;
 
-    /// Scales and, for [`Codes::Minimum`], minimums (else anything). With `SUB` 32 lanes 8… are unused.
+    /// Scales and, for [`Codes::Minimum`], minimums (undefined otherwise). If `SUB` is 32, lanes 8… are unused.
     unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W);
-    /// Codes of the chunk, 64 weights a group, in natural order.
+    /// Codes of the chunk in file order, 64 per group.
     unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4];
 
-    /// Whether codes are rows of a table, and can be unpacked in the three steps that follow.
+    /// Whether codes are rows of a table (codebook), which the next three methods unpack.
     const BY_ROWS: bool = false;
-    /// First: the numbers of the rows.
+    /// Step 1: reads the numbers of the rows.
     unsafe fn numbers<S: Quant>(_p: *const u8, _to: &mut RowNumbers) {}
-    /// Second: the rows, one after the other; `to` is aligned for the words that they are, as [`Unpacked::codes`] is.
+    /// Step 2: copies the rows to `to`, which is aligned like [`Unpacked::codes`].
     unsafe fn rows(_numbers: &RowNumbers, _to: &mut [u8; CHUNK]) {}
-    /// Third: [`Format::codes`] of the rows.
+    /// Step 3: computes [`Format::codes`] from the rows.
     unsafe fn codes_of_rows<S: Quant>(_p: *const u8, rows: [S::C; 4]) -> [S::C; 4] {
         rows
     }
 
-    /// The run of 16 weights that each lane of [`Format::by_runs`] holds, where a level has runs as lanes.
+    /// Number of the run of 16 weights in each lane of [`Format::by_runs`], on levels with runs as lanes.
     const RUNS: [u8; 16] = TRANSPOSED;
 
-    /// All codes of the chunk as [`Quant::dot`] wants them: vector i has in lane l the codes `4 · i…` of run `RUNS[l]`, or where
-    /// a level does not have runs as lanes, the codes `64 · i…`.
+    /// All codes of the chunk in the order of [`Quant::dot`]. On levels with runs as lanes, lane l of vector i has the codes `4 · i…`
+    /// of run `RUNS[l]`; on other levels, vector i has the codes `64 · i…`.
     #[inline(always)]
     unsafe fn by_runs<S: Quant>(p: *const u8) -> [S::C; 4] {
-        // SAFETY: the caller's chunk and features.
+        // SAFETY: the caller guarantees the chunk and the features.
         unsafe { transposed::<S, Self>(p) }
     }
 }
 
-/// Numbers of the rows that a chunk's codes are: of 4 weights, or half as many of 8.
+/// Numbers of the codebook rows of a chunk: rows of 4 weights, or half as many rows of 8.
 pub(crate) type RowNumbers = [u16; CHUNK / 4];
 
-/// [`Format::by_runs`] of codes that come in natural order.
+/// [`Format::by_runs`] from codes in file order.
 #[inline(always)]
 pub(crate) unsafe fn transposed<S: Quant, F: Format>(p: *const u8) -> [S::C; 4] {
-    // SAFETY: the caller's chunk and features.
+    // SAFETY: the caller guarantees the chunk and the features.
     unsafe { S::by_runs(F::codes::<S>(p)) }
 }
 
@@ -78,11 +78,11 @@ pub(crate) const TRANSPOSED: [u8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14,
 #[repr(C, align(64))]
 #[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
 pub(crate) struct Unpacked {
-    /// Codes in the form that products want.
+    /// Codes in the order of products.
     pub(crate) codes: [u8; CHUNK],
-    /// Scales of 16 (or 8) runs of weights.
+    /// Scales of 16 (or 8) groups of weights.
     pub(crate) scales: [f32; 16],
-    /// What is taken from `scale · code`; nothing of use for [`Codes::Signed`].
+    /// Minimums, subtracted from `scale · code`; undefined for [`Codes::Signed`].
     pub(crate) minimums: [f32; 16],
 }
 
@@ -90,42 +90,42 @@ impl Unpacked {
     pub(crate) const ZERO: Self = Self { codes: [0; CHUNK], scales: [0.0; 16], minimums: [0.0; 16] };
 }
 
-/// A format as data: what the kernels that unpack through memory need.
+/// A format as data, for kernels that unpack through memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Packing {
-    /// Weights and bytes of a block.
+    /// Weights and bytes per block.
     pub(crate) block: (usize, usize),
-    /// Bytes of a chunk.
+    /// Bytes per chunk.
     pub(crate) bytes: usize,
     /// Weights that share a scale.
     pub(crate) sub: usize,
     pub(crate) codes: Codes,
-    /// [`unpack_each`], compiled for a level. Safe to call with `bytes` bytes at each place on a processor that has the level.
+    /// [`unpack_each`], compiled for a level. Sound to call if `bytes` bytes are valid at each chunk and the processor runs the level.
     pub(crate) unpack: unsafe fn(p: *const u8, stride: usize, to: &mut [Unpacked]),
 }
 
 /// Unpacks the chunks at `p`, `p + stride`, …
 ///
 /// # Safety
-/// As for [`Format`], of each chunk.
+/// As for [`Format`], for each chunk.
 #[inline(always)]
 pub(crate) unsafe fn unpack_each<S: Quant, F: Format>(p: *const u8, stride: usize, to: &mut [Unpacked]) {
     let chunk = |i: usize| p.wrapping_add(i * stride);
     if F::BY_ROWS {
         for (i, to) in to.chunks_mut(TOGETHER).enumerate() {
-            // SAFETY: the caller's chunks and features.
+            // SAFETY: the caller guarantees the chunks and the features.
             unsafe { unpack_rows::<S, F>(chunk(i * TOGETHER), stride, to) };
         }
         return;
     }
     for (i, to) in to.iter_mut().enumerate() {
-        // SAFETY: the caller's chunks and features.
+        // SAFETY: the caller guarantees the chunks and the features.
         unsafe { unpack::<S, F>(chunk(i), to, F::codes::<S>(chunk(i))) };
     }
 }
 
-/// [`unpack_each`] of at most [`TOGETHER`] chunks whose codes are rows of a table, each step for all of them: numbers address rows from
-/// memory, and vectors of rows are loaded long after they were written word by word.
+/// [`unpack_each`] for at most [`TOGETHER`] chunks of a codebook format. Each step runs for all chunks before the next step, so that
+/// loads of row vectors come long after the word-wise stores.
 #[inline(always)]
 unsafe fn unpack_rows<S: Quant, F: Format>(p: *const u8, stride: usize, to: &mut [Unpacked]) {
     let chunk = |i: usize| p.wrapping_add(i * stride);

@@ -165,12 +165,12 @@ pub(crate) unsafe fn delta<S: Simd>(mut t: DeltaStep<'_>) {
     // SAFETY: columns lie inside of the slices, whose lengths the wrapper checked; features by the module's contract.
     unsafe {
         columns!(S, n, i, delta_columns(&mut t), {
-            let known = |(k, key): (usize, &f32)| t.state[k * n + i] * (one_or(t.decay, k) * key);
-            let known: f32 = t.k.iter().enumerate().map(known).sum();
-            let (lacks, mut sum) = (t.beta * (t.v[i] - known), 0.0);
+            let stored = |(k, key): (usize, &f32)| t.state[k * n + i] * (one_or(t.decay, k) * key);
+            let stored: f32 = t.k.iter().enumerate().map(stored).sum();
+            let (update, mut sum) = (t.beta * (t.v[i] - stored), 0.0);
             for (k, (q, key)) in t.q.iter().zip(t.k).enumerate() {
                 let s = &mut t.state[k * n + i];
-                *s = one_or(t.decay, k) * *s + key * lacks;
+                *s = one_or(t.decay, k) * *s + key * update;
                 sum += *s * q;
             }
             t.y[i] = sum;
@@ -261,7 +261,7 @@ pub(crate) unsafe fn wkv7<S: Simd>(mut t: Wkv7Step<'_>) {
     // SAFETY: columns lie inside of the slices, whose lengths the wrapper checked; features by the module's contract.
     unsafe {
         columns!(S, n, i, wkv7_columns(&mut t), {
-            let found = t.known.iter().enumerate().map(|(k, known)| t.state[k * n + i] * known);
+            let found = t.removal_key.iter().enumerate().map(|(k, key)| t.state[k * n + i] * key);
             let (found, mut sum): (f32, f32) = (found.sum(), 0.0);
             for (k, &key) in t.k.iter().enumerate() {
                 let s = &mut t.state[k * n + i];
@@ -282,10 +282,10 @@ unsafe fn wkv7_columns<S: Simd, const U: usize>(t: &mut Wkv7Step<'_>, i: usize) 
         for (u, v) in v.iter_mut().enumerate() {
             *v = S::load(t.v.as_ptr().add(i + u * S::LANES));
         }
-        for (k, &known) in t.known.iter().enumerate() {
-            let known = S::splat(known);
+        for (k, &key) in t.removal_key.iter().enumerate() {
+            let key = S::splat(key);
             for (u, found) in found.iter_mut().enumerate() {
-                *found = S::fma(S::load(t.state.as_ptr().add(k * n + i + u * S::LANES)), known, *found);
+                *found = S::fma(S::load(t.state.as_ptr().add(k * n + i + u * S::LANES)), key, *found);
             }
         }
         for (k, &key) in t.k.iter().enumerate() {

@@ -41,11 +41,11 @@ fn delta(step: DeltaStep<'_>) {
         row.iter_mut().for_each(|s| *s *= one_or(decay, n));
     }
     for (i, y) in y.iter_mut().enumerate() {
-        let known: f32 = k.iter().enumerate().map(|(n, k)| state[n * cols + i] * k).sum();
-        let lacks = beta * (v[i] - known);
+        let stored: f32 = k.iter().enumerate().map(|(n, k)| state[n * cols + i] * k).sum();
+        let update = beta * (v[i] - stored);
         *y = 0.0;
         for (n, (q, k)) in q.iter().zip(k).enumerate() {
-            state[n * cols + i] += k * lacks;
+            state[n * cols + i] += k * update;
             *y += state[n * cols + i] * q;
         }
     }
@@ -69,10 +69,10 @@ fn wkv(step: WkvStep<'_>) {
 /// See [`RecurrentKernels::wkv7`].
 fn wkv7(step: Wkv7Step<'_>) {
     step.check();
-    let Wkv7Step { state, decay, known, forget, r, k, v, y } = step;
+    let Wkv7Step { state, decay, removal_key, forget, r, k, v, y } = step;
     let cols = v.len();
     for (i, y) in y.iter_mut().enumerate() {
-        let found: f32 = known.iter().enumerate().map(|(n, known)| state[n * cols + i] * known).sum();
+        let found: f32 = removal_key.iter().enumerate().map(|(n, key)| state[n * cols + i] * key).sum();
         *y = 0.0;
         for n in 0..k.len() {
             let s = &mut state[n * cols + i];
