@@ -59,7 +59,7 @@ pub struct CpuBackend {
     result: (Option<Place>, usize),
     gathered: Vec<f32>,
     /// What the last step handed out.
-    handed_out: Vec<Vec<f32>>,
+    extra_outputs: Vec<Vec<f32>>,
     measuring: bool,
     measured: Vec<OpTime>,
     observations: Option<Arc<Observations>>,
@@ -126,7 +126,7 @@ impl CpuBackend {
             split_scratch: Shared::new(0),
             result: (None, 0),
             gathered: Vec::new(),
-            handed_out: Vec::new(),
+            extra_outputs: Vec::new(),
             measuring: false,
             measured: Vec::new(),
             observations: None,
@@ -273,7 +273,7 @@ impl Backend for CpuBackend {
         };
         program.instructions.iter_mut().for_each(|i| i.prepare(&step));
         let rows = |place: &Place| step.rows(place.rows);
-        let handed_out: Vec<_> = program.handed_out.iter().map(|place| (*place, rows(place))).collect();
+        let extra_outputs: Vec<_> = program.extra_outputs.iter().map(|place| (*place, rows(place))).collect();
         self.result = (Some(program.result), rows(&program.result));
         let mut times = Vec::new();
         if self.measuring {
@@ -298,8 +298,8 @@ impl Backend for CpuBackend {
         times.into_iter().for_each(|(op, seconds, work)| self.note(op, seconds, work));
         self.programs = programs;
         self.gather_result();
-        self.handed_out.resize_with(handed_out.len(), Vec::new);
-        for (into, (place, rows)) in self.handed_out.iter_mut().zip(handed_out) {
+        self.extra_outputs.resize_with(extra_outputs.len(), Vec::new);
+        for (into, (place, rows)) in self.extra_outputs.iter_mut().zip(extra_outputs) {
             gather(self.arena.get_mut(), place, rows, into);
         }
         self.apply_backoff(start);
@@ -309,8 +309,8 @@ impl Backend for CpuBackend {
         &self.gathered
     }
 
-    fn handed_out(&self, at: usize) -> &[f32] {
-        self.handed_out.get(at).map_or(&[], Vec::as_slice)
+    fn extra_output(&self, at: usize) -> &[f32] {
+        self.extra_outputs.get(at).map_or(&[], Vec::as_slice)
     }
 
     fn copy_page(&mut self, from: u32, to: u32) {
@@ -331,7 +331,7 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn exact_rows(&self) -> usize {
+    fn max_bit_exact_rows(&self) -> usize {
         // Attention and everything else do each row by itself.
         STREAM_ROWS
     }
@@ -341,7 +341,7 @@ impl Backend for CpuBackend {
         let tiles = self.tiles.iter().map(|buffer| buffer.values() * 2).sum::<usize>();
         let own = self.programs.iter().map(|p| p.own_bytes).sum::<usize>();
         let shared = self.constants.bytes() + self.split_scratch.len() * 4;
-        let handed = self.handed_out.iter().map(Vec::capacity).sum::<usize>() + self.gathered.capacity();
+        let handed = self.extra_outputs.iter().map(Vec::capacity).sum::<usize>() + self.gathered.capacity();
         self.arena.len() * 4 + q8 + tiles + own + shared + handed * 4
     }
 

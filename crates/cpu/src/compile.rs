@@ -13,25 +13,25 @@ use puna_graph::{
 use puna_kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRows};
 
 use crate::memory::Shared;
+use crate::ops::adapter_scale::{AddControlVector, ScaleAdapter};
 use crate::ops::attention::{Attend, AttentionTasks, StoreKv};
-use crate::ops::choose::{self, Choose};
-use crate::ops::dose::{Dose, Steer};
+use crate::ops::depth_attention::DepthAttention;
 use crate::ops::dynamic_conv::DynamicConv;
-use crate::ops::elementwise::{Add, Concat, GluRows, Map, Mul, Resize, Unary};
+use crate::ops::elementwise::{Add, Concat, GluRows, Map, MatchNorm, Mul, Unary};
 use crate::ops::embed::{Embed, EmbedListed, GatherOutputs, Given, Table};
-use crate::ops::grams::Grams;
 use crate::ops::group_norm::GroupNorm;
-use crate::ops::heads::LinearOfHeads;
 use crate::ops::linear::{LinearGroup, Matrix};
 use crate::ops::moe::State;
+use crate::ops::ngram_embedding::NgramRows;
 use crate::ops::norm::{NormKind, NormRows, Quantize, Rounded, Tiled};
 use crate::ops::observe::{Observations, Observe, ObserveHeads};
+use crate::ops::per_head_linear::LinearOfHeads;
 use crate::ops::pick::Pick;
 use crate::ops::pooling::Pool;
-use crate::ops::recall::Recall;
 use crate::ops::recurrent::{Conv, Delta, Retention, Scan, Wkv, Wkv7};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
-use crate::ops::streams::{Agree, ReadStreams, StreamWeights, WriteStreams};
+use crate::ops::streams::{ReadStreams, StreamSimilarityGate, StreamWeights, WriteStreams};
+use crate::ops::top_k_positions::{self, TopKPositions};
 use crate::ops::unfold::Unfold;
 use crate::step::Instruction;
 
@@ -57,7 +57,7 @@ pub struct Program {
     pub tiles: Vec<usize>,
     pub result: Place,
     /// What is to be had beside it.
-    pub handed_out: Vec<Place>,
+    pub extra_outputs: Vec<Place>,
     /// Columns of the rows that a step must bring with it.
     pub given: usize,
     /// Whether it writes to the cache.
@@ -107,7 +107,7 @@ pub fn compile(
         q8: c.q8.into_iter().map(|buffer| buffer.values).collect(),
         tiles: c.tiles.into_iter().map(|buffer| buffer.values).collect(),
         result: plan.place(result),
-        handed_out: plan.graph.handed_out().iter().map(|&value| plan.place(value)).collect(),
+        extra_outputs: plan.graph.extra_outputs().iter().map(|&value| plan.place(value)).collect(),
         given: nodes.iter().filter(|node| node.op == Op::Given).map(|node| plan.place(node.out).cols).sum(),
         stores: nodes.iter().any(|node| node.op.stores()),
         capacity: plan.capacity,
@@ -208,14 +208,14 @@ impl Compiler<'_> {
                 let [chosen, before] = [chosen, before].map(|id| id.map(|id| self.place(id)));
                 self.push(Attend { q, k, v, chosen, before, out, layer, spec, sinks, slopes, shifts, tasks });
             }
-            Op::Choose { q, k, weights, layer, spec } => {
+            Op::TopKPositions { q, k, weights, layer, spec } => {
                 let [q, k] = [q, k].map(|id| self.place(id));
                 let weights = weights.map(|weights| self.place(weights));
                 self.push(StoreKv { k, v: k, layer, spec: spec.keys() });
-                let tasks = choose::Tasks::default();
-                self.push(Choose { q, weights, out, layer, spec, tasks });
+                let tasks = top_k_positions::Tasks::default();
+                self.push(TopKPositions { q, weights, out, layer, spec, tasks });
             }
-            Op::Keep { k, v, layer, spec } => {
+            Op::StoreKv { k, v, layer, spec } => {
                 let [k, v] = [k, v].map(|id| self.place(id));
                 self.push(StoreKv { k, v, layer, spec });
             }
@@ -227,27 +227,27 @@ impl Compiler<'_> {
                 let (x, by) = (self.place(x), self.place(by));
                 self.push(Mul { x, by, out });
             }
-            Op::Temper { x, by } => self.map(Unary::Temper(by), x, out),
+            Op::AttnTemperature { x, by } => self.map(Unary::AttnTemperature(by), x, out),
             Op::Activate { kind, x } => self.map(Unary::Activate(kind), x, out),
             Op::Scale { x, by } => self.map(Unary::Scale(by), x, out),
             Op::Softcap { x, cap } => self.map(Unary::Softcap(cap), x, out),
-            Op::Dose { x, adapter } => {
+            Op::ScaleAdapter { x, adapter } => {
                 let x = self.place(x);
-                self.push(Dose { x, out, adapter });
+                self.push(ScaleAdapter { x, out, adapter });
             }
             Op::Steer { x, direction } => {
                 let (x, vector) = (self.place(x), self.floats(Some(direction.vector))?);
-                self.push(Steer { x, out, vector, adapter: direction.adapter });
+                self.push(AddControlVector { x, out, vector, adapter: direction.adapter });
             }
             Op::Sparsify { x, deviations } => self.map(Unary::Sparsify(deviations), x, out),
-            Op::Resize { x, like } => {
+            Op::MatchNorm { x, like } => {
                 let (x, like) = (self.place(x), self.place(like));
-                self.push(Resize { x, like, out });
+                self.push(MatchNorm { x, like, out });
             }
-            Op::Recall { ref places, w, eps } => {
+            Op::DepthAttention { ref places, w, eps } => {
                 let places = places.iter().map(|&id| self.place(id)).collect();
                 let w = self.floats(Some(w))?;
-                self.push(Recall { places, out, w, eps });
+                self.push(DepthAttention { places, out, w, eps });
             }
             Op::Add { a, b } => {
                 let (a, b) = (self.place(a), self.place(b));
@@ -286,9 +286,9 @@ impl Compiler<'_> {
                 let mix = mix.map(|mix| self.place(mix));
                 self.push(WriteStreams { streams, part, by, mix, out });
             }
-            Op::Agree { a, b, .. } => {
+            Op::StreamSimilarityGate { a, b, .. } => {
                 let (a, b) = (self.place(a), self.place(b));
-                self.push(Agree { a, b, out });
+                self.push(StreamSimilarityGate { a, b, out });
             }
             Op::Recur(ref recurrence) => self.recur(recurrence, out)?,
             Op::GatherOutputs { x } => {
@@ -343,7 +343,7 @@ impl Compiler<'_> {
                 };
                 self.push(Pool { x, gate, out, spec, bias });
             }
-            Recurrence::Grams { ref spec } => self.push(Grams { out, spec: Arc::clone(spec) }),
+            Recurrence::Grams { ref spec } => self.push(NgramRows { out, spec: Arc::clone(spec) }),
         }
         Ok(())
     }

@@ -37,7 +37,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
 /// An attention with the lists of each position.
 struct Case {
     spec: AttentionSpec,
-    chosen: Chosen,
+    chosen: SelectedPositions,
     /// Which blocks a list of a token has.
     has: fn(token: usize, list: usize, block: usize) -> bool,
 }
@@ -77,9 +77,11 @@ impl Case {
         let lists = (0..ROWS).flat_map(|token| (0..chosen.lists).map(move |list| self.list(token, list)));
         let entries: Vec<f32> = lists
             .flat_map(|list| {
-                let numbers =
-                    list.into_iter().map(|block| block as u32).chain(std::iter::repeat(Chosen::NONE));
-                numbers.take(chosen.count).map(Chosen::entry).collect::<Vec<_>>()
+                let numbers = list
+                    .into_iter()
+                    .map(|block| block as u32)
+                    .chain(std::iter::repeat(SelectedPositions::NONE));
+                numbers.take(chosen.count).map(SelectedPositions::entry).collect::<Vec<_>>()
             })
             .collect();
         let weights = vec![
@@ -128,11 +130,11 @@ fn cases() -> [Case; 4] {
     };
     [
         // More than a span of them, and few.
-        Case { spec: within, chosen: Chosen { lists: 1, count: 530, block: 1 }, has: scattered },
-        Case { spec: within, chosen: Chosen { lists: 1, count: 9, block: 1 }, has: few },
+        Case { spec: within, chosen: SelectedPositions { lists: 1, count: 530, block: 1 }, has: scattered },
+        Case { spec: within, chosen: SelectedPositions { lists: 1, count: 9, block: 1 }, has: few },
         // A list for each key head, whose last block is not whole; whole runs of positions.
-        Case { spec: shared, chosen: Chosen { lists: 2, count: 40, block: 3 }, has: scattered },
-        Case { spec: shared, chosen: Chosen { lists: 1, count: 3, block: 128 }, has: few },
+        Case { spec: shared, chosen: SelectedPositions { lists: 2, count: 40, block: 3 }, has: scattered },
+        Case { spec: shared, chosen: SelectedPositions { lists: 1, count: 3, block: 128 }, has: few },
     ]
 }
 
@@ -184,7 +186,7 @@ fn neither_threads_nor_steps_change_a_bit() {
 
 /// Queries, keys and weights that are small whole numbers: scores are exact, and many are equal.
 struct Choice {
-    spec: ChoiceSpec,
+    spec: TopKPositionsSpec,
     weighed: bool,
     q: Vec<f32>,
     k: Vec<f32>,
@@ -192,7 +194,7 @@ struct Choice {
 }
 
 impl Choice {
-    fn new(spec: ChoiceSpec, weighed: bool, rows: usize) -> Self {
+    fn new(spec: TopKPositionsSpec, weighed: bool, rows: usize) -> Self {
         let whole = |n: usize, seed| numbers(n, seed).into_iter().map(|x| (x * 2.4).round()).collect();
         let q = whole(rows * spec.heads * spec.dim, 1);
         Self { spec, weighed, q, k: whole(rows * spec.dim, 2), weights: whole(rows * spec.heads, 3) }
@@ -204,7 +206,7 @@ impl Choice {
 
     /// The lists of each position for which something is chosen, fed so many a step.
     fn lists(&self, level: &str, threads: usize, ty: KvType, each: usize) -> Vec<u32> {
-        let ChoiceSpec { heads, dim, chosen, .. } = self.spec;
+        let TopKPositionsSpec { heads, dim, chosen, .. } = self.spec;
         let mut g = Graph::new();
         let q = g.embed("q", WeightId(0), heads * dim, Index::Token);
         let k = g.embed("k", WeightId(1), dim, Index::Token);
@@ -226,7 +228,7 @@ impl Choice {
     }
 
     fn score(&self, token: usize, list: usize, position: usize) -> f32 {
-        let ChoiceSpec { dim, rectified, .. } = self.spec;
+        let TopKPositionsSpec { dim, rectified, .. } = self.spec;
         let heads = self.spec.heads_of_list();
         let product = |head: usize| {
             let q = &self.q[(token * self.spec.heads + head) * dim..][..dim];
@@ -239,7 +241,7 @@ impl Choice {
 
     /// The same lists by sorting everything.
     fn sorted(&self) -> Vec<u32> {
-        let Chosen { lists, count, block } = self.spec.chosen;
+        let SelectedPositions { lists, count, block } = self.spec.chosen;
         let mut all = Vec::new();
         for token in self.spec.chosen.room()..self.rows() {
             for list in 0..lists {
@@ -261,15 +263,16 @@ impl Choice {
 
 #[test]
 fn the_blocks_with_the_largest_scores_are_chosen_and_of_equal_ones_the_first() {
-    let chosen = Chosen { lists: 1, count: 11, block: 1 };
-    let plain = ChoiceSpec { heads: 5, dim: 32, rectified: true, mask: Mask::Causal, near: 0, chosen };
-    let chosen = Chosen { lists: 2, count: 4, block: 7 };
-    let heads = ChoiceSpec { heads: 2, dim: 13, rectified: false, mask: Mask::Causal, near: 0, chosen };
+    let chosen = SelectedPositions { lists: 1, count: 11, block: 1 };
+    let plain = TopKPositionsSpec { heads: 5, dim: 32, rectified: true, mask: Mask::Causal, near: 0, chosen };
+    let chosen = SelectedPositions { lists: 2, count: 4, block: 7 };
+    let heads =
+        TopKPositionsSpec { heads: 2, dim: 13, rectified: false, mask: Mask::Causal, near: 0, chosen };
     for (choice, types) in [
         (Choice::new(plain, true, 150), &[KvType::F32, KvType::F16, KvType::Bf16][..]),
         (Choice::new(heads, false, 200), &[KvType::F16]),
-        (Choice::new(ChoiceSpec { near: 1, ..heads }, false, 200), &[KvType::F16]),
-        (Choice::new(ChoiceSpec { near: 3, ..heads }, false, 200), &[KvType::F16]),
+        (Choice::new(TopKPositionsSpec { near: 1, ..heads }, false, 200), &[KvType::F16]),
+        (Choice::new(TopKPositionsSpec { near: 3, ..heads }, false, 200), &[KvType::F16]),
     ] {
         let want = choice.sorted();
         for (level, &ty) in kernels::levels().iter().flat_map(|level| types.iter().map(move |ty| (level, ty)))
@@ -284,9 +287,9 @@ fn the_blocks_with_the_largest_scores_are_chosen_and_of_equal_ones_the_first() {
 
 #[test]
 fn tasks_of_spans_choose_what_one_task_does() {
-    let chosen = Chosen { lists: 1, count: 4000, block: 1 };
+    let chosen = SelectedPositions { lists: 1, count: 4000, block: 1 };
     let choice = Choice::new(
-        ChoiceSpec { heads: 3, dim: 32, rectified: true, mask: Mask::Causal, near: 2, chosen },
+        TopKPositionsSpec { heads: 3, dim: 32, rectified: true, mask: Mask::Causal, near: 2, chosen },
         true,
         4150,
     );

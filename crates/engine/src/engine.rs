@@ -116,7 +116,7 @@ impl Engine {
         let source = drafts.map(|drafts| Source::Model(Box::new(drafts)));
         let source = source.or_else(|| beside.map(Source::beside));
         let device = stepper.backend.describe();
-        let exact = if info.recurrent { 1 } else { stepper.backend.exact_rows() };
+        let exact = if info.recurrent { 1 } else { stepper.backend.max_bit_exact_rows() };
         let speculator = Speculator::new(exact, source);
         let pages = Pages::of(&stepper.model, options);
         let stats = Arc::new(Mutex::new(Stats::default()));

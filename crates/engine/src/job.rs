@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use puna_graph::Doses;
+use puna_graph::AdapterScales;
 use puna_sampler::{Grammar, Params};
 
 use crate::diffusion::Diffusion;
@@ -36,9 +36,9 @@ pub struct Job {
     pub prompt_logprobs: Option<usize>,
     /// Who asks; the loop is fair between different values.
     pub client: u64,
-    /// How much of the engine's adapters it has; all of them as they are by default. Jobs with different doses share steps,
-    /// and what is computed is found again by those of the same doses.
-    pub doses: Doses,
+    /// How much of the engine's adapters it has; all of them as they are by default. Jobs with different adapter_scales share steps,
+    /// and what is computed is found again by those of the same adapter_scales.
+    pub adapter_scales: AdapterScales,
     /// Whether and how to guess ahead; `None` as the engine's options say.
     pub speculation: Option<Speculation>,
     /// The form of the answer, from [`crate::Engine::grammar`]. It holds from where [`Sink::stage`] says that the answer
@@ -63,7 +63,7 @@ impl Job {
             logprobs: None,
             prompt_logprobs: None,
             client: 0,
-            doses: Doses::default(),
+            adapter_scales: AdapterScales::default(),
             speculation: None,
             grammar: None,
             diffusion: Diffusion::default(),

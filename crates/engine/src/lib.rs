@@ -34,7 +34,7 @@ pub use options::{
     EngineOptions, MemoryReport, ModelInfo, check_draft, check_model, plan_memory, plan_memory_with_draft,
 };
 pub use pages::PAGE_TOKENS;
-pub use puna_graph::Doses;
+pub use puna_graph::AdapterScales;
 pub use puna_models::{Adapter, ModelError, Order, Pooling, Unmasking, fills_masks};
 pub use sequence::JobId;
 pub use speculate::model::DraftModel;

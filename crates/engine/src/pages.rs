@@ -11,7 +11,7 @@ mod states;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use puna_graph::Doses;
+use puna_graph::AdapterScales;
 
 use recent::Recent;
 pub use recent::Windows;
@@ -54,14 +54,14 @@ struct Node {
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Origin {
     /// How much of the model's adapters they were computed with.
-    pub doses: Doses,
+    pub adapter_scales: AdapterScales,
     /// The whole prompt, where an encoder has read it: what it makes of the first token depends on the last. Else nothing.
     pub read: Arc<[u32]>,
 }
 
-impl From<Doses> for Origin {
-    fn from(doses: Doses) -> Self {
-        Self { doses, ..Self::default() }
+impl From<AdapterScales> for Origin {
+    fn from(adapter_scales: AdapterScales) -> Self {
+        Self { adapter_scales, ..Self::default() }
     }
 }
 
@@ -396,7 +396,7 @@ mod tests {
     fn what_other_adapters_made_of_the_same_tokens_is_something_else() {
         let mut pages = Pages::new(2);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
-        let half = Origin::from(Doses::new(&[0.5]));
+        let half = Origin::from(AdapterScales::new(&[0.5]));
         let plain = pages.insert(&root(), a, &full(0));
         assert_eq!(pages.find(&half, &full(0)), Match::default());
         let other = pages.insert(&Parent::Root(half.clone()), b, &full(0));

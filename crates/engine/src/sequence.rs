@@ -111,7 +111,7 @@ impl Sequence {
             id,
             tokens: job.prompt.iter().copied().chain(info.start).collect(),
             computed: 0,
-            origin: Origin { doses: job.doses.clone(), read: read.into() },
+            origin: Origin { adapter_scales: job.adapter_scales.clone(), read: read.into() },
             held: Held::default(),
             sampler,
             constrained,

@@ -41,7 +41,7 @@ struct Made {
 
 impl Made {
     /// Bytes of what a step hands out that has so many tokens and outputs.
-    fn handed_out(&self, tokens: usize, outputs: usize) -> u64 {
+    fn output_bytes(&self, tokens: usize, outputs: usize) -> u64 {
         let [of_tokens, of_outputs] = self.beside;
         4 * (outputs * (self.cols + of_outputs) + tokens * of_tokens) as u64
     }
@@ -93,7 +93,7 @@ impl Stepper {
         backend.adopt(model.weights().to_vec(), model.ropes().to_vec())?;
         let shape = model.shape();
         let guesses = options.speculation.is_on() && shape.causal && !info.recurrent;
-        let guessed = if guesses { backend.exact_rows() } else { 1 };
+        let guessed = if guesses { backend.max_bit_exact_rows() } else { 1 };
         let open = || (LOGITS / shape.n_vocab.max(1)).max(LEAST_RESULTS).min(options.num_batch);
         let results = match info.unmasking {
             Some(_) => longest_block(info.n_vocab, info.n_ctx),
@@ -129,7 +129,7 @@ impl Stepper {
         let mut carried = 0;
         if let Some(guesses) = self.model.guesses() {
             // No more sequences are guessed for than a step checks rows.
-            let (sequences, each) = (self.backend.exact_rows(), guesses.rows());
+            let (sequences, each) = (self.backend.max_bit_exact_rows(), guesses.rows());
             kinds.push((Want::Guess, sequences * each, sequences));
             kinds.extend([(Want::Follow, options.num_batch, 0), (Want::Link, sequences, sequences)]);
             carried = match guesses {
@@ -143,7 +143,7 @@ impl Stepper {
         let mut with = |size: &dyn Fn(usize) -> usize| -> Result<u64, EngineError> {
             for &(want, tokens, rows) in &kinds {
                 if let Some(made) = self.program(want, Capacity::class(size(tokens), room))? {
-                    results = results.max(made.handed_out(tokens, rows));
+                    results = results.max(made.output_bytes(tokens, rows));
                 }
             }
             Ok(self.backend.scratch_bytes() as u64)
@@ -208,7 +208,7 @@ impl Stepper {
         let Some(graph) = self.model.graph(want) else { return Ok(None) };
         let cols = graph.result().map_or(0, |result| graph.value(result).cols);
         let beside = [Rows::Tokens, Rows::Outputs].map(|rows| {
-            let values = graph.handed_out().iter().map(|&value| graph.value(value));
+            let values = graph.extra_outputs().iter().map(|&value| graph.value(value));
             values.filter(|value| value.rows == rows).map(|value| value.cols).sum()
         });
         let program = self.backend.compile(Plan::new(graph, capacity))?;

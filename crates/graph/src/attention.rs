@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::choice::Chosen;
+use crate::choice::SelectedPositions;
 use crate::kv::CacheLayer;
 use crate::values::WeightId;
 
@@ -106,7 +106,7 @@ pub struct AttentionSpec {
     /// What is added to scores by the distance of key and query. After the softcap.
     pub shifts: Option<Shifts>,
     /// What is seen of what the mask lets through, if not everything.
-    pub chosen: Option<Chosen>,
+    pub chosen: Option<SelectedPositions>,
     /// Whether what lies behind the last whole block is seen beside those that are chosen.
     pub sees_tail: bool,
     /// Whether the result is what a further attention goes on with, in [`Self::part_cols`] columns: all heads' weighed sums of
@@ -154,7 +154,7 @@ impl AttentionSpec {
 
     /// Positions that a token sees at most where they are chosen: of fewer, or as many, all are seen.
     pub fn room(&self) -> Option<usize> {
-        let tail = |chosen: Chosen| if self.sees_tail { chosen.block - 1 } else { 0 };
+        let tail = |chosen: SelectedPositions| if self.sees_tail { chosen.block - 1 } else { 0 };
         self.chosen.map(|chosen| chosen.room().saturating_add(tail(chosen)))
     }
 

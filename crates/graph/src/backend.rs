@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use puna_quant::TensorType;
 
-use crate::doses::Doses;
+use crate::adapter_scales::AdapterScales;
 use crate::kv::{CacheLayer, KvType};
 use crate::plan::Plan;
 use crate::values::Rope;
@@ -161,7 +161,7 @@ pub struct StepInput {
     /// The sequences; together they cover all rows in order.
     pub segments: Vec<Segment>,
     /// How much of the model's adapters each of them has; may be empty where all have these as they are.
-    pub doses: Vec<Doses>,
+    pub adapter_scales: Vec<AdapterScales>,
     /// Rows whose results are wanted, ascending.
     pub outputs: Vec<u32>,
     /// A row of numbers for each token, where the graph reads such ([`crate::Graph::given`]).
@@ -293,15 +293,15 @@ pub trait Backend: Send {
     /// The result of the last step: one row a wanted token (or a token, if the graph's result has those rows).
     fn result(&self) -> &[f32];
 
-    /// What the last step's graph hands out beside its result ([`crate::Graph::hand_out`]), by its place in that list.
-    fn handed_out(&self, _at: usize) -> &[f32] {
+    /// What the last step's graph hands out beside its result ([`crate::Graph::add_extra_output`]), by its place in that list.
+    fn extra_output(&self, _at: usize) -> &[f32] {
         &[]
     }
 
     /// Rows of a step up to which each row's result has the very bits that it has in a step of its own, however they are
     /// spread over sequences. Steps that check guesses have no more rows: so speculation never changes an answer. 1, which
     /// switches it off, where nothing is promised.
-    fn exact_rows(&self) -> usize {
+    fn max_bit_exact_rows(&self) -> usize {
         1
     }
 

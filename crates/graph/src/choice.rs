@@ -12,7 +12,7 @@ use crate::values::{Rows, ValueId};
 /// block at the end. Of a token from whose position on not more is seen than a list has room for, everything is seen, and
 /// nobody writes or reads its lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Chosen {
+pub struct SelectedPositions {
     /// Lists of a token: one for all heads, or one for each key head.
     pub lists: usize,
     /// Blocks of a list, at most.
@@ -21,7 +21,7 @@ pub struct Chosen {
     pub block: usize,
 }
 
-impl Chosen {
+impl SelectedPositions {
     /// The number behind the last one of a list with room for more.
     pub const NONE: u32 = u32::MAX;
 
@@ -41,9 +41,9 @@ impl Chosen {
     }
 }
 
-/// The form of an [`Op::Choose`].
+/// The form of an [`Op::TopKPositions`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ChoiceSpec {
+pub struct TopKPositionsSpec {
     /// Query heads, all of one key head. Those of a list lie side by side.
     pub heads: usize,
     /// Features of a head.
@@ -55,10 +55,10 @@ pub struct ChoiceSpec {
     /// Blocks up to the token's own that are chosen whatever their scores.
     pub near: usize,
     /// The lists.
-    pub chosen: Chosen,
+    pub chosen: SelectedPositions,
 }
 
-impl ChoiceSpec {
+impl TopKPositionsSpec {
     /// Query heads whose products are summed for a list.
     pub fn heads_of_list(&self) -> usize {
         self.heads / self.chosen.lists
@@ -84,14 +84,14 @@ impl Graph {
         layer: usize,
         [q, k]: [ValueId; 2],
         weights: Option<ValueId>,
-        spec: ChoiceSpec,
+        spec: TopKPositionsSpec,
     ) -> ValueId {
-        let ChoiceSpec { heads, dim, near, chosen, .. } = spec;
+        let TopKPositionsSpec { heads, dim, near, chosen, .. } = spec;
         assert_eq!([q, k].map(|x| self.value(x).cols), [heads * dim, dim]);
         assert!(weights.is_none_or(|weights| self.value(weights).cols == heads));
         assert!(chosen.block > 0 && chosen.count > 0 && heads.is_multiple_of(chosen.lists));
         assert!(near <= chosen.count);
-        self.push(name, Op::Choose { q, k, weights, layer, spec }, Rows::Tokens, chosen.cols())
+        self.push(name, Op::TopKPositions { q, k, weights, layer, spec }, Rows::Tokens, chosen.cols())
     }
 
     /// Attention of cache layer `layer` to what was chosen.
@@ -100,7 +100,7 @@ impl Graph {
         name: &'static str,
         layer: usize,
         [q, k, v]: [ValueId; 3],
-        (chosen, form): (ValueId, Chosen),
+        (chosen, form): (ValueId, SelectedPositions),
         spec: AttentionSpec,
     ) -> ValueId {
         assert_eq!(self.value(chosen).cols, form.cols());

@@ -54,7 +54,7 @@ pub struct Graph {
     storages: Vec<Storage>,
     layer: Option<usize>,
     result: Option<ValueId>,
-    handed_out: Vec<ValueId>,
+    extra_outputs: Vec<ValueId>,
     changes: Arc<Changes>,
     sees_all: bool,
     /// Layers whose inputs are noted, with what those are.
@@ -153,18 +153,18 @@ impl Graph {
     }
 
     /// Values that are to be had after the step beside the result.
-    pub fn handed_out(&self) -> &[ValueId] {
-        &self.handed_out
+    pub fn extra_outputs(&self) -> &[ValueId] {
+        &self.extra_outputs
     }
 
     /// Has a value to be had after the step, behind those that were named before.
-    pub fn hand_out(&mut self, value: ValueId) {
-        self.handed_out.push(value);
+    pub fn add_extra_output(&mut self, value: ValueId) {
+        self.extra_outputs.push(value);
     }
 
     /// Whether a storage holds something that is to be had after the step, where `owner` says whose memory each one uses.
     pub(crate) fn is_kept(&self, storage: usize, owner: &[usize]) -> bool {
-        let mut kept = self.result.iter().chain(&self.handed_out);
+        let mut kept = self.result.iter().chain(&self.extra_outputs);
         kept.any(|&value| owner[self.value(value).storage] == owner[storage])
     }
 
@@ -202,7 +202,7 @@ impl Graph {
             let Some(back) = change.back else { continue };
             let thin = Op::Embed { table: change.up, index };
             let thin = self.push("lora_up", thin, Rows::Tokens, change.rank);
-            let thin = self.dose(thin, change.adapter);
+            let thin = self.scale_adapter(thin, change.adapter);
             let wide = Linear { w: back, scale: change.scale, bias: None, out: cols };
             let wide = self.product("lora_back", &wide, thin);
             rows = self.add(name, rows, wide);
@@ -233,7 +233,7 @@ impl Graph {
         for LowRank { down, up, rank, scale, adapter, .. } in self.changes_of(l.w) {
             let down = Linear { w: down, scale: 1.0, bias: None, out: rank };
             let thin = self.product("lora_down", &down, x);
-            let thin = self.dose(thin, adapter);
+            let thin = self.scale_adapter(thin, adapter);
             let wide = self.product("lora_up", &Linear { w: up, scale, bias: None, out: l.out }, thin);
             y = self.add(name, y, wide);
         }
@@ -253,7 +253,7 @@ impl Graph {
             let multiplied = if dim > l.input { self.pick("lora_in", x, 0, l.input, dim) } else { x };
             let thin = HeadLinear { w: down, out: rank, ..*l };
             let thin = self.product_of_heads("lora_down", &thin, multiplied);
-            let thin = self.dose(thin, adapter);
+            let thin = self.scale_adapter(thin, adapter);
             let wide = self.product_of_heads("lora_up", &HeadLinear { w: up, input: rank, out, ..*l }, thin);
             let wide = self.scale("lora_up", wide, scale);
             y = self.add(name, y, wide);
@@ -272,8 +272,8 @@ impl Graph {
         self.changes.products.get(&w).cloned().unwrap_or_default()
     }
 
-    fn dose(&mut self, x: ValueId, adapter: usize) -> ValueId {
-        self.push_like("lora_dosed", Op::Dose { x, adapter }, x)
+    fn scale_adapter(&mut self, x: ValueId, adapter: usize) -> ValueId {
+        self.push_like("lora_scaled", Op::ScaleAdapter { x, adapter }, x)
     }
 
     /// What a layer hands on, in the directions in which adapters steer it.
@@ -368,7 +368,7 @@ impl Graph {
         let cols = |id| self.value(id).cols;
         assert!(!spec.values_in_keys && cols(k) == spec.kv_heads * spec.key_dim);
         assert_eq!(cols(v), spec.kv_heads * spec.value_dim);
-        self.push(name, Op::Keep { k, v, layer, spec }, Rows::Tokens, 0)
+        self.push(name, Op::StoreKv { k, v, layer, spec }, Rows::Tokens, 0)
     }
 
     fn attend(
@@ -469,7 +469,7 @@ impl Graph {
 
     /// `x` by what the token's position makes of it.
     pub fn temper(&mut self, name: &'static str, x: ValueId, by: Temperature) -> ValueId {
-        self.push_like(name, Op::Temper { x, by }, x)
+        self.push_like(name, Op::AttnTemperature { x, by }, x)
     }
 
     /// `by · x`.
@@ -485,14 +485,14 @@ impl Graph {
     /// `x` as long as `like`, row by row.
     pub fn resize(&mut self, name: &'static str, x: ValueId, like: ValueId) -> ValueId {
         assert_eq!(self.value(x).rows, self.value(like).rows);
-        self.push_like(name, Op::Resize { x, like }, x)
+        self.push_like(name, Op::MatchNorm { x, like }, x)
     }
 
     /// What a token was at these places of the stream, by how much it heeds each; `norm` is of what they are weighed by.
     pub fn recall(&mut self, name: &'static str, norm: (WeightId, f32), places: &[ValueId]) -> ValueId {
         let (first, (w, eps)) = (self.value(places[0]), norm);
         assert!(places.iter().all(|&x| self.value(x).cols == first.cols && self.value(x).rows == first.rows));
-        self.push(name, Op::Recall { places: places.to_vec(), w, eps }, first.rows, first.cols)
+        self.push(name, Op::DepthAttention { places: places.to_vec(), w, eps }, first.rows, first.cols)
     }
 
     /// What lies so many standard deviations above the mean of a row, and by how much; zero elsewhere.

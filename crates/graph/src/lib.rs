@@ -5,11 +5,11 @@
 
 #![forbid(unsafe_code)]
 
+mod adapter_scales;
 mod attention;
 mod backend;
 mod changes;
 mod choice;
-mod doses;
 mod graph;
 mod kv;
 mod ops;
@@ -19,14 +19,14 @@ mod recurrent;
 mod streams;
 mod values;
 
+pub use adapter_scales::AdapterScales;
 pub use attention::{AttentionSpec, Mask, Shifts};
 pub use backend::{
     Backend, BackendError, Bytes, CacheSpec, Description, Observed, OpTime, ProgramId, RecentPages, Segment,
     StateSpec, StepInput, Weight,
 };
 pub use changes::{Changes, Direction, ExpertChanges, LowRank};
-pub use choice::{ChoiceSpec, Chosen};
-pub use doses::Doses;
+pub use choice::{SelectedPositions, TopKPositionsSpec};
 pub use graph::{Graph, HeadLinear, Linear, Node, Norm, Storage, Value};
 pub use kv::{CacheLayer, KvType, UnknownKvType};
 pub use ops::{Activation, Gating, Glu, Groups, MoeSpec, Op, Temperature};

@@ -6,7 +6,7 @@
 
 use crate::attention::AttentionSpec;
 use crate::changes::{Direction, ExpertChanges};
-use crate::choice::ChoiceSpec;
+use crate::choice::TopKPositionsSpec;
 use crate::recurrent::Recurrence;
 use crate::streams::StreamSpec;
 use crate::values::{Index, RopeId, ValueId, WeightId};
@@ -140,7 +140,7 @@ pub struct MoeSpec {
     /// `[experts]`: multiplies each expert's weight.
     pub factors: Option<WeightId>,
     /// `[experts]`: added to the weights for choosing, and for that alone.
-    pub favour: Option<WeightId>,
+    pub selection_bias: Option<WeightId>,
     /// Groups that limit the choice.
     pub groups: Option<Groups>,
     /// `[used, vocabulary]` of 32-bit integers: the experts of each token id, who are not chosen then.
@@ -173,7 +173,7 @@ pub struct MoeSpec {
     pub changes: ExpertChanges,
 }
 
-/// Attention that becomes sharper with the position, see [`Op::Temper`].
+/// Attention that becomes sharper with the position, see [`Op::AttnTemperature`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Temperature {
     /// Multiplies the logarithm.
@@ -194,7 +194,7 @@ pub enum Op {
         /// Which row.
         index: Index,
     },
-    /// For each column of `numbers` the row of a table whose number its bits are ([`crate::Chosen::entry`]), side by side.
+    /// For each column of `numbers` the row of a table whose number its bits are ([`crate::SelectedPositions::entry`]), side by side.
     EmbedListed {
         /// `[features, rows]`, any weight type.
         table: WeightId,
@@ -258,56 +258,57 @@ pub enum Op {
         /// The table.
         rope: RopeId,
     },
-    /// Appends keys and values to the cache, unless they are there, and attends.
+    /// Attention. Stores the keys and values of the step in the cache first, unless `spec.only_reads`.
     Attention {
         /// `heads · key_dim` columns.
         q: ValueId,
-        /// `kv_heads · key_dim` columns; `q` once more where the cache is only read.
+        /// `kv_heads · key_dim` columns; equals `q` if the attention only reads the cache.
         k: ValueId,
-        /// `kv_heads · value_dim` columns; `k` itself where values lie in keys.
+        /// `kv_heads · value_dim` columns; equals `k` if the values are columns of the keys.
         v: ValueId,
         /// Layer of the cache; ignored for [`crate::Mask::Full`].
         layer: usize,
-        /// What is seen, where the form has [`crate::Chosen`].
+        /// Lists of selected positions, for sparse attention ([`crate::SelectedPositions`]).
         chosen: Option<ValueId>,
-        /// What attention to other positions made of the same queries, of which this is the rest.
+        /// Partial result of attention of the same queries to other positions, which this one completes.
         before: Option<ValueId>,
-        /// The form.
+        /// Specification.
         spec: AttentionSpec,
     },
-    /// Appends keys to the cache, and chooses blocks of positions for each token: those with the largest scores, of equal ones the
-    /// first. A block's score is the largest of its positions up to the token's own; a position's is the sum of weight times
-    /// product of query and key over the list's heads. The nearest blocks may be chosen whatever they score. The result is lists as [`crate::Chosen`] says.
-    Choose {
+    /// Top-k selection of sparse attention: stores the indexer's keys in the cache and selects, for each token, the blocks of positions
+    /// with the largest scores; of equal scores the first. The score of a block is the largest score of its positions up to the
+    /// token's own. The score of a position is `Σ weight · (q · k)` over the heads of a list. The nearest blocks can be selected
+    /// regardless of their scores. The result holds lists of blocks ([`crate::SelectedPositions`]).
+    TopKPositions {
         /// `heads · dim` columns.
         q: ValueId,
         /// `dim` columns.
         k: ValueId,
-        /// A column a query head; ones if absent.
+        /// Weight of each query head, one column each; 1 if absent.
         weights: Option<ValueId>,
         /// Layer of the cache.
         layer: usize,
-        /// The form.
-        spec: ChoiceSpec,
+        /// Specification.
+        spec: TopKPositionsSpec,
     },
-    /// Appends keys and values to the cache for attention of later steps. Gives nothing.
-    Keep {
+    /// Stores keys and values in the cache for attention of later steps. Has no result.
+    StoreKv {
         /// `kv_heads · key_dim` columns.
         k: ValueId,
         /// `kv_heads · value_dim` columns.
         v: ValueId,
         /// Layer of the cache.
         layer: usize,
-        /// The form of the attention that will read them.
+        /// Specification of the attention that reads them.
         spec: AttentionSpec,
     },
-    /// A gated unit of two values of the same shape.
+    /// Gated linear unit of two values of the same shape.
     Glu {
-        /// The unit.
+        /// Function of the gate.
         kind: Glu,
         /// Gate.
         gate: ValueId,
-        /// The other half.
+        /// Value that the gate multiplies.
         up: ValueId,
     },
     /// An element-wise function.
@@ -321,16 +322,16 @@ pub enum Op {
     Moe {
         /// Input.
         x: ValueId,
-        /// The router's logits, one column an expert.
+        /// Router logits, one column per expert.
         router: ValueId,
-        /// The form.
+        /// Specification.
         spec: Box<MoeSpec>,
     },
     /// `a + b`.
     Add {
-        /// One.
+        /// First summand.
         a: ValueId,
-        /// Other.
+        /// Second summand.
         b: ValueId,
     },
     /// The columns of `a`, then those of `b`.
@@ -340,18 +341,18 @@ pub enum Op {
         /// Second.
         b: ValueId,
     },
-    /// `x · by`, of the same shape, or where `by` has fewer columns with each for so many of `x`, that lie together.
+    /// `x · by`. If `by` has fewer columns, each column multiplies a group of consecutive columns of `x`.
     Mul {
         /// Input.
         x: ValueId,
         /// Factors.
         by: ValueId,
     },
-    /// `x · (1 + scale · ln(1 + ⌊(position + offset) / floor⌋))`: sharper attention far into a context.
-    Temper {
+    /// `x · (1 + scale · ln(1 + ⌊(position + offset) / floor⌋))`: attention temperature, which sharpens attention in long contexts (Llama 4).
+    AttnTemperature {
         /// Input.
         x: ValueId,
-        /// How.
+        /// Parameters.
         by: Temperature,
     },
     /// `by · x`.
@@ -361,18 +362,19 @@ pub enum Op {
         /// Factor.
         by: f32,
     },
-    /// `dose · x`, with the dose that the row's sequence has of an adapter.
-    Dose {
+    /// `scale · x`, with the adapter scale of the sequence of each row ([`crate::AdapterScales`]).
+    ScaleAdapter {
         /// Input.
         x: ValueId,
-        /// Which adapter.
+        /// Number of the adapter.
         adapter: usize,
     },
-    /// `x + dose · vector`, see [`Direction`]; of several streams that lie side by side, each.
+    /// Control vector: `x + scale · vector`, with the adapter scale of the sequence of each row, for each residual stream of `x`. See
+    /// [`Direction`].
     Steer {
         /// Input.
         x: ValueId,
-        /// Where to.
+        /// The vector.
         direction: Direction,
     },
     /// `cap · tanh(x / cap)`.
@@ -382,16 +384,16 @@ pub enum Op {
         /// Bound.
         cap: f32,
     },
-    /// `x · |like| / |x|`, row by row.
-    Resize {
+    /// `x · |like| / |x|`, row by row: gives `x` the norm of `like` (Gemma 3n).
+    MatchNorm {
         /// Input.
         x: ValueId,
-        /// What has the length.
+        /// Value whose norm is taken.
         like: ValueId,
     },
-    /// What each token was at several places of the stream, by how much it heeds each: `Σ pᵢ xᵢ`, where `p` is the softmax of
-    /// `Σ w · xᵢ / √(mean(xᵢ²) + eps)` over the places.
-    Recall {
+    /// Depth attention (Kimi K3): `Σ pᵢ xᵢ` over a token's values `xᵢ` at several depths of the network, where `p` is the softmax over
+    /// depths of `Σ w · xᵢ / √(mean(xᵢ²) + eps)`.
+    DepthAttention {
         /// `xᵢ`, of the same shape.
         places: Vec<ValueId>,
         /// `[features]`.
@@ -399,97 +401,97 @@ pub enum Op {
         /// Added to the mean square.
         eps: f32,
     },
-    /// `max(x - mean - deviations · σ, 0)` with mean and standard deviation of each row.
+    /// Gaussian top-k (Gemma 3n): `max(x - mean - deviations · σ, 0)` with mean and standard deviation of each row.
     Sparsify {
         /// Input.
         x: ValueId,
-        /// How far above the mean something must lie.
+        /// Cut-off above the mean, in standard deviations.
         deviations: f32,
     },
-    /// Some columns of each period of columns, side by side.
+    /// Takes `width` columns of each `period` columns.
     Pick {
         /// Input.
         x: ValueId,
-        /// The first one within a period.
+        /// First column within a period.
         start: usize,
-        /// How many of a period.
+        /// Columns taken of each period.
         width: usize,
-        /// Columns of a period.
+        /// Length of a period in columns.
         period: usize,
     },
-    /// For each token `Σ (constantᵢ + ownᵢ) · xᵢ`, where `xᵢ` is the token `i` places before it, of those of the step that are of the
-    /// same sequence, and `ownᵢ` a column for each group of features that lie together.
+    /// Dynamic convolution: `Σ (constantᵢ + ownᵢ) · xᵢ`, where `xᵢ` is the row `i` tokens earlier in the same sequence and step, and `ownᵢ`
+    /// has one column per group of consecutive features.
     DynamicConv {
-        /// Input, a row a token.
+        /// Input, one row per token.
         x: ValueId,
-        /// The token's own taps: for each the groups' columns.
+        /// Taps that depend on the token: for each tap, one column per group.
         own: ValueId,
         /// `[features, taps]`.
         constant: WeightId,
-        /// How many taps there are.
+        /// Number of taps.
         taps: usize,
     },
-    /// For each token what lies around it, of those of the step that are of the same sequence, and zeros where there is nothing: for each
-    /// column that of as many tokens as there are taps, the middle one being its own.
+    /// Unfold (im2col) for a convolution over tokens (WavTokenizer): for each column, the values of `taps` neighbouring tokens of the same
+    /// sequence and step, with the token itself in the middle; zeros outside of the sequence.
     Unfold {
-        /// Input, a row a token.
+        /// Input, one row per token.
         x: ValueId,
-        /// How many there are, an odd number.
+        /// Number of taps, odd.
         taps: usize,
     },
     /// `(x - mean) / √(variance + eps) · w + b` with mean and variance over all tokens of a sequence and a group of columns.
     GroupNorm {
-        /// Input, a row a token.
+        /// Input, one row per token.
         x: ValueId,
-        /// A number a column.
+        /// One value per column.
         w: WeightId,
-        /// A number a column.
+        /// One value per column.
         b: WeightId,
         /// Added to the biased variance.
         eps: f32,
-        /// How many groups there are.
+        /// Number of groups.
         groups: usize,
     },
-    /// Weights by which streams are read and written.
+    /// Read and write weights of hyper-connections.
     StreamWeights {
-        /// Numbers.
+        /// Input of the weights.
         x: ValueId,
-        /// How weights come of them.
+        /// Specification.
         spec: Box<StreamSpec>,
     },
     /// `Σ by_s · stream_s`.
     ReadStreams {
-        /// The streams, side by side.
+        /// Residual streams, in consecutive columns.
         streams: ValueId,
-        /// A column a stream.
+        /// One column per stream.
         by: ValueId,
     },
     /// For each stream `t`: `by_t · part + Σ mix_st · stream_s`, or without `mix` `by_t · part + stream_t`.
     WriteStreams {
-        /// The streams, side by side.
+        /// Residual streams, in consecutive columns.
         streams: ValueId,
-        /// What is added.
+        /// Value to add.
         part: ValueId,
-        /// A column a stream.
+        /// One column per stream.
         by: ValueId,
-        /// For each stream `s` a column for each `t`.
+        /// For each stream `s`, one column for each stream `t`.
         mix: Option<ValueId>,
     },
-    /// How far streams that lie side by side in `a` and `b` agree: with `s` the product of two of `n` features over `√n`, `σ` of the
-    /// root of `|s|` (at least 10⁻⁶), which has the sign of `s`. The result is a column a stream.
-    Agree {
-        /// Streams.
+    /// Gate of each stream by the similarity of `a` and `b`: `σ(sign(s) · √max(|s|, 10⁻⁶))` with `s = a · b / √n` over the `n` features of a
+    /// stream. The result has one column per stream.
+    StreamSimilarityGate {
+        /// Residual streams, in consecutive columns.
         a: ValueId,
-        /// As many.
+        /// The same number of streams.
         b: ValueId,
-        /// How many there are.
+        /// Number of streams.
         streams: usize,
     },
-    /// What carries a state of fixed size from token to token.
+    /// Recurrent layer: carries a state of fixed size from token to token.
     Recur(Box<Recurrence>),
-    /// The rows of the tokens whose results are wanted.
+    /// Takes the rows of the tokens whose logits the step returns.
     GatherOutputs {
-        /// Input, a row a token.
+        /// Input, one row per token.
         x: ValueId,
     },
 }
@@ -504,21 +506,21 @@ impl Op {
             Op::RmsNorm { .. } => "rms_norm",
             Op::LayerNorm { .. } => "layer_norm",
             Op::Rope { .. } => "rope",
-            Op::Attention { .. } | Op::Keep { .. } => "attention",
-            Op::Choose { .. } => "choose",
+            Op::Attention { .. } | Op::StoreKv { .. } => "attention",
+            Op::TopKPositions { .. } => "choose",
             Op::Glu { .. } => "glu",
             Op::Activate { .. } => "activate",
             Op::Moe { .. } => "moe",
             Op::Add { .. } => "add",
             Op::Concat { .. } => "concat",
             Op::Mul { .. } => "mul",
-            Op::Temper { .. } => "temper",
+            Op::AttnTemperature { .. } => "temper",
             Op::Scale { .. } => "scale",
-            Op::Dose { .. } => "dose",
+            Op::ScaleAdapter { .. } => "dose",
             Op::Steer { .. } => "steer",
             Op::Softcap { .. } => "softcap",
-            Op::Resize { .. } => "resize",
-            Op::Recall { .. } => "recall",
+            Op::MatchNorm { .. } => "resize",
+            Op::DepthAttention { .. } => "recall",
             Op::Sparsify { .. } => "sparsify",
             Op::Pick { .. } => "pick",
             Op::DynamicConv { .. } => "dynamic_conv",
@@ -527,17 +529,17 @@ impl Op {
             Op::StreamWeights { .. }
             | Op::ReadStreams { .. }
             | Op::WriteStreams { .. }
-            | Op::Agree { .. } => "streams",
+            | Op::StreamSimilarityGate { .. } => "streams",
             Op::Recur(recurrence) => recurrence.name(),
             Op::GatherOutputs { .. } => "gather_outputs",
         }
     }
 
-    /// Whether it puts keys or values into the cache.
+    /// Whether the operation stores keys or values in the cache.
     pub fn stores(&self) -> bool {
         match self {
             Op::Attention { spec, .. } => spec.mask.is_cached() && !spec.only_reads,
-            Op::Choose { .. } | Op::Keep { .. } => true,
+            Op::TopKPositions { .. } | Op::StoreKv { .. } => true,
             _ => false,
         }
     }
@@ -545,7 +547,7 @@ impl Op {
     /// The values that the operation reads.
     pub fn inputs(&self) -> impl Iterator<Item = ValueId> {
         let list: [Option<ValueId>; 5] = match *self {
-            Op::Embed { .. } | Op::Given | Op::Recur(_) | Op::Recall { .. } => [None; 5],
+            Op::Embed { .. } | Op::Given | Op::Recur(_) | Op::DepthAttention { .. } => [None; 5],
             Op::EmbedListed { numbers: x, .. }
             | Op::Linear { x, .. }
             | Op::LinearOfHeads { x, .. }
@@ -553,9 +555,9 @@ impl Op {
             | Op::LayerNorm { x, .. }
             | Op::Rope { x, .. }
             | Op::Activate { x, .. }
-            | Op::Temper { x, .. }
+            | Op::AttnTemperature { x, .. }
             | Op::Scale { x, .. }
-            | Op::Dose { x, .. }
+            | Op::ScaleAdapter { x, .. }
             | Op::Steer { x, .. }
             | Op::Softcap { x, .. }
             | Op::Sparsify { x, .. }
@@ -566,21 +568,21 @@ impl Op {
             | Op::GatherOutputs { x } => [Some(x), None, None, None, None],
             Op::ReadStreams { streams, by } => [Some(streams), Some(by), None, None, None],
             Op::WriteStreams { streams, part, by, mix } => [Some(streams), Some(part), Some(by), mix, None],
-            Op::Resize { x, like } => [Some(x), Some(like), None, None, None],
+            Op::MatchNorm { x, like } => [Some(x), Some(like), None, None, None],
             Op::DynamicConv { x, own, .. } => [Some(x), Some(own), None, None, None],
             Op::Attention { q, k, v, chosen, before, .. } => [Some(q), Some(k), Some(v), chosen, before],
-            Op::Choose { q, k, weights, .. } => [Some(q), Some(k), weights, None, None],
-            Op::Keep { k, v, .. } => [Some(k), Some(v), None, None, None],
+            Op::TopKPositions { q, k, weights, .. } => [Some(q), Some(k), weights, None, None],
+            Op::StoreKv { k, v, .. } => [Some(k), Some(v), None, None, None],
             Op::Glu { gate, up, .. } => [Some(gate), Some(up), None, None, None],
             Op::Moe { x, router, .. } => [Some(x), Some(router), None, None, None],
-            Op::Add { a, b } | Op::Concat { a, b } | Op::Agree { a, b, .. } => {
+            Op::Add { a, b } | Op::Concat { a, b } | Op::StreamSimilarityGate { a, b, .. } => {
                 [Some(a), Some(b), None, None, None]
             }
             Op::Mul { x, by } => [Some(x), Some(by), None, None, None],
         };
         let more = match self {
             Op::Recur(recurrence) => recurrence.inputs(),
-            Op::Recall { places, .. } => places.clone(),
+            Op::DepthAttention { places, .. } => places.clone(),
             _ => Vec::new(),
         };
         list.into_iter().flatten().chain(more)
@@ -594,12 +596,12 @@ impl Op {
             | Op::LayerNorm { x, .. }
             | Op::Activate { x, .. }
             | Op::Mul { x, .. }
-            | Op::Temper { x, .. }
+            | Op::AttnTemperature { x, .. }
             | Op::Scale { x, .. }
-            | Op::Dose { x, .. }
+            | Op::ScaleAdapter { x, .. }
             | Op::Steer { x, .. }
             | Op::Softcap { x, .. }
-            | Op::Resize { x, .. }
+            | Op::MatchNorm { x, .. }
             | Op::Sparsify { x, .. }
             | Op::StreamWeights { x, .. } => Some(x),
             Op::WriteStreams { streams, .. } => Some(streams),

@@ -123,7 +123,7 @@ fn last_uses(graph: &Graph, owner: &[usize]) -> Vec<usize> {
             last[owner[graph.value(value).storage]] = at;
         }
     }
-    for value in graph.result().into_iter().chain(graph.handed_out().iter().copied()) {
+    for value in graph.result().into_iter().chain(graph.extra_outputs().iter().copied()) {
         last[owner[graph.value(value).storage]] = usize::MAX;
     }
     last
@@ -232,7 +232,7 @@ mod tests {
         let mut g = feed_forward(3);
         // The first layer's stream, whose memory the second would else overwrite.
         let first = g.nodes().iter().find(|node| node.name == "out").unwrap().out;
-        g.hand_out(first);
+        g.add_extra_output(first);
         let plan = Plan::new(g, Capacity { tokens: 3, outputs: 1 });
         assert_no_live_value_is_overwritten(&plan);
         let span = |id| {

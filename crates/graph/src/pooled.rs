@@ -1,7 +1,7 @@
 //! Attention to what is near, and beside it to rows that blocks of earlier tokens were pooled into (DeepSeek-AI, 2026).
 
 use crate::attention::{AttentionSpec, Mask};
-use crate::choice::Chosen;
+use crate::choice::SelectedPositions;
 use crate::graph::Graph;
 use crate::values::ValueId;
 
@@ -15,7 +15,7 @@ pub struct Pooled {
     /// Each at the last token of its block.
     pub rows: ValueId,
     /// What is seen of them, if not all.
-    pub chosen: Option<(ValueId, Chosen)>,
+    pub chosen: Option<(ValueId, SelectedPositions)>,
 }
 
 impl Graph {

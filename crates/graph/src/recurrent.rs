@@ -333,7 +333,7 @@ pub struct GramSpec {
     pub state: usize,
     /// Of the token's id, and of each before it: one more than there are lengths of n-grams.
     pub multipliers: Vec<u64>,
-    /// For each length, from two on, as many heads. A column of the result is the bits of a head's row ([`crate::Chosen::entry`]).
+    /// For each length, from two on, as many heads. A column of the result is the bits of a head's row ([`crate::SelectedPositions::entry`]).
     pub heads: Vec<GramHead>,
     /// The id that ends a text.
     pub end: u32,

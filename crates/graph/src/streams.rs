@@ -63,11 +63,11 @@ impl Graph {
         self.push(name, Op::ReadStreams { streams, by }, of.rows, of.cols / count)
     }
 
-    /// How far each of so many streams of `a` agrees with that of `b`, see [`Op::Agree`].
+    /// How far each of so many streams of `a` agrees with that of `b`, see [`Op::StreamSimilarityGate`].
     pub fn agree(&mut self, name: &'static str, a: ValueId, b: ValueId, streams: usize) -> ValueId {
         let (of, other) = (self.value(a), self.value(b));
         assert!(of.cols.is_multiple_of(streams) && of.cols == other.cols && of.rows == other.rows);
-        self.push(name, Op::Agree { a, b, streams }, of.rows, streams)
+        self.push(name, Op::StreamSimilarityGate { a, b, streams }, of.rows, streams)
     }
 
     /// The streams behind a part of a layer that gave `part`.

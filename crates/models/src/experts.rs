@@ -215,7 +215,7 @@ impl Experts {
                 normalise,
                 scale,
                 factors: w.opt(&name("down", "scale"), &[experts])?,
-                favour: favour(w, block, experts)?,
+                selection_bias: selection_bias(w, block, experts)?,
                 groups,
                 by_token: None,
                 weighs_input,
@@ -271,7 +271,7 @@ impl Experts {
     pub fn listed(self, w: &mut Weights<'_>, tensor: &str, n_vocab: usize) -> Result<Self, ModelError> {
         let MoeSpec { experts, used, .. } = self.spec;
         let by_token = Some(w.indices(tensor, &[used, n_vocab], experts)?);
-        Ok(Self { spec: MoeSpec { by_token, favour: None, ..self.spec }, ..self })
+        Ok(Self { spec: MoeSpec { by_token, selection_bias: None, ..self.spec }, ..self })
     }
 
     /// The feed-forward part of a layer, where `by` is what the router reads.
@@ -291,7 +291,7 @@ impl Experts {
 }
 
 /// `exp_probs_b`, which some files name as a tensor of its own and others as a bias.
-fn favour(w: &mut Weights<'_>, block: &str, experts: usize) -> Result<Option<WeightId>, ModelError> {
+fn selection_bias(w: &mut Weights<'_>, block: &str, experts: usize) -> Result<Option<WeightId>, ModelError> {
     let name = format!("{block}.exp_probs_b");
     let name = if w.has(&name) { name } else { name + ".bias" };
     w.opt(&name, &[experts])

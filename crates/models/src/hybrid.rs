@@ -262,7 +262,7 @@ impl Attention {
         g: &mut Graph,
         layer: usize,
         h: ValueId,
-        chosen: Option<(ValueId, Chosen)>,
+        chosen: Option<(ValueId, SelectedPositions)>,
     ) -> ValueId {
         let [mut q, mut k, v] = self.qkv.project(g, h);
         let dim = self.spec.key_dim;

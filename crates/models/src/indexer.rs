@@ -85,10 +85,10 @@ impl IndexerForm {
     }
 
     /// A choice of `count` blocks by keys that a block of `block` tokens has one of.
-    pub fn among_blocks(&self, block: usize, count: usize) -> ChoiceSpec {
+    pub fn among_blocks(&self, block: usize, count: usize) -> TopKPositionsSpec {
         let Self { heads, dim, .. } = *self;
-        let (mask, chosen) = (Mask::Pooled(block as u32), Chosen { lists: 1, count, block: 1 });
-        ChoiceSpec { heads, dim, rectified: true, mask, near: 0, chosen }
+        let (mask, chosen) = (Mask::Pooled(block as u32), SelectedPositions { lists: 1, count, block: 1 });
+        TopKPositionsSpec { heads, dim, rectified: true, mask, near: 0, chosen }
     }
 }
 
@@ -123,7 +123,7 @@ pub struct Indexer {
     /// Of query heads; without, each is a list's only one.
     weights: Option<Linear>,
     turned: Option<Turned>,
-    spec: ChoiceSpec,
+    spec: TopKPositionsSpec,
 }
 
 impl Indexer {
@@ -136,7 +136,7 @@ impl Indexer {
     ) -> Result<Self, ModelError> {
         let IndexerForm { heads, dim, count, block, near } = form;
         let n_embd = b.hp.n_embd;
-        let chosen = Chosen { lists: 1, count, block };
+        let chosen = SelectedPositions { lists: 1, count, block };
         Ok(Self {
             query: b.linear("indexer.attn_q_b", source, heads * dim)?,
             query_norm: None,
@@ -144,7 +144,7 @@ impl Indexer {
             key_norm: NormKind::Layer(eps).load(b.w, &format!("{}.indexer.k_norm", b.name), &[dim])?,
             weights: Some(b.linear("indexer.proj", n_embd, heads)?),
             turned,
-            spec: ChoiceSpec { heads, dim, rectified: true, mask: Mask::Causal, near, chosen },
+            spec: TopKPositionsSpec { heads, dim, rectified: true, mask: Mask::Causal, near, chosen },
         })
     }
 
@@ -152,7 +152,7 @@ impl Indexer {
     pub fn load_blocks(b: &mut Block<'_, '_>, form: IndexerForm, turned: RopeId) -> Result<Self, ModelError> {
         let IndexerForm { heads, dim, count, block, near } = form;
         let n_embd = b.hp.n_embd;
-        let chosen = Chosen { lists: heads, count, block };
+        let chosen = SelectedPositions { lists: heads, count, block };
         Ok(Self {
             query: b.linear("indexer.q_proj", n_embd, heads * dim)?,
             query_norm: Some(b.norm_of("indexer.q_norm", &[dim])?),
@@ -160,7 +160,7 @@ impl Indexer {
             key_norm: b.norm_of("indexer.k_norm", &[dim])?,
             weights: None,
             turned: Some((turned, 0)),
-            spec: ChoiceSpec { heads, dim, rectified: false, mask: Mask::Causal, near, chosen },
+            spec: TopKPositionsSpec { heads, dim, rectified: false, mask: Mask::Causal, near, chosen },
         })
     }
 
@@ -172,7 +172,13 @@ impl Indexer {
     /// What is chosen for tokens whose features are `x`, and `source` what their queries are made of; `layer` is the cache's.
     ///
     /// Files mean weights to be divided by the root of all heads' features, which changes no order.
-    pub fn choose(&self, g: &mut Graph, layer: usize, x: ValueId, source: ValueId) -> (ValueId, Chosen) {
+    pub fn choose(
+        &self,
+        g: &mut Graph,
+        layer: usize,
+        x: ValueId,
+        source: ValueId,
+    ) -> (ValueId, SelectedPositions) {
         let q = g.linear("indexer_q", &self.query, source);
         let k = g.linear("indexer_k", &self.key, x);
         let weights = self.weights.as_ref().map(|weights| g.linear("indexer_weights", weights, x));
@@ -213,7 +219,7 @@ pub struct Choices {
     /// The cache's layer of the next one.
     pub layer: usize,
     /// What the last one has chosen.
-    pub last: Option<(ValueId, Chosen)>,
+    pub last: Option<(ValueId, SelectedPositions)>,
 }
 
 impl Choices {
@@ -224,7 +230,7 @@ impl Choices {
         sight: &Sight,
         x: ValueId,
         source: ValueId,
-    ) -> Option<(ValueId, Chosen)> {
+    ) -> Option<(ValueId, SelectedPositions)> {
         match sight {
             Sight::All => None,
             Sight::Own(indexer) => {

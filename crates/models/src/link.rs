@@ -89,12 +89,12 @@ impl Link {
         match &self.kind {
             Kind::Markov { sure: None } => logits,
             Kind::Markov { sure: Some(_) } => {
-                g.hand_out(hidden);
+                g.add_extra_output(hidden);
                 logits
             }
             Kind::Selector { weigh, scale, cap, .. } => {
                 let weights = g.linear("selector_gate", weigh, hidden);
-                g.hand_out(weights);
+                g.add_extra_output(weights);
                 let logits = g.scale("result_scaled", logits, *scale);
                 cap.map_or(logits, |cap| g.softcap("result_capped", logits, cap))
             }
@@ -110,7 +110,7 @@ impl Link {
                 let state = g.given("link_state", self.n_embd);
                 let both = g.concat("link_both", state, before);
                 let sure = g.linear("link_sure", sure, both);
-                g.hand_out(sure);
+                g.add_extra_output(sure);
             }
             Kind::Selector { .. } => {
                 let weights = g.given("link_weights", self.rank);

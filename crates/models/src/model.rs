@@ -244,7 +244,7 @@ impl Model {
         let graph = self.graph(Want::Hidden).unwrap_or_default();
         let is_ordered = |op: &Op| match op {
             Op::Attention { spec, .. } => spec.mask.is_cached() || spec.only_reads,
-            Op::Choose { .. } | Op::Keep { .. } | Op::Recur(_) => true,
+            Op::TopKPositions { .. } | Op::StoreKv { .. } | Op::Recur(_) => true,
             _ => false,
         };
         if graph.nodes().iter().any(|node| is_ordered(&node.op)) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::kit::{Entry, Runner, feed, older_latent, rewritten};
 use puna_gguf::{Gguf, TensorView, Value, View, Writer};
-use puna_graph::Doses;
+use puna_graph::AdapterScales;
 use puna_models::{Adapter, AdapterError, LoadOptions, Model, ModelError};
 use puna_quant::TensorType;
 
@@ -311,10 +311,10 @@ fn adapters_in_several_mixes_give_what_llama_cpp_gives_with_them() {
         let (one, two) = (pairs_of(changed(), (0, 1), Some(2.0)), pairs_of(changed(), (1, 2), None));
         let adapters = vec![adapter("one", &base, &one, Some(2.0)), adapter("two", &base, &two, None)];
         let entry = Entry { adapters, ..Entry::load(name) };
-        let doses = |mix: &serde_json::Value| {
-            Doses::new(&numbers(mix).into_iter().map(|dose| dose as f32).collect::<Vec<_>>())
+        let adapter_scales = |mix: &serde_json::Value| {
+            AdapterScales::new(&numbers(mix).into_iter().map(|scale| scale as f32).collect::<Vec<_>>())
         };
-        let mixes: Vec<Doses> = list("mixes").map(doses).collect();
+        let mixes: Vec<AdapterScales> = list("mixes").map(adapter_scales).collect();
         let std = entry.number("logits_std").or(entry.number("embeddings_std")).unwrap();
         let limit = entry.number("tolerance").unwrap();
         for ((got, want), mix) in together(&entry, "portable", &mixes).iter().zip(list("rows")).zip(&mixes) {
@@ -362,7 +362,7 @@ fn an_adapter_that_changes_nothing_or_has_no_numbers_is_refused() {
     let (a, b) = ("blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.lora_b");
     let high = of(&[(a, &[48, 49]), (b, &[49, 48])]);
     assert!(high.starts_with(&format!("`{a}` and its other half have rank 49, more than")), "{high}");
-    // A dose of zero leaves what is no number.
+    // A scale of zero leaves what is no number.
     let bad = |at: usize, value: f32| {
         let mut writer = Writer::new();
         writer.set("general.architecture", "llama").set("general.type", "adapter");
@@ -422,16 +422,16 @@ fn an_adapter_that_does_not_fit_is_refused_with_its_name_and_what_is_wrong() {
     );
 }
 
-/// What each of some sequences with these doses gives for an entry's tokens, all in the same steps, of seven tokens each.
-fn together(entry: &Entry, level: &str, doses: &[Doses]) -> Vec<Vec<Vec<f32>>> {
+/// What each of some sequences with these adapter_scales gives for an entry's tokens, all in the same steps, of seven tokens each.
+fn together(entry: &Entry, level: &str, adapter_scales: &[AdapterScales]) -> Vec<Vec<Vec<f32>>> {
     let mut runner = Runner::new(entry, level);
-    runner.doses = doses.to_vec();
-    let mut rows = vec![Vec::new(); doses.len()];
+    runner.adapter_scales = adapter_scales.to_vec();
+    let mut rows = vec![Vec::new(); adapter_scales.len()];
     let all = entry.tokens.len();
     let chunk = if entry.is_whole() { all } else { 7 };
     for past in (0..all).step_by(chunk) {
         let tokens = &entry.tokens[past..(past + chunk).min(all)];
-        let sequences: Vec<_> = (0..doses.len()).map(|sequence| (sequence, past, tokens)).collect();
+        let sequences: Vec<_> = (0..adapter_scales.len()).map(|sequence| (sequence, past, tokens)).collect();
         let result = runner.step(&sequences);
         rows.iter_mut()
             .zip(result.chunks_exact(tokens.len()))
@@ -450,26 +450,26 @@ fn sequences_of_one_step_have_their_own_doses() {
         let adapters = vec![adapter("one", &base, &one, Some(2.0)), adapter("two", &base, &two, Some(0.0))];
         let entry = Entry { adapters, ..Entry::load(name) };
         let mixes = [[1.0, 1.0], [0.0, 0.0], [0.5, 0.0], [0.0, -1.5]];
-        let doses = mixes.map(|mix| Doses::new(&mix));
-        let scaled = |pairs: &[Pair], dose: f32| -> Vec<Pair> {
+        let adapter_scales = mixes.map(|mix| AdapterScales::new(&mix));
+        let scaled = |pairs: &[Pair], factor: f32| -> Vec<Pair> {
             let pair = |p: &Pair| Pair {
                 of: p.of.clone(),
                 ty: p.ty,
                 halves: p.halves.each_ref().map(|(bytes, m)| {
                     (bytes.clone(), Matrix { shape: m.shape.clone(), data: m.data.clone() })
                 }),
-                scale: p.scale * dose,
+                scale: p.scale * factor,
             };
-            pairs.iter().filter(|_| dose != 0.0).map(pair).collect()
+            pairs.iter().filter(|_| factor != 0.0).map(pair).collect()
         };
         let limit = entry.number("tolerance").unwrap();
-        for ((mix, got), number) in mixes.iter().zip(together(&entry, "portable", &doses)).zip(0..) {
+        for ((mix, got), number) in mixes.iter().zip(together(&entry, "portable", &adapter_scales)).zip(0..) {
             let changes: Vec<Pair> = scaled(&one, mix[0]).into_iter().chain(scaled(&two, mix[1])).collect();
             let file = dir.path().join(format!("{name}-{number}.gguf"));
             folded(&base, &changes.iter().collect::<Vec<_>>(), &file);
             let want = feed(&Entry { file, ..Entry::load(name) }, "portable", "whole");
             let (worst, _) = distance(&entry, &got, &want);
-            assert!(worst <= limit, "{name} with doses {mix:?}: {worst:.1e} (limit {limit:.0e})");
+            assert!(worst <= limit, "{name} with adapter_scales {mix:?}: {worst:.1e} (limit {limit:.0e})");
         }
     }
 }
@@ -489,7 +489,7 @@ fn control_vector(directions: &[(&str, TensorType, &[u64])], size: f32) -> Adapt
 
 #[test]
 fn a_control_vector_adds_to_what_a_layer_hands_on_as_a_bias_of_its_last_product_would() {
-    let dose = -0.5;
+    let factor = -0.5;
     for name in ["llama", "qwen3-bf16", "phi3"] {
         let plain = Entry::load(name);
         let base = View::new(Arc::new(Gguf::open(&plain.file).unwrap())).unwrap();
@@ -500,15 +500,16 @@ fn a_control_vector_adds_to_what_a_layer_hands_on_as_a_bias_of_its_last_product_
         let direction = format!("direction.{last}");
         let vector = control_vector(&[(&direction, TensorType::F32, &[n_embd])], 0.5);
         let towards = numbers(7, &[n_embd], 0.5, TensorType::F32).1.data;
-        let bias = towards.iter().map(|x| dose * x).collect();
+        let bias = towards.iter().map(|x| factor * x).collect();
         let architecture = base.metadata().architecture().unwrap().to_owned();
         let matrix = (format!("blk.{last}.ffn_down.bias"), [n_embd as usize, 1], bias);
         let biased = rewritten(&plain, &architecture, &|_| {}, &[matrix]);
         let want = feed(&biased, "portable", "whole");
         let entry = Entry { adapters: vec![vector], ..Entry::load(name) };
-        let [got, without] = together(&entry, "portable", &[Doses::new(&[dose]), Doses::new(&[0.0])])
-            .try_into()
-            .expect("two sequences");
+        let [got, without] =
+            together(&entry, "portable", &[AdapterScales::new(&[factor]), AdapterScales::new(&[0.0])])
+                .try_into()
+                .expect("two sequences");
         let limit = entry.number("tolerance").unwrap();
         let (changed, _) = distance(&entry, &without, &want);
         assert!(changed > 0.1, "{name}: the direction makes a difference of {changed:.1e} only");

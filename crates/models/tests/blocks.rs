@@ -36,7 +36,7 @@ fn guess(pair: &mut Pair, mask: u32, asked: &[(usize, usize, u32, usize)]) -> (V
         input.outputs.extend((first_row..first_row + rows).map(|row| row as u32));
     }
     let logits = pair.run(Want::Guess, &input);
-    let states = pair.backend.handed_out(0).to_vec();
+    let states = pair.backend.extra_output(0).to_vec();
     let last = asked.last().unwrap().3;
     let states = states.chunks_exact((states.len() / logits.len()).max(1)).map(<[f32]>::to_vec);
     let of_last = logits.len() - last;
@@ -55,7 +55,7 @@ fn link(pair: &mut Pair, before: &[u32], states: &[Vec<f32>]) -> (Vec<Vec<f32>>,
         ..StepInput::default()
     };
     let added = pair.run(Want::Link, &input);
-    (added, pair.backend.handed_out(0).to_vec())
+    (added, pair.backend.extra_output(0).to_vec())
 }
 
 /// The largest difference from the reference, over the standard deviation of its logits.

@@ -26,7 +26,7 @@ impl Chain {
     fn feed(&mut self, sequence: usize, past: usize, tokens: &[u32]) {
         let (width, sees_own) = self.chain();
         let input = self.pair.compute(sequence, past, tokens);
-        let states = self.pair.backend.handed_out(0).to_vec();
+        let states = self.pair.backend.extra_output(0).to_vec();
         assert_eq!(states.len(), if sees_own { width * tokens.len() } else { width });
         let newest = states[states.len() - width..].to_vec();
         let before = std::mem::replace(&mut self.states[sequence], newest);
@@ -52,7 +52,8 @@ impl Chain {
             input.outputs.push(row as u32);
         }
         let logits = self.pair.run(Want::Guess, &input);
-        for ((sequence, ..), state) in asked.iter().zip(self.pair.backend.handed_out(0).chunks_exact(width)) {
+        for ((sequence, ..), state) in asked.iter().zip(self.pair.backend.extra_output(0).chunks_exact(width))
+        {
             self.states[*sequence] = state.to_vec();
         }
         logits

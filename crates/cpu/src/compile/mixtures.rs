@@ -24,7 +24,7 @@ impl Compiler<'_> {
             (gate.n, up.n, up.first) = (spec.hidden, spec.hidden, spec.hidden);
         }
         let down = self.experts(spec.down, spec.down_bias)?;
-        let (favour, factors) = (self.floats(spec.favour)?, self.floats(spec.factors)?);
+        let (selection_bias, factors) = (self.floats(spec.selection_bias)?, self.floats(spec.factors)?);
         let slots = self.plan.capacity.rows(x.rows) * spec.used;
         let rounded = |m: &ExpertMatrix| if m.kernel.acts == ActKind::Q8 { slots * m.k } else { 0 };
         let plain = |m: &ExpertMatrix| if m.kernel.acts == ActKind::F32 { slots * m.k } else { 0 };
@@ -51,7 +51,8 @@ impl Compiler<'_> {
             [plain(&gate), rounded(&gate), hidden, hidden, rounded(&down), result, input_tiles, hidden_tiles];
         let state = self.state(spec.experts, slots, lengths)?;
         let q8 = self.round(*input)?.q8.map(|q8| q8.buffer).filter(|_| gate.kernel.acts == ActKind::Q8);
-        let mixture = Arc::new(Mixture { spec, gate, up, down, favour, factors, x, router, out, q8, state });
+        let mixture =
+            Arc::new(Mixture { spec, gate, up, down, selection_bias, factors, x, router, out, q8, state });
         self.push(Route(Arc::clone(&mixture)));
         self.push(Gather(Arc::clone(&mixture)));
         self.observe_experts(&mixture, false);

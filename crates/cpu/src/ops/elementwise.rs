@@ -8,7 +8,7 @@ use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 /// What is done to each element.
 pub enum Unary {
     Activate(Activation),
-    Temper(Temperature),
+    AttnTemperature(Temperature),
     Scale(f32),
     Softcap(f32),
     /// Keeps what lies so many standard deviations above the row's mean.
@@ -27,7 +27,7 @@ unsafe impl Instruction for Map {
     fn name(&self) -> &'static str {
         match self.f {
             Unary::Activate(_) => "activate",
-            Unary::Temper(_) => "temper",
+            Unary::AttnTemperature(_) => "temper",
             Unary::Scale(_) => "scale",
             Unary::Softcap(_) => "softcap",
             Unary::Sparsify(_) => "sparsify",
@@ -44,7 +44,7 @@ unsafe impl Instruction for Map {
             let out = unsafe { own_row(step, &self.x, &self.out, row) };
             match self.f {
                 Unary::Activate(kind) => activate(step.level, kind, out),
-                Unary::Temper(by) => {
+                Unary::AttnTemperature(by) => {
                     let by = temperature(by, step.input.positions[row]);
                     out.iter_mut().for_each(|x| *x *= by);
                 }
@@ -92,14 +92,14 @@ fn sparsify(x: &mut [f32], deviations: f32) {
 }
 
 /// `x` as long as `like`.
-pub struct Resize {
+pub struct MatchNorm {
     pub x: Place,
     pub like: Place,
     pub out: Place,
 }
 
 // SAFETY: a task writes rows of the result that are its own, and reads the same rows of the inputs.
-unsafe impl Instruction for Resize {
+unsafe impl Instruction for MatchNorm {
     fn name(&self) -> &'static str {
         "resize"
     }

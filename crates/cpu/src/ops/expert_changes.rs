@@ -1,4 +1,4 @@
-//! Changes of experts' matrices by products of two thin ones: `y += dose · scale · up (down x)` in every
+//! Changes of experts' matrices by products of two thin ones: `y += adapter scale · scale · up (down x)` in every
 //! slot.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub struct ExpertChange {
     pub down: ExpertMatrix,
     pub up: ExpertMatrix,
     pub scale: f32,
-    /// Whose dose multiplies it, too.
+    /// Number of the adapter, whose scale multiplies it, too.
     pub adapter: usize,
 }
 
@@ -77,7 +77,7 @@ unsafe impl Instruction for AddChanges {
             // SAFETY: an earlier instruction wrote it, behind a barrier.
             let token = unsafe { m.state.tokens.slice(slot, 1)[0] as usize };
             for ExpertChange { down, up, scale, adapter } in &self.changes {
-                let by = scale * step.input.dose(*adapter, m.x.rows, token);
+                let by = scale * step.input.adapter_scale(*adapter, m.x.rows, token);
                 floats.resize(down.n + up.n, 0.0);
                 let (thin, wide) = floats.split_at_mut(down.n);
                 // SAFETY: inputs and products were written before a barrier; each slot belongs to one task.

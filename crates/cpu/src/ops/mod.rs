@@ -1,26 +1,26 @@
 //! Instructions: each file divides one kind of operation into tasks and computes them with the kernels of the level.
 
+pub mod adapter_scale;
 pub mod attention;
-pub mod choose;
-pub mod dose;
+pub mod depth_attention;
 pub mod dynamic_conv;
 pub mod elementwise;
 pub mod embed;
 pub mod expert_changes;
 pub mod expert_tiles;
-pub mod grams;
 pub mod group_norm;
-pub mod heads;
+pub mod hadamard;
 pub mod linear;
 pub mod moe;
+pub mod ngram_embedding;
 pub mod norm;
 pub mod observe;
+pub mod per_head_linear;
 pub mod pick;
 pub mod pooling;
-pub mod recall;
 pub mod recurrent;
 pub mod rope;
-pub mod rotate;
 mod routing;
 pub mod streams;
+pub mod top_k_positions;
 pub mod unfold;

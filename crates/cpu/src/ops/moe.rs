@@ -40,7 +40,7 @@ pub struct Mixture {
     pub up: ExpertMatrix,
     pub down: ExpertMatrix,
     /// Bias of each expert for the selection only (`exp_probs_b`); empty without.
-    pub favour: Vec<f32>,
+    pub selection_bias: Vec<f32>,
     /// Factor of each expert's weight; empty without.
     pub factors: Vec<f32>,
     pub x: Place,
@@ -219,7 +219,7 @@ unsafe impl Instruction for Route {
                     slots.iter_mut().zip(experts).for_each(|(slot, expert)| *slot = expert);
                     scores.weigh_given(&m.spec, logits, slots, weights);
                 }
-                None => scores.select(&m.spec, &m.favour, logits, slots, weights),
+                None => scores.select(&m.spec, &m.selection_bias, logits, slots, weights),
             }
             if !m.factors.is_empty() {
                 slots.iter().zip(weights).for_each(|(&e, weight)| *weight *= m.factors[e as usize]);

@@ -126,7 +126,7 @@ mod tests {
 
     fn spec(experts: usize, used: usize, gating: Gating) -> MoeSpec {
         let (gate, up, down) = (WeightId(0), WeightId(1), WeightId(2));
-        let (gate_bias, up_bias, down_bias, favour, factors) = (None, None, None, None, None);
+        let (gate_bias, up_bias, down_bias, selection_bias, factors) = (None, None, None, None, None);
         let (normalise, scale, groups, by_token, weighs_input) = (false, 1.0, None, None, false);
         let (glu, hidden, out, sharing, changes) = (Glu::Silu, 1, 1, 1, ExpertChanges::default());
         MoeSpec {
@@ -136,7 +136,7 @@ mod tests {
             normalise,
             scale,
             factors,
-            favour,
+            selection_bias,
             groups,
             by_token,
             weighs_input,
@@ -155,9 +155,9 @@ mod tests {
         }
     }
 
-    fn chosen(spec: &MoeSpec, favour: &[f32], logits: &[f32]) -> (Vec<u32>, Vec<f32>) {
+    fn chosen(spec: &MoeSpec, selection_bias: &[f32], logits: &[f32]) -> (Vec<u32>, Vec<f32>) {
         let (mut chosen, mut weights) = (vec![0; spec.used], vec![0.0; spec.used]);
-        RouterScores::default().select(spec, favour, logits, &mut chosen, &mut weights);
+        RouterScores::default().select(spec, selection_bias, logits, &mut chosen, &mut weights);
         (chosen, weights)
     }
 

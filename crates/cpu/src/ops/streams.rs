@@ -107,14 +107,14 @@ unsafe impl Instruction for ReadStreams {
 }
 
 /// How far streams of two values agree.
-pub struct Agree {
+pub struct StreamSimilarityGate {
     pub a: Place,
     pub b: Place,
     pub out: Place,
 }
 
 // SAFETY: a task writes its own rows of the result.
-unsafe impl Instruction for Agree {
+unsafe impl Instruction for StreamSimilarityGate {
     fn name(&self) -> &'static str {
         "streams"
     }
@@ -137,7 +137,7 @@ unsafe impl Instruction for Agree {
     }
 }
 
-/// See [`puna_graph::Op::Agree`].
+/// See [`puna_graph::Op::StreamSimilarityGate`].
 fn agreement(a: &[f32], b: &[f32]) -> f32 {
     // Sums are kept in lanes, which the compiler makes vectors of.
     let mut lanes = [0.0f32; 8];

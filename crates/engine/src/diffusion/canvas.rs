@@ -113,7 +113,7 @@ impl Canvas {
             tokens: self.tokens.clone(),
             positions: (0..rows as u32).collect(),
             segments: vec![Segment { first_row: 0, rows, past: 0, encoded: 0, pages, recent, state: 0 }],
-            doses: vec![self.job.doses.clone()],
+            adapter_scales: vec![self.job.adapter_scales.clone()],
             outputs: masked.into_iter().map(row).collect(),
             ..StepInput::default()
         })

@@ -59,7 +59,7 @@ impl Driver {
             input.tokens.extend_from_slice(&s.tokens[..rows]);
             input.positions.extend(0..rows as u32);
             input.segments.push(s.held.segment(&self.pages, first_row, rows, 0));
-            input.doses.push(s.job.doses.clone());
+            input.adapter_scales.push(s.job.adapter_scales.clone());
             read.push(*id);
         }
         (input, read)

@@ -398,7 +398,7 @@ impl Driver {
         let seconds = start.elapsed().as_secs_f64();
         let prompt_rows: usize = parts.iter().filter(|p| p.prompt).map(|p| p.rows).sum();
         self.note_rate(prompt_rows, seconds);
-        let came_true = self.hand_out(&parts, cols, prompt_rows)?;
+        let came_true = self.process_step_output(&parts, cols, prompt_rows)?;
         if prompt_rows == 0 {
             let (sequences, rows) = (parts.len(), input.tokens.len());
             self.speculator.ran(Ran { sequences, rows, seconds, came_true });
@@ -466,7 +466,7 @@ impl Driver {
             }
             let (scores, outputs) = (first_score..first_output, first_output..input.outputs.len());
             input.segments.push(s.held.segment(&self.pages, first_row, all, past));
-            input.doses.push(s.job.doses.clone());
+            input.adapter_scales.push(s.job.adapter_scales.clone());
             parts.push(Part { running, first_row, rows, prompt: !s.is_decoding(), scores, outputs, guess });
         }
         (input, parts)

@@ -36,7 +36,7 @@ impl Driver {
     }
 
     /// Advances the sequences of a step. Returns how many guessed tokens came true.
-    pub(super) fn hand_out(
+    pub(super) fn process_step_output(
         &mut self,
         parts: &[Part],
         cols: usize,
@@ -71,7 +71,7 @@ impl Driver {
                 generated += came_true + usize::from(!s.is_postponed());
                 all_true += came_true;
             }
-            self.speculator.computed(s, self.stepper.backend.handed_out(0), step);
+            self.speculator.computed(s, self.stepper.backend.extra_output(0), step);
             if !open {
                 ended.push(s.id);
             }

@@ -47,7 +47,7 @@ impl Driver {
     fn choose_prompts(&mut self, chosen: &mut Vec<(JobId, usize)>) {
         let mut budget = self.prompt_budget(chosen.len());
         let has_states = self.pages.has_states();
-        let exact = if has_states { 1 } else { self.stepper.backend.exact_rows().max(1) };
+        let exact = if has_states { 1 } else { self.stepper.backend.max_bit_exact_rows().max(1) };
         let mut scores = self.stepper.scored_rows(SCORED_LOGITS).saturating_sub(chosen.len()).max(1);
         let mut results = self.stepper.results().saturating_sub(chosen.len()).max(1);
         let (served, running) = (&mut self.served, &mut self.running);

@@ -89,7 +89,7 @@ impl Blocks {
         let start = Instant::now();
         let Some(cols) = stepper.run(Want::Guess, &input)? else { return Ok(answers) };
         let logits = stepper.backend.result().to_vec();
-        let given = Given { logits, cols, states: stepper.backend.handed_out(0).to_vec() };
+        let given = Given { logits, cols, states: stepper.backend.extra_output(0).to_vec() };
         answers.guessing = start.elapsed().as_secs_f64();
         self.steps.push(answers.guessing, TIMES);
         while !asked.is_empty() {
@@ -156,7 +156,7 @@ impl Blocks {
         let seconds = start.elapsed().as_secs_f64();
         self.links.push(seconds, TIMES);
         answers.guessing += seconds;
-        let (added, sure) = (stepper.backend.result(), stepper.backend.handed_out(0));
+        let (added, sure) = (stepper.backend.result(), stepper.backend.extra_output(0));
         let decide = |(row, one): (usize, &Asked)| {
             let mut logits = row_of(&given.logits, given.cols, one.row()).to_vec();
             if let Some(choices) = link.choices {

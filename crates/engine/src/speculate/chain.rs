@@ -71,11 +71,11 @@ impl Chain {
     }
 
     /// Takes note of what a step has handed out for a sequence, of whose tokens `computed` are computed now.
-    pub fn computed(&mut self, id: JobId, computed: usize, handed_out: &[f32], step: Computed) {
+    pub fn computed(&mut self, id: JobId, computed: usize, extra_output: &[f32], step: Computed) {
         let width = self.width;
         let all = match (self.sees, step.output) {
-            (Seen::Own, _) => &handed_out[step.first * width..][..(computed - step.past) * width],
-            (Seen::Model, Some(output)) => &handed_out[output * width..][..width],
+            (Seen::Own, _) => &extra_output[step.first * width..][..(computed - step.past) * width],
+            (Seen::Model, Some(output)) => &extra_output[output * width..][..width],
             (Seen::Model, None) => return,
         };
         let Some(newest) = all.len().checked_sub(width) else { return };
@@ -133,7 +133,7 @@ impl Chain {
             let seconds = start.elapsed().as_secs_f64();
             self.times.push(seconds, TIMES);
             answers.guessing += seconds;
-            let states = stepper.backend.handed_out(0).chunks_exact(self.width);
+            let states = stepper.backend.extra_output(0).chunks_exact(self.width);
             let rows = stepper.backend.result().chunks_exact(cols).zip(states);
             let mut going_on = Vec::with_capacity(asked.len());
             for (mut one, (row, state)) in asked.into_iter().zip(rows) {
@@ -235,14 +235,14 @@ mod tests {
     #[test]
     fn what_is_kept_of_a_token_is_made_with_the_state_of_the_one_before() {
         let mut chain = Chain::new(1, Seen::Own);
-        let computed = |chain: &mut Chain, past, computed, handed_out: &[f32], first| {
-            chain.computed(JobId(1), computed, handed_out, Computed { past, first, output: None });
+        let computed = |chain: &mut Chain, past, computed, extra_output: &[f32], first| {
+            chain.computed(JobId(1), computed, extra_output, Computed { past, first, output: None });
             let pending = chain.pending.pop().unwrap();
             (pending.past, pending.states)
         };
         // Rows of another sequence are before, and one behind that did not come true.
-        let handed_out = [9.0, 1.0, 2.0, 3.0, 8.0];
-        assert_eq!(computed(&mut chain, 0, 3, &handed_out, 1), (0, vec![0.0, 1.0, 2.0]));
+        let extra_output = [9.0, 1.0, 2.0, 3.0, 8.0];
+        assert_eq!(computed(&mut chain, 0, 3, &extra_output, 1), (0, vec![0.0, 1.0, 2.0]));
         assert_eq!(computed(&mut chain, 3, 4, &[4.0], 0), (3, vec![3.0]));
         assert_eq!(computed(&mut chain, 4, 6, &[5.0, 6.0], 0), (4, vec![4.0, 5.0]));
         // What lies between is what others have computed.

@@ -55,7 +55,7 @@ fn differences(path: &Path, level: &str, depth: usize) -> (Vec<String>, usize) {
     let past = Feed { sequence: 0, tokens: &tokens[..depth], outputs: Outputs::None };
     evaluator.logits(&[past]).unwrap();
     let alone = logits(&mut evaluator, &tokens, depth, 1);
-    let exact = evaluator.backend().exact_rows();
+    let exact = evaluator.backend().max_bit_exact_rows();
     let (mut different, mut compared) = (Vec::new(), 0);
     for rows in [2, 3, 5, 8, 16].into_iter().filter(|rows| *rows <= exact) {
         compared += 1;

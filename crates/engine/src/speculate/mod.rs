@@ -9,7 +9,7 @@
 //!
 //! So the answer is that of plain decoding: the same draws, random numbers, penalties, stop strings and
 //! log-probabilities. To the last bit it is as long as the backend computes a row in company as it does alone, and no
-//! step with guesses has more rows than [`puna_graph::Backend::exact_rows`].
+//! step with guesses has more rows than [`puna_graph::Backend::max_bit_exact_rows`].
 //!
 //! - [`lookup`]: guesses from the sequence's own text; [`model`]: those of a small model; [`chain`] and [`blocks`]: those of a
 //!   draft model that computes with parts of its model; [`source`]: any of these;

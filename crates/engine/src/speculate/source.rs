@@ -91,9 +91,9 @@ impl Source {
     }
 
     /// Takes note of what a step has computed of a sequence, and handed out.
-    pub fn computed(&mut self, s: &Sequence, handed_out: &[f32], step: Computed) {
+    pub fn computed(&mut self, s: &Sequence, extra_output: &[f32], step: Computed) {
         if let Self::Chain(chain) = self {
-            chain.computed(s.id, s.computed, handed_out, step);
+            chain.computed(s.id, s.computed, extra_output, step);
         }
     }
 

@@ -43,7 +43,7 @@ pub struct Speculator {
     record: Record,
     source: Option<Source>,
     /// Rows of a step whose results do not depend on each other's company.
-    exact_rows: usize,
+    max_bit_exact_rows: usize,
     /// Seconds that the draft model took for the guesses of this step.
     guessing: f64,
     pub counts: Speculated,
@@ -57,9 +57,9 @@ enum Plan {
 }
 
 impl Speculator {
-    pub fn new(exact_rows: usize, source: Option<Source>) -> Self {
+    pub fn new(max_bit_exact_rows: usize, source: Option<Source>) -> Self {
         let (economy, record, counts) = (Economy::default(), Record::of_loop(), Speculated::default());
-        Self { economy, record, source, exact_rows, guessing: 0.0, counts }
+        Self { economy, record, source, max_bit_exact_rows, guessing: 0.0, counts }
     }
 
     /// Guesses for a step of these sequences, all of which only lack their newest token, and have room for it. `model` runs them, and
@@ -76,7 +76,7 @@ impl Speculator {
     ) -> Result<Vec<(JobId, Guess)>, EngineError> {
         self.guessing = 0.0;
         let n = company.len();
-        let rows = limits.rows.min(self.exact_rows);
+        let rows = limits.rows.min(self.max_bit_exact_rows);
         if n >= rows {
             return Ok(Vec::new());
         }
@@ -180,9 +180,9 @@ impl Speculator {
     }
 
     /// Takes note of what a step has computed of a sequence, see [`Source::computed`].
-    pub fn computed(&mut self, s: &Sequence, handed_out: &[f32], step: Computed) {
+    pub fn computed(&mut self, s: &Sequence, extra_output: &[f32], step: Computed) {
         if let Some(source) = &mut self.source {
-            source.computed(s, handed_out, step);
+            source.computed(s, extra_output, step);
         }
     }
 

@@ -1,6 +1,6 @@
-//! Adapters whose doses requests choose: they share steps, and each finds in the cache what its own mix computed.
+//! Adapters whose adapter_scales requests choose: they share steps, and each finds in the cache what its own mix computed.
 
-use puna_engine::{Adapter, Doses};
+use puna_engine::{Adapter, AdapterScales};
 use puna_gguf::Writer;
 use puna_quant::TensorType;
 
@@ -32,19 +32,19 @@ fn adapted() -> Engine {
     Engine::open(file("models/cria/cria-q8_0.gguf"), backend, &options).unwrap()
 }
 
-fn dosed(engine: &Engine, text: &str, dose: f32) -> Job {
-    Job { doses: Doses::new(&[dose]), ..job(engine, text) }
+fn with_scale(engine: &Engine, text: &str, scale: f32) -> Job {
+    Job { adapter_scales: AdapterScales::new(&[scale]), ..job(engine, text) }
 }
 
 #[test]
 fn each_request_has_its_own_dose_also_beside_others() {
     let question = chat("What is the capital of France?");
     let engine = adapted();
-    let alone = [0.0, 1.0, -1.0].map(|dose| run(&adapted(), dosed(&engine, &question, dose)).0);
+    let alone = [0.0, 1.0, -1.0].map(|scale| run(&adapted(), with_scale(&engine, &question, scale)).0);
     assert_eq!(alone[0], "Paris.", "nothing of the adapter is the model as it is");
     assert!(alone[1] != alone[0] && alone[2] != alone[0], "{alone:?}");
     assert_eq!(run(&adapted(), job(&engine, &question)).0, alone[1], "without a word it applies as it is");
-    let events = [0.0, 1.0, -1.0].map(|dose| start(&engine, dosed(&engine, &question, dose)));
+    let events = [0.0, 1.0, -1.0].map(|scale| start(&engine, with_scale(&engine, &question, scale)));
     assert_eq!(events.each_ref().map(|events| finish(events).0), alone);
 }
 
@@ -52,11 +52,11 @@ fn each_request_has_its_own_dose_also_beside_others() {
 fn what_one_dose_computed_is_found_by_the_same_dose_alone() {
     let engine = adapted();
     let prompt = chat(&"Which of these is it? ".repeat(40));
-    let ask = |dose| run(&engine, dosed(&engine, &prompt, dose));
+    let ask = |scale| run(&engine, with_scale(&engine, &prompt, scale));
     let (plain, first) = ask(0.0);
     assert_eq!(first.cached_tokens, 0);
     let (wild, other) = ask(1.0);
-    assert_eq!(other.cached_tokens, 0, "another dose computes the prompt itself");
+    assert_eq!(other.cached_tokens, 0, "another scale computes the prompt itself");
     let (plain_again, second) = ask(0.0);
     assert!(second.cached_tokens > PAGE_TOKENS && plain_again == plain);
     let (wild_again, second) = ask(1.0);

@@ -137,7 +137,7 @@ struct Indexer {
     rope: RopeId,
     weights: Linear,
     keys: Pooling,
-    spec: ChoiceSpec,
+    spec: TopKPositionsSpec,
 }
 
 impl Attention {

@@ -116,7 +116,7 @@ impl Guesser for Eagle3 {
             all = g.rms_norm("enc_input_norm", norm, all);
         }
         let state = g.linear("fc_out", &self.fused, all);
-        g.hand_out(state);
+        g.add_extra_output(state);
     }
 
     fn follow(&self, g: &mut Graph, trunk: &Trunk) -> Option<ValueId> {
@@ -136,7 +136,7 @@ impl Guesser for Eagle3 {
         let h = g.rms_norm("post_attn_norm", &self.ffn_norm, x);
         let f = self.ffn.forward(g, h);
         let x = g.add("eagle3_prenorm", x, f);
-        g.hand_out(x);
+        g.add_extra_output(x);
         let x = g.rms_norm("result_norm", &self.norm, x);
         g.linear("result_output", trunk.head_or(self.head.as_ref()), x)
     }

@@ -141,7 +141,7 @@ impl Layer {
 
 impl Guesser for Gemma4Assistant {
     fn read(&self, g: &mut Graph, hidden: ValueId, _inputs: &[ValueId], _trunk: &Trunk) {
-        g.hand_out(hidden);
+        g.add_extra_output(hidden);
     }
 
     fn guess(&self, g: &mut Graph, trunk: &Trunk) -> ValueId {
@@ -157,7 +157,7 @@ impl Guesser for Gemma4Assistant {
         g.set_layer(None);
         let x = g.rms_norm("result_norm", &self.norm, x);
         let next = g.linear("h_nextn", &self.behind, x);
-        g.hand_out(next);
+        g.add_extra_output(next);
         g.linear("result_output", &self.head, x)
     }
 }

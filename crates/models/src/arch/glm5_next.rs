@@ -102,7 +102,7 @@ struct Indexer {
     gate: Linear,
     pool: PoolSpec,
     weights: Linear,
-    spec: ChoiceSpec,
+    spec: TopKPositionsSpec,
 }
 
 impl Indexer {
@@ -140,7 +140,7 @@ struct BlockAttention {
     latent: Latent,
     indexer: Option<Indexer>,
     spec: AttentionSpec,
-    chosen: Chosen,
+    chosen: SelectedPositions,
     /// From what each head read to its values.
     values: HeadLinear,
     wo: Linear,
@@ -160,7 +160,7 @@ impl BlockAttention {
             latent,
             indexer: if indexers.owners[b.i] { Some(Indexer::load(b, indexers, thin)?) } else { None },
             spec: AttentionSpec { sees_tail: true, ..form.attention(heads) },
-            chosen: Chosen { lists: 1, count: indexers.form.count / block, block },
+            chosen: SelectedPositions { lists: 1, count: indexers.form.count / block, block },
             values,
             wo: b.linear("attn_output", heads * values.out, n_embd)?,
         })

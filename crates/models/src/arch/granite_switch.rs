@@ -152,7 +152,7 @@ impl Thin {
             normalise: false,
             scale: 1.0,
             factors: None,
-            favour: None,
+            selection_bias: None,
             by_token: None,
             groups: None,
             weighs_input: false,

@@ -94,8 +94,8 @@ struct BlockAttention {
     pool: PoolSpec,
     key_norm: AnyNorm,
     ropes: [RopeId; 2],
-    spec: ChoiceSpec,
-    chosen: Chosen,
+    spec: TopKPositionsSpec,
+    chosen: SelectedPositions,
 }
 
 impl BlockAttention {
@@ -119,7 +119,7 @@ impl BlockAttention {
             key_norm: b.norm_of("indexer.k_norm", &[dim])?,
             ropes: [rope, b.w.rope(first)],
             spec,
-            chosen: Chosen { block, ..spec.chosen },
+            chosen: SelectedPositions { block, ..spec.chosen },
         })
     }
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use puna_cpu::{Config, CpuBackend};
 use puna_gguf::{Gguf, Metadata, Value as Key, View, Writer};
 use puna_graph::{
-    Backend, CacheLayer, CacheSpec, Capacity, Doses, KvType, Mask, Plan, ProgramId, RecentPages, Segment,
-    StateSpec, StepInput,
+    AdapterScales, Backend, CacheLayer, CacheSpec, Capacity, KvType, Mask, Plan, ProgramId, RecentPages,
+    Segment, StateSpec, StepInput,
 };
 use puna_models::{Adapter, LoadOptions, Model, Want, known_architectures};
 use puna_quant::TensorType;
@@ -217,7 +217,7 @@ pub struct Runner {
     /// Tokens that it has read of each sequence.
     encoded: [usize; SLOTS],
     /// Of each sequence; those that are not named have the adapters as they are.
-    pub doses: Vec<Doses>,
+    pub adapter_scales: Vec<AdapterScales>,
 }
 
 impl Runner {
@@ -253,7 +253,18 @@ impl Runner {
         let encoder =
             model.graph(Want::Encode).map(|graph| backend.compile(Plan::new(graph, capacity)).unwrap());
         let encoded = [0; SLOTS];
-        Self { backend, program, cols, page, room, windows, recent, encoder, encoded, doses: Vec::new() }
+        Self {
+            backend,
+            program,
+            cols,
+            page,
+            room,
+            windows,
+            recent,
+            encoder,
+            encoded,
+            adapter_scales: Vec::new(),
+        }
     }
 
     /// Has the encoder read the prompts of sequences in one step.
@@ -297,7 +308,7 @@ impl Runner {
                 encoded,
                 state,
             });
-            input.doses.push(self.doses.get(sequence).cloned().unwrap_or_default());
+            input.adapter_scales.push(self.adapter_scales.get(sequence).cloned().unwrap_or_default());
         }
         input
     }

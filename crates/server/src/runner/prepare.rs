@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use puna_api::native::{self, ToolChoice};
-use puna_engine::{Doses, EngineError, Job, Speculation};
+use puna_engine::{AdapterScales, EngineError, Job, Speculation};
 use puna_prompt::{CallForm, OutputParser, ParserInput, Stage, Template};
 use puna_sampler::{CONSTRAINT_BYTES_MAX, Grammar, Params};
 
@@ -80,7 +80,7 @@ impl Preparer {
             context: (!task.shift).then_some(num_ctx as usize),
         };
         let sampling = self.sampling(&task.options, num_ctx)?;
-        let doses = self.doses(task.options.adapters.as_deref())?;
+        let adapter_scales = self.adapter_scales(task.options.adapters.as_deref())?;
         let parser = parser_of(&task, &text);
         let parser = if task.stream_calls { parser.map(OutputParser::telling_early) } else { parser };
         let tags = self.control_tags(parser.as_ref());
@@ -103,7 +103,7 @@ impl Preparer {
             logprobs: task.logprobs,
             prompt_logprobs: task.prompt_logprobs,
             client: handle.client,
-            doses,
+            adapter_scales,
             grammar,
             diffusion: task.options.diffusion.into(),
         };
@@ -264,8 +264,8 @@ impl Preparer {
     }
 
     /// How much of each adapter there is to be: nothing of those that are not named, where some are.
-    fn doses(&self, asked: Option<&[(u32, f32)]>) -> Result<Doses, Failure> {
-        let Some(asked) = asked else { return Ok(Doses::default()) };
+    fn adapter_scales(&self, asked: Option<&[(u32, f32)]>) -> Result<AdapterScales, Failure> {
+        let Some(asked) = asked else { return Ok(AdapterScales::default()) };
         let known = self.generator.facts().adapters;
         let mut factors = vec![0.0; known];
         for &(id, scale) in asked {
@@ -277,7 +277,7 @@ impl Preparer {
             })?;
             *factor = scale;
         }
-        Ok(Doses::new(&factors))
+        Ok(AdapterScales::new(&factors))
     }
 }
 

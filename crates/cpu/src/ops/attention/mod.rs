@@ -17,7 +17,7 @@ use puna_graph::{AttentionSpec, Mask, Place, Segment, Shifts};
 use puna_kernels::{AlibiBias, AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
 
 use crate::cache::{Cache, Kind};
-use crate::ops::rotate::{is_rotated, rotate};
+use crate::ops::hadamard::{is_rotated, rotate};
 use crate::step::{Instruction, Step, ThreadScratch};
 
 pub use scratch::split_scratch_len;

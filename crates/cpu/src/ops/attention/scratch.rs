@@ -9,6 +9,6 @@ const SPLIT_SCRATCH_LEN: usize = 1 << 23;
 /// Length in f32 of the buffer that the steps of a plan need: 0 or [`SPLIT_SCRATCH_LEN`]. It depends on neither threads nor
 /// contexts, which the memory plan does not know.
 pub fn split_scratch_len(plan: &Plan) -> usize {
-    let splits = |op: &Op| matches!(op, Op::Attention { .. } | Op::Choose { .. });
+    let splits = |op: &Op| matches!(op, Op::Attention { .. } | Op::TopKPositions { .. });
     if plan.graph.nodes().iter().any(|node| splits(&node.op)) { SPLIT_SCRATCH_LEN } else { 0 }
 }

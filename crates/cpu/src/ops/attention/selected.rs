@@ -1,7 +1,7 @@
 //! Sparse attention: attention of a token to the positions that the indexer selected. The keys and values are gathered into
 //! contiguous runs and attended to as usual. So a token for which all positions are selected gets the bits of dense attention.
 
-use puna_graph::Chosen;
+use puna_graph::SelectedPositions;
 use puna_kernels::{AttendRun, RUN};
 
 use super::tasks::{Block, row_visible};
@@ -113,7 +113,8 @@ impl Attend {
         // SAFETY: an earlier instruction computed it, behind a barrier.
         let lists = unsafe { step.arena.row(place, s.first_row + block.row) };
         let entries = lists[list * form.count..][..form.count].iter().map(|entry| entry.to_bits());
-        let blocks = entries.take_while(|&number| number != Chosen::NONE).map(|number| number as usize);
+        let blocks =
+            entries.take_while(|&number| number != SelectedPositions::NONE).map(|number| number as usize);
         let positions = blocks.flat_map(|number| number * form.block..(number + 1) * form.block);
         let tail = if self.spec.sees_tail { end / form.block * form.block } else { end };
         positions.take_while(|&seen| seen < end).chain(tail..end).collect()

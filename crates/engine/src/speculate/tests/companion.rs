@@ -394,7 +394,7 @@ impl Bench {
             let step = Computed { past: s.computed, first, output: Some(row) };
             s.computed += count;
             if let Some(chain) = &mut self.chain {
-                chain.computed(s.id, s.computed, self.stepper.backend.handed_out(0), step);
+                chain.computed(s.id, s.computed, self.stepper.backend.extra_output(0), step);
             }
         }
         let found = |id: JobId| self.both.iter().find(|s| s.id == id).map(|s| (&s.tokens[..], &s.held));

@@ -72,7 +72,7 @@ fn weights(op: &Op) -> Vec<usize> {
             spec.gate_bias,
             spec.up_bias,
             spec.down_bias,
-            spec.favour,
+            spec.selection_bias,
             spec.factors,
         ],
         _ => Vec::new(),

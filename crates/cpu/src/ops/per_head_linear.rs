@@ -1,4 +1,4 @@
-//! Products of heads, each with a matrix of its own.
+//! Per-head products: each head has its own matrix, such as `W_UK` and `W_UV` of latent attention.
 
 use puna_graph::Place;
 use puna_kernels::{Acts, OutMut, WeightRows};
@@ -6,22 +6,22 @@ use puna_kernels::{Acts, OutMut, WeightRows};
 use crate::ops::moe::ExpertMatrix;
 use crate::step::{Instruction, Step, ThreadScratch};
 
-/// Rows of activations that a task takes: so many that it pays to expand a head's matrix, so few that they stay in the cache.
-const ROWS_A_TASK: usize = 128;
+/// Activation rows per task: enough to amortise expanding a head's matrix, few enough to stay in the processor cache.
+const ROWS_PER_TASK: usize = 128;
 
-/// For each head its first columns times the head's matrix, and behind that the rest of the head.
+/// For each head: the first columns times the matrix of the head, followed by the other columns unchanged.
 pub struct LinearOfHeads {
-    /// The heads' matrices, or the one that all of them have: then each takes up no rows.
+    /// The matrices of all heads. If all heads share one matrix, `each` is 0.
     pub matrix: ExpertMatrix,
     pub heads: usize,
     pub x: Place,
     pub out: Place,
-    /// Where the inputs of heads are rounded, head after head, where the kernel wants that.
+    /// Buffer of the inputs quantized to 8 bits, head after head, if the kernel takes that.
     pub q8: Option<usize>,
 }
 
 impl LinearOfHeads {
-    /// Brings the input of a head, `count` rows from `first` on, into the form that the kernel takes, and copies what follows it.
+    /// Converts rows `first .. first + count` of a head's input to the form that the kernel takes, and copies the other columns.
     ///
     /// # Safety
     /// As for [`Instruction::run`].
@@ -61,14 +61,14 @@ unsafe impl Instruction for LinearOfHeads {
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {
-        self.heads * step.rows(self.x.rows).div_ceil(ROWS_A_TASK)
+        self.heads * step.rows(self.x.rows).div_ceil(ROWS_PER_TASK)
     }
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
         let (m, rows) = (&self.matrix, step.rows(self.x.rows));
-        let each = rows.div_ceil(ROWS_A_TASK);
-        let (head, first) = (task / each, task % each * ROWS_A_TASK);
-        let count = ROWS_A_TASK.min(rows - first);
+        let each = rows.div_ceil(ROWS_PER_TASK);
+        let (head, first) = (task / each, task % each * ROWS_PER_TASK);
+        let count = ROWS_PER_TASK.min(rows - first);
         // SAFETY: the caller keeps the same contract.
         let acts = unsafe { self.gather((head, first, count), step, &mut scratch.floats) };
         let data = &step.weight(m.w)[head * m.each * m.row_bytes..][..m.n * m.row_bytes];

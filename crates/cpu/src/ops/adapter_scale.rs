@@ -1,19 +1,19 @@
-//! What adapters change for some sequences of a step and not, or otherwise, for others.
+//! Per-sequence adapter scales: sequences of one step can use the same adapters with different scales.
 
 use puna_graph::Place;
 
 use super::elementwise::own_row;
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
-/// `dose · x`.
-pub struct Dose {
+/// `scale · x`, with the adapter scale of the sequence of each row.
+pub struct ScaleAdapter {
     pub x: Place,
     pub out: Place,
     pub adapter: usize,
 }
 
-// SAFETY: a task writes rows of the result that are its own, and reads the same rows of the input.
-unsafe impl Instruction for Dose {
+// SAFETY: a task writes its own rows of the result and reads the same rows of the input.
+unsafe impl Instruction for ScaleAdapter {
     fn name(&self) -> &'static str {
         "dose"
     }
@@ -24,24 +24,24 @@ unsafe impl Instruction for Dose {
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.out, step) {
-            // SAFETY: rows belong to one task.
+            // SAFETY: each row belongs to one task.
             let out = unsafe { own_row(step, &self.x, &self.out, row) };
-            let dose = step.input.dose(self.adapter, self.x.rows, row);
-            out.iter_mut().for_each(|x| *x *= dose);
+            let scale = step.input.adapter_scale(self.adapter, self.x.rows, row);
+            out.iter_mut().for_each(|x| *x *= scale);
         }
     }
 }
 
-/// `x + dose · vector`, for each of the streams that lie side by side in `x`.
-pub struct Steer {
+/// `x + scale · vector`, for each residual stream in `x`, with the adapter scale of the sequence of each row.
+pub struct AddControlVector {
     pub x: Place,
     pub out: Place,
     pub vector: Vec<f32>,
     pub adapter: usize,
 }
 
-// SAFETY: a task writes rows of the result that are its own, and reads the same rows of the input.
-unsafe impl Instruction for Steer {
+// SAFETY: a task writes its own rows of the result and reads the same rows of the input.
+unsafe impl Instruction for AddControlVector {
     fn name(&self) -> &'static str {
         "steer"
     }
@@ -52,11 +52,11 @@ unsafe impl Instruction for Steer {
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.out, step) {
-            // SAFETY: rows belong to one task.
+            // SAFETY: each row belongs to one task.
             let out = unsafe { own_row(step, &self.x, &self.out, row) };
-            let dose = step.input.dose(self.adapter, self.x.rows, row);
+            let scale = step.input.adapter_scale(self.adapter, self.x.rows, row);
             for stream in out.chunks_exact_mut(self.vector.len()) {
-                stream.iter_mut().zip(&self.vector).for_each(|(x, towards)| *x += dose * towards);
+                stream.iter_mut().zip(&self.vector).for_each(|(x, towards)| *x += scale * towards);
             }
         }
     }

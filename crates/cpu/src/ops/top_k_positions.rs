@@ -6,12 +6,12 @@
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use puna_graph::{ChoiceSpec, Chosen, Place};
+use puna_graph::{Place, SelectedPositions, TopKPositionsSpec};
 use puna_kernels::{RUN, ScoreRun, Scratch};
 
 use crate::cache::Kind;
 use crate::ops::attention::is_stored_rotated;
-use crate::ops::rotate::rotate;
+use crate::ops::hadamard::rotate;
 use crate::step::{Instruction, Step, ThreadScratch};
 
 /// Positions of a split. A multiple of [`RUN`].
@@ -20,12 +20,12 @@ const SPLIT_LEN: usize = 2048;
 const MIN_ROWS_PER_THREAD: usize = 2;
 
 /// Selects the top-k positions of each token.
-pub struct Choose {
+pub struct TopKPositions {
     pub q: Place,
     pub weights: Option<Place>,
     pub out: Place,
     pub layer: usize,
-    pub spec: ChoiceSpec,
+    pub spec: TopKPositionsSpec,
     pub tasks: Tasks,
 }
 
@@ -58,10 +58,10 @@ struct Merge {
     unfinished: AtomicUsize,
 }
 
-impl Choose {
+impl TopKPositions {
     /// Tasks of the tokens that see more positions than are selected.
     fn plan(&self, step: &Step<'_>) -> Tasks {
-        let ChoiceSpec { chosen, .. } = self.spec;
+        let TopKPositionsSpec { chosen, .. } = self.spec;
         let mut all = Tasks::default();
         let rows = step.input.segments.iter().enumerate().flat_map(|(segment, s)| {
             let each = self.spec.mask.pooled();
@@ -95,7 +95,7 @@ impl Choose {
         mut to: impl FnMut(usize, usize, &[f32]),
     ) {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
-        let ChoiceSpec { rectified, chosen, dim, .. } = self.spec;
+        let TopKPositionsSpec { rectified, chosen, dim, .. } = self.spec;
         let s = &step.input.segments[task.segment];
         let row = s.first_row + task.row;
         // SAFETY: an earlier instruction computed it, behind a barrier.
@@ -123,7 +123,7 @@ impl Choose {
 
     /// Selects the positions of a token from its scores, list by list, and writes the lists.
     fn select(&self, task: Task, step: &Step<'_>, scores: &mut [f32], keys: &mut Vec<u32>) {
-        let ChoiceSpec { chosen, near, .. } = self.spec;
+        let TopKPositionsSpec { chosen, near, .. } = self.spec;
         let s = &step.input.segments[task.segment];
         // SAFETY: one task writes the lists of a token.
         let lists = unsafe { step.arena.row_mut(&self.out, s.first_row + task.row) };
@@ -132,13 +132,13 @@ impl Choose {
             let far = scores.len().saturating_sub(near);
             scores[far..].fill(f32::INFINITY);
             let mut numbers = top_k(scores, chosen.count, keys);
-            list.fill_with(|| Chosen::entry(numbers.next().unwrap_or(Chosen::NONE)));
+            list.fill_with(|| SelectedPositions::entry(numbers.next().unwrap_or(SelectedPositions::NONE)));
         }
     }
 }
 
 // SAFETY: a task writes its own scores, and the lists of a token only if it finishes last.
-unsafe impl Instruction for Choose {
+unsafe impl Instruction for TopKPositions {
     fn name(&self) -> &'static str {
         "choose"
     }

@@ -1,22 +1,21 @@
-//! N-grams of ids: which rows of a table stand for those that end with a token.
+//! N-gram embeddings: computes the table rows of the n-grams that end with each token.
 
 use std::sync::Arc;
 
-use puna_graph::{Chosen, GramSpec, Place, Segment};
+use puna_graph::{GramSpec, Place, Segment, SelectedPositions};
 
 use crate::ops::recurrent::begun;
 use crate::step::{Instruction, Step, ThreadScratch};
 
-/// Rows of n-grams. The state has the ids before the next token's, the latest first, each as the bits of one more than it; zero
-/// stands for none.
-pub struct Grams {
+/// Computes the table rows. The state holds the previous token ids, latest first, each stored as the bits of id + 1; 0 is none.
+pub struct NgramRows {
     pub out: Place,
     pub spec: Arc<GramSpec>,
 }
 
-impl Grams {
-    /// Takes a token's id: `ids` become it and those before it, as its n-grams have them.
-    fn take(&self, id: u32, state: &mut [f32], ids: &mut [u32]) {
+impl NgramRows {
+    /// Sets `ids` to the token ids of the n-grams that end with `id`, latest first, and updates the state.
+    fn advance(&self, id: u32, state: &mut [f32], ids: &mut [u32]) {
         ids[0] = id;
         let mut ended = false;
         for (to, from) in ids[1..].iter_mut().zip(&*state) {
@@ -34,7 +33,7 @@ impl Grams {
 }
 
 // SAFETY: a task writes the rows of a sequence and its state, which are its own.
-unsafe impl Instruction for Grams {
+unsafe impl Instruction for NgramRows {
     fn name(&self) -> &'static str {
         "grams"
     }
@@ -50,10 +49,12 @@ unsafe impl Instruction for Grams {
         let ids = &mut scratch.numbers;
         ids.resize(self.spec.multipliers.len(), 0);
         for (row, &id) in (s.first_row..).zip(self.tokens(step, s)) {
-            self.take(id, state, ids);
+            self.advance(id, state, ids);
             // SAFETY: as above.
             let out = unsafe { step.arena.row_mut(&self.out, row) };
-            out.iter_mut().zip(self.spec.rows(ids)).for_each(|(out, row)| *out = Chosen::entry(row));
+            out.iter_mut()
+                .zip(self.spec.rows(ids))
+                .for_each(|(out, row)| *out = SelectedPositions::entry(row));
         }
     }
 }
@@ -66,18 +67,18 @@ mod tests {
 
     const END: u32 = 7;
 
-    fn grams() -> Grams {
+    fn grams() -> NgramRows {
         let heads = [(0, 11), (11, 13), (24, 17), (41, 19)].map(|(first, rows)| GramHead { first, rows });
         let spec = GramSpec { state: 0, multipliers: vec![3, 5 << 61, 9], heads: heads.to_vec(), end: END };
         let out = Place { rows: Rows::Tokens, cols: 4, start: 0, stride: 4 };
-        Grams { out, spec: Arc::new(spec) }
+        NgramRows { out, spec: Arc::new(spec) }
     }
 
     /// The ids of the n-grams of each token.
     fn ids(tokens: &[u32]) -> Vec<Vec<u32>> {
         let (grams, mut state, mut ids) = (grams(), [0.0; 2], [0; 3]);
         let mut of = |&id: &u32| {
-            grams.take(id, &mut state, &mut ids);
+            grams.advance(id, &mut state, &mut ids);
             ids.to_vec()
         };
         tokens.iter().map(&mut of).collect()

@@ -1,20 +1,20 @@
-//! What a token was at several places of the stream, by how much it heeds each.
+//! Depth attention (Kimi K3): softmax-weighted sum of a token's values at several depths of the network.
 
 use puna_graph::Place;
 
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
-/// A mix of values of the same token.
-pub struct Recall {
+/// See [`puna_graph::Op::DepthAttention`].
+pub struct DepthAttention {
     pub places: Vec<Place>,
     pub out: Place,
-    /// How much each feature of a normed value counts for heeding it.
+    /// Score weight of each feature of a normalised value.
     pub w: Vec<f32>,
     pub eps: f32,
 }
 
 // SAFETY: a task writes its own rows of the result.
-unsafe impl Instruction for Recall {
+unsafe impl Instruction for DepthAttention {
     fn name(&self) -> &'static str {
         "recall"
     }

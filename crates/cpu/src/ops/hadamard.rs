@@ -1,13 +1,13 @@
-//! The rotation that cached keys and values of few bits are stored in.
+//! Hadamard rotation of keys and values that are cached in few bits (q8_0, q4_0).
 //!
-//! A few coordinates of keys are much larger than the others, and take the precision of all that share a block's scale. An
-//! orthonormal Walsh-Hadamard transform spreads them over 64 coordinates. Queries are rotated alike, which leaves scores as
-//! they are; weighted values are rotated back, the transform being its own inverse.
+//! Keys have a few coordinates that are much larger than the others and cost the precision of all values of their block. An
+//! orthonormal Walsh-Hadamard transform spreads them over 64 coordinates. Queries are rotated too, which leaves scores
+//! unchanged. Weighted values are rotated back, since the transform is its own inverse.
 
-/// Coordinates that are rotated together. More of them, as many as a head of 256 has, made results worse.
+/// Size of the transform. A larger one, such as 256 for heads of 256, made results worse.
 const SIZE: usize = 64;
 
-/// Rotates each [`SIZE`] coordinates of rows of them.
+/// Rotates each group of [`SIZE`] coordinates.
 pub fn rotate(x: &mut [f32]) {
     for x in x.as_chunks_mut::<SIZE>().0 {
         let mut half = 1;
@@ -25,7 +25,7 @@ pub fn rotate(x: &mut [f32]) {
     }
 }
 
-/// Whether heads of `dim` values, stored in blocks of `block` values that share a scale, are rotated.
+/// Whether heads of `dim` values are rotated if they are stored in blocks of `block` values.
 pub fn is_rotated(dim: usize, block: usize) -> bool {
     block > 1 && dim.is_multiple_of(SIZE)
 }
