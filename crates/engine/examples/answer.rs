@@ -1,4 +1,4 @@
-//! A question to a model in a file: `cargo run --release -p puna-engine --example answer -- MODEL.gguf "Question"`.
+//! A question to a model in a file: `cargo run --release -p puna-engine --example answer -- MODEL.gguf "DraftRequest"`.
 
 use std::io::Write;
 use std::sync::{Arc, mpsc::channel};

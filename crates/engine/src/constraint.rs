@@ -132,7 +132,7 @@ pub struct Constrained {
 
 /// Why no token was drawn.
 #[derive(Debug)]
-pub enum Undrawn {
+pub enum SampleDeferred {
     /// The form that was asked for cannot be followed.
     Form(String),
     /// The model neither goes on with its thought nor ends it, however often it is asked.
@@ -141,13 +141,13 @@ pub enum Undrawn {
     Other(String),
 }
 
-impl From<GrammarError> for Undrawn {
+impl From<GrammarError> for SampleDeferred {
     fn from(error: GrammarError) -> Self {
         Self::Form(error.to_string())
     }
 }
 
-impl From<&str> for Undrawn {
+impl From<&str> for SampleDeferred {
     fn from(reason: &str) -> Self {
         Self::Other(reason.to_owned())
     }
@@ -209,7 +209,7 @@ impl Constrained {
         sampler: &mut Sampler,
         room: Room,
         stage: impl Fn(u32) -> Stage,
-    ) -> Result<u32, Undrawn> {
+    ) -> Result<u32, SampleDeferred> {
         if !self.open
             && let Some(token) = draw_before(logits, &mut self.scratch, sampler, stage)?
         {
@@ -229,7 +229,7 @@ impl Constrained {
         logits: &mut [f32],
         sampler: &mut Sampler,
         room: Room,
-    ) -> Result<u32, Undrawn> {
+    ) -> Result<u32, SampleDeferred> {
         self.open();
         if !logits.iter().any(|logit| *logit > f32::NEG_INFINITY) {
             return Err(NOT_A_NUMBER.into());
@@ -264,7 +264,7 @@ impl Constrained {
         };
     }
 
-    fn grammar(&mut self) -> Result<&mut Grammar, Undrawn> {
+    fn grammar(&mut self) -> Result<&mut Grammar, SampleDeferred> {
         if let Place::Away(back) = &self.place {
             match back.recv() {
                 Ok(advanced) => self.take_back(advanced),
@@ -284,7 +284,7 @@ fn draw_before(
     scratch: &mut Vec<f32>,
     sampler: &mut Sampler,
     stage: impl Fn(u32) -> Stage,
-) -> Result<Option<u32>, Undrawn> {
+) -> Result<Option<u32>, SampleDeferred> {
     let mut passed = Vec::new();
     while passed.len() < MIXED_MAX {
         let mut drawer = sampler.clone();
@@ -309,7 +309,7 @@ fn draw_before(
         }
     }
     passed.into_iter().for_each(|(token, logit)| logits[token as usize] = logit);
-    Err(Undrawn::Thinks)
+    Err(SampleDeferred::Thinks)
 }
 
 impl fmt::Debug for Constrained {

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use puna_graph::{Segment, StepInput};
 use puna_models::{Pooling, Want};
 
-use crate::driver::{Borrowed, Driver};
+use crate::engine_loop::{EngineLoop, TemporaryPages};
 use crate::error::EngineError;
 use crate::sequence::JobId;
 
@@ -42,23 +42,23 @@ struct Pack {
     /// Whose each of them is.
     owners: Vec<JobId>,
     /// What each of them has.
-    borrowed: Vec<Borrowed>,
+    borrowed: Vec<TemporaryPages>,
 }
 
 /// A text of a causal model that takes several steps.
 pub struct LongText {
     /// Pages for all of it.
-    pages: Borrowed,
+    pages: TemporaryPages,
     /// Tokens so far.
     computed: usize,
     /// What pooling needs of their vectors.
     pool: Pool,
 }
 
-impl Driver {
+impl EngineLoop {
     /// One step: texts of the waiting jobs, as many as fit, the first job's first; or a part of one that is longer.
     pub fn embed_step(&mut self) {
-        self.embed_waits = false;
+        self.embedding_blocked_on_pages = false;
         let Some(first) = self.embeds.front() else { return };
         let (owners, embedded) = match first.next() {
             None => (vec![first.id], Ok(Vec::new())),
@@ -69,7 +69,7 @@ impl Driver {
             Ok(vectors) => self.hand_out_vectors(&owners, vectors),
             // Others have the pages: wait until one of them ends, before anybody new begins.
             Err(EngineError::PromptTooLong { .. }) if self.is_running() || self.embeds_hold_pages() => {
-                self.embed_waits = true;
+                self.embedding_blocked_on_pages = true;
                 self.embeds.rotate_left(1);
             }
             Err(error) => {
@@ -107,7 +107,7 @@ impl Driver {
     /// Gives back what a job that is not going to end holds.
     pub fn drop_embed(&mut self, job: &mut EmbedJob) {
         if let Some(long) = job.long.take() {
-            self.return_pages(long.pages);
+            self.release_temporary_pages(long.pages);
         }
     }
 
@@ -118,7 +118,7 @@ impl Driver {
 
     /// Whether a text takes several steps. An encoder sees one as a whole.
     fn is_long(&self, tokens: &[u32]) -> bool {
-        self.stepper.info.causal && tokens.len() > self.num_batch()
+        self.executor.info.causal && tokens.len() > self.num_batch()
     }
 
     /// Embeds the next texts of the jobs, as many as fit a step.
@@ -129,13 +129,13 @@ impl Driver {
         if !owners.is_empty() {
             return (owners, self.embed_texts(&input, borrowed));
         }
-        let (tokens, n_ctx) = (self.embeds[0].next().map_or(0, <[u32]>::len), self.stepper.info.n_ctx);
+        let (tokens, n_ctx) = (self.embeds[0].next().map_or(0, <[u32]>::len), self.executor.info.n_ctx);
         (vec![self.embeds[0].id], Err(EngineError::PromptTooLong { tokens, n_ctx }))
     }
 
     /// The next texts of jobs, as many as a step and the pages hold.
     fn pack(&mut self, jobs: &VecDeque<EmbedJob>) -> Pack {
-        let causal = self.stepper.info.causal;
+        let causal = self.executor.info.causal;
         let (mut input, mut owners, mut borrowed) = (StepInput::default(), Vec::new(), Vec::new());
         for job in jobs {
             for tokens in &job.inputs[job.vectors.len()..] {
@@ -144,7 +144,11 @@ impl Driver {
                 if !fits || self.is_long(tokens) {
                     break;
                 }
-                let pages = if causal { self.borrow_pages(tokens.len()) } else { Some(Borrowed::default()) };
+                let pages = if causal {
+                    self.take_temporary_pages(tokens.len())
+                } else {
+                    Some(TemporaryPages::default())
+                };
                 // With no pages left, the texts so far make the step.
                 let Some(pages) = pages else { return Pack { input, owners, borrowed } };
                 input.tokens.extend_from_slice(tokens);
@@ -163,18 +167,18 @@ impl Driver {
     fn embed_texts(
         &mut self,
         input: &StepInput,
-        borrowed: Vec<Borrowed>,
+        borrowed: Vec<TemporaryPages>,
     ) -> Result<Vec<Vec<f32>>, EngineError> {
-        let pooling = self.stepper.info.pooling;
+        let pooling = self.executor.info.pooling;
         let want = if pooling == Pooling::Rank { Want::Score } else { Want::Hidden };
-        let ran = self.stepper.run(want, input);
-        borrowed.into_iter().for_each(|pages| self.return_pages(pages));
+        let ran = self.executor.run(want, input);
+        borrowed.into_iter().for_each(|pages| self.release_temporary_pages(pages));
         let cols = ran?.ok_or(EngineError::CannotEmbed)?;
-        let result = self.stepper.backend.result();
+        let result = self.executor.backend.result();
         if pooling == Pooling::Rank {
             return Ok(result
                 .chunks_exact(cols)
-                .map(|labels| self.stepper.scores(labels.to_vec()))
+                .map(|labels| self.executor.scores(labels.to_vec()))
                 .collect());
         }
         let pooled = |s: &Segment| {
@@ -203,11 +207,11 @@ impl Driver {
     ) -> Result<Option<Vec<f32>>, EngineError> {
         if long.is_none() {
             let too_long =
-                EngineError::PromptTooLong { tokens: tokens.len(), n_ctx: self.stepper.info.n_ctx };
-            let pages = self.borrow_pages(tokens.len()).ok_or(too_long)?;
-            *long = Some(LongText { pages, computed: 0, pool: Pool::new(self.stepper.info.pooling) });
+                EngineError::PromptTooLong { tokens: tokens.len(), n_ctx: self.executor.info.n_ctx };
+            let pages = self.take_temporary_pages(tokens.len()).ok_or(too_long)?;
+            *long = Some(LongText { pages, computed: 0, pool: Pool::new(self.executor.info.pooling) });
         }
-        let (num_batch, pooling) = (self.num_batch(), self.stepper.info.pooling);
+        let (num_batch, pooling) = (self.num_batch(), self.executor.info.pooling);
         let Some(text) = long else { return Ok(None) };
         let past = text.computed;
         let chunk = &tokens[past..tokens.len().min(past + num_batch)];
@@ -219,16 +223,16 @@ impl Driver {
             ..StepInput::default()
         };
         let want = if pooling == Pooling::Rank { Want::Score } else { Want::Hidden };
-        let cols = self.stepper.run(want, &input)?.ok_or(EngineError::CannotEmbed)?;
-        text.pool.add(self.stepper.backend.result(), cols);
+        let cols = self.executor.run(want, &input)?.ok_or(EngineError::CannotEmbed)?;
+        text.pool.add(self.executor.backend.result(), cols);
         text.computed += chunk.len();
         if text.computed < tokens.len() {
             return Ok(None);
         }
         Ok(long.take().map(|text| {
-            self.return_pages(text.pages);
+            self.release_temporary_pages(text.pages);
             match pooling {
-                Pooling::Rank => self.stepper.scores(text.pool.vector()),
+                Pooling::Rank => self.executor.scores(text.pool.vector()),
                 _ => text.pool.vector(),
             }
         }))

@@ -12,10 +12,11 @@ use puna_sampler::{Constraint, Grammar, GrammarError};
 use puna_tokenizer::Tokenizer;
 
 use crate::constraint::{Constrained, Masks};
-use crate::diffusion::{self, Canvas};
-use crate::driver::{Command, Driver};
+use crate::diffusion::{self, DiffusionSequence};
 use crate::embed::{Done, EmbedJob, Scored};
+use crate::engine_loop::{Command, EngineLoop};
 use crate::error::EngineError;
+use crate::executor::ModelExecutor;
 use crate::job::{Job, Sink};
 use crate::options::{EngineOptions, MemoryReport, ModelInfo};
 use crate::pages::Pages;
@@ -26,7 +27,6 @@ use crate::speculate::source::Source;
 use crate::speculate::speculator::Speculator;
 use crate::speculate::{Drafter, Speculation};
 use crate::stats::Stats;
-use crate::stepper::Stepper;
 
 /// Name of the thread that runs a model's loop.
 pub const THREAD: &str = "puna-engine";
@@ -64,7 +64,7 @@ impl Engine {
         Self::start(view, backend, options, None, lookups())
     }
 
-    /// The same with a draft model that guesses ahead. Answers are the same; they may come faster.
+    /// The same with a draft model that guesses ahead. DraftTokens are the same; they may come faster.
     ///
     /// # Errors
     /// As [`Engine::open`], for both models; and [`EngineError::DraftVocabulary`], or [`ModelError::Companion`](puna_models::ModelError::Companion).
@@ -95,34 +95,34 @@ impl Engine {
         if let Some(draft) = &companion {
             check_companion_tokens(draft, &name_of(&view), &tokenizer)?;
         }
-        let stepper = Stepper::accompanied(&view, backend, options, companion.as_ref())?;
+        let executor = ModelExecutor::accompanied(&view, backend, options, companion.as_ref())?;
         // What the model was shortened to holds for both.
-        let alike = EngineOptions { num_ctx: Some(stepper.info.n_ctx), ..options.clone() };
+        let alike = EngineOptions { num_ctx: Some(executor.info.n_ctx), ..options.clone() };
         if draft.is_some() || companion.is_some() {
-            diffusion::takes_draft(&stepper.info)?;
+            diffusion::takes_draft(&executor.info)?;
         }
-        if (draft.is_some() || companion.is_some()) && !stepper.info.takes_drafts() {
-            let architecture = stepper.info.architecture;
+        if (draft.is_some() || companion.is_some()) && !executor.info.takes_drafts() {
+            let architecture = executor.info.architecture;
             tracing::warn!(
                 "models of architecture {architecture} are not guessed for: the draft model is left out"
             );
         }
-        let draft = draft.filter(|_| stepper.info.takes_drafts());
+        let draft = draft.filter(|_| executor.info.takes_drafts());
         let drafts =
             draft.map(|draft| Drafts::open(draft, &name_of(&view), &tokenizer, &alike)).transpose()?;
-        let drafted = drafts.as_ref().map_or(stepper.planned.draft, |drafts| drafts.planned().total());
-        let (info, planned) = (stepper.info.clone(), MemoryReport { draft: drafted, ..stepper.planned });
-        let beside = stepper.model.guesses().filter(|_| info.takes_drafts());
+        let drafted = drafts.as_ref().map_or(executor.planned.draft, |drafts| drafts.planned().total());
+        let (info, planned) = (executor.info.clone(), MemoryReport { draft: drafted, ..executor.planned });
+        let beside = executor.model.guesses().filter(|_| info.takes_drafts());
         let source = drafts.map(|drafts| Source::Model(Box::new(drafts)));
         let source = source.or_else(|| beside.map(Source::beside));
-        let device = stepper.backend.describe();
-        let exact = if info.recurrent { 1 } else { stepper.backend.max_bit_exact_rows() };
+        let device = executor.backend.describe();
+        let exact = if info.recurrent { 1 } else { executor.backend.max_bit_exact_rows() };
         let speculator = Speculator::new(exact, source);
-        let pages = Pages::of(&stepper.model, options);
+        let pages = Pages::of(&executor.model, options);
         let stats = Arc::new(Mutex::new(Stats::default()));
         let (commands, receiver) = channel();
-        let driver = Driver::new(
-            stepper,
+        let engine_loop = EngineLoop::new(
+            executor,
             Arc::clone(&tokenizer),
             Arc::clone(&stats),
             pages,
@@ -130,7 +130,8 @@ impl Engine {
             options.max_sequences,
             speculator,
         );
-        let thread = std::thread::Builder::new().name(THREAD.into()).spawn(move || driver.work(&receiver));
+        let thread =
+            std::thread::Builder::new().name(THREAD.into()).spawn(move || engine_loop.run(&receiver));
         let thread = Mutex::new(Some(thread.map_err(|_| EngineError::Stopped)?));
         let (speculation, next_id) = (options.speculation, AtomicU64::new(1));
         let masks = Arc::new(Masks::new());
@@ -214,7 +215,7 @@ impl Engine {
         let info = &self.inner.info;
         let id = self.next_id();
         if let Some(unmasking) = info.unmasking {
-            let canvas = Canvas::new(id, job, sink, &self.inner.tokenizer, info, unmasking);
+            let canvas = DiffusionSequence::new(id, job, sink, &self.inner.tokenizer, info, unmasking);
             self.send(Command::Unmask(Box::new(canvas)))?;
             return Ok(id);
         }

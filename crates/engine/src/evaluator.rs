@@ -5,9 +5,9 @@ use puna_graph::{Backend, OpTime, RecentPages, Segment, StepInput};
 use puna_models::Want;
 
 use crate::error::EngineError;
+use crate::executor::ModelExecutor;
 use crate::options::{EngineOptions, MemoryReport, ModelInfo};
 use crate::pages::PAGE_TOKENS;
-use crate::stepper::Stepper;
 
 /// Which rows of a [`Feed`] have a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct Feed<'a> {
 
 /// A model whose sequences the caller feeds step by step.
 pub struct Evaluator {
-    stepper: Stepper,
+    executor: ModelExecutor,
     lengths: Vec<usize>,
     /// How many of these an encoder has read.
     encoded: Vec<usize>,
@@ -54,22 +54,22 @@ impl Evaluator {
             ..options.clone()
         };
         let encoded = vec![0; lengths.len()];
-        Ok(Self { stepper: Stepper::new(view, backend, &options)?, lengths, encoded })
+        Ok(Self { executor: ModelExecutor::new(view, backend, &options)?, lengths, encoded })
     }
 
     /// Figures of the model.
     pub fn info(&self) -> &ModelInfo {
-        &self.stepper.info
+        &self.executor.info
     }
 
     /// What was planned.
     pub fn memory(&self) -> MemoryReport {
-        self.stepper.planned
+        self.executor.planned
     }
 
     /// The backend.
     pub fn backend(&mut self) -> &mut dyn Backend {
-        &mut *self.stepper.backend
+        &mut *self.executor.backend
     }
 
     /// Tokens of a sequence so far.
@@ -113,16 +113,16 @@ impl Evaluator {
 
     /// Starts or ends measuring operations.
     pub fn measure(&mut self, on: bool) {
-        self.stepper.backend.measure(on);
+        self.executor.backend.measure(on);
     }
 
     /// What was measured.
     pub fn measured(&self) -> Vec<OpTime> {
-        self.stepper.backend.measured()
+        self.executor.backend.measured()
     }
 
     fn step(&mut self, want: Want, feeds: &[Feed<'_>]) -> Result<Option<&[f32]>, EngineError> {
-        let info = &self.stepper.info;
+        let info = &self.executor.info;
         let each = info.n_ctx.div_ceil(PAGE_TOKENS);
         let mut input = StepInput::default();
         for feed in feeds {
@@ -154,10 +154,10 @@ impl Evaluator {
         if input.tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
-        let cols = self.stepper.run(want, &input)?;
+        let cols = self.executor.run(want, &input)?;
         for feed in feeds {
             self.lengths[feed.sequence] += feed.tokens.len();
         }
-        Ok(cols.map(|_| self.stepper.backend.result()))
+        Ok(cols.map(|_| self.executor.backend.result()))
     }
 }

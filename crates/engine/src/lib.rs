@@ -7,21 +7,21 @@
 
 mod constraint;
 mod diffusion;
-mod driver;
 mod embed;
 mod engine;
+mod engine_loop;
 mod error;
 mod evaluator;
-mod held;
+mod executor;
 mod job;
 mod options;
+mod output;
 mod pages;
 mod repetition;
 mod sequence;
+mod sequence_pages;
 mod speculate;
 mod stats;
-mod stepper;
-mod teller;
 mod vocab;
 
 pub use diffusion::{CONTEXT as DIFFUSION_CONTEXT, Diffusion};

@@ -9,10 +9,10 @@ use puna_tokenizer::Tokenizer;
 
 use crate::diffusion;
 use crate::error::EngineError;
+use crate::executor::ModelExecutor;
 use crate::pages::{PAGE_TOKENS, Pages, Windows};
 use crate::speculate::Speculation;
 use crate::speculate::model::{DraftModel, Drafts, check_companion_tokens, check_tokens, name_of};
-use crate::stepper::Stepper;
 
 /// How a model is to be loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -188,7 +188,7 @@ pub fn plan_memory(
     backend: Box<dyn Backend>,
     options: &EngineOptions,
 ) -> Result<MemoryReport, EngineError> {
-    Stepper::bare(view, backend, options, None)?.memory(options)
+    ModelExecutor::bare(view, backend, options, None)?.memory(options)
 }
 
 /// The same with a draft model, which has a cache for as many and as long sequences, unless it reads that of its model.
@@ -199,13 +199,13 @@ pub fn plan_memory_with_draft(
     draft: DraftModel,
 ) -> Result<MemoryReport, EngineError> {
     let companion = draft.is_companion().then_some(&draft.view);
-    let mut stepper = Stepper::bare(view, backend, options, companion)?;
-    diffusion::takes_draft(&stepper.info)?;
-    let alone = stepper.memory(options)?;
+    let mut executor = ModelExecutor::bare(view, backend, options, companion)?;
+    diffusion::takes_draft(&executor.info)?;
+    let alone = executor.memory(options)?;
     if companion.is_some() {
         return Ok(alone);
     }
-    let draft = if stepper.info.takes_drafts() { Drafts::plan(draft, options)?.total() } else { 0 };
+    let draft = if executor.info.takes_drafts() { Drafts::plan(draft, options)?.total() } else { 0 };
     Ok(MemoryReport { draft, ..alone })
 }
 

@@ -1,21 +1,21 @@
 //! Pages of the cache and the tree of what they hold.
 //!
 //! A page holds the keys and values of [`PAGE_TOKENS`] consecutive tokens. What a sequence computes stays in a tree keyed by
-//! token ids after the sequence ends, for each [`Origin`] one: a node is a page, its children are the pages that followed it. A new sequence walks
+//! token ids after the sequence ends, for each [`PrefixTreeKey`] one: a node is a page, its children are the pages that followed it. A new sequence walks
 //! the tree along its prompt and computes only what it does not find. Full pages are shared; of a page that agrees only
 //! at its beginning, that beginning is copied. When pages run out, the leaf that was used longest ago goes first.
 
-mod recent;
 mod states;
+mod window_pages;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use puna_graph::AdapterScales;
 
-use recent::Recent;
-pub use recent::Windows;
 use states::{Slots, StateCopy};
+use window_pages::Recent;
+pub use window_pages::Windows;
 
 /// Tokens a page.
 pub const PAGE_TOKENS: usize = 64;
@@ -36,7 +36,7 @@ pub struct Page {
 #[derive(Debug)]
 struct Node {
     page: u32,
-    recent: Option<recent::RecentPage>,
+    recent: Option<window_pages::RecentPage>,
     /// As many as the page holds; fewer than a full page only in leaves.
     tokens: Vec<u32>,
     /// The page before, or whose first page it is.
@@ -52,14 +52,14 @@ struct Node {
 /// What the pages of a tree have in common beside their beginning: only where it is the same do the same tokens have the same keys and
 /// values.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Origin {
+pub struct PrefixTreeKey {
     /// How much of the model's adapters they were computed with.
     pub adapter_scales: AdapterScales,
     /// The whole prompt, where an encoder has read it: what it makes of the first token depends on the last. Else nothing.
     pub read: Arc<[u32]>,
 }
 
-impl From<AdapterScales> for Origin {
+impl From<AdapterScales> for PrefixTreeKey {
     fn from(adapter_scales: AdapterScales) -> Self {
         Self { adapter_scales, ..Self::default() }
     }
@@ -71,7 +71,7 @@ pub enum Parent {
     /// The page before.
     Node(NodeId),
     /// The beginning of texts.
-    Root(Origin),
+    Root(PrefixTreeKey),
 }
 
 /// All pages: free, in the tree, or owned by a running sequence.
@@ -81,7 +81,7 @@ pub struct Pages {
     total: usize,
     nodes: Vec<Option<Node>>,
     empty: Vec<usize>,
-    roots: BTreeMap<Origin, Vec<NodeId>>,
+    roots: BTreeMap<PrefixTreeKey, Vec<NodeId>>,
     clock: u64,
     slots: Slots,
     recent: Recent,
@@ -166,9 +166,9 @@ impl Pages {
 
     /// The longest prefix of `tokens` that the tree of this origin holds, with a state where sequences have such, and all recent
     /// pages that what follows sees.
-    pub fn find(&self, origin: &Origin, tokens: &[u32]) -> Match {
+    pub fn find(&self, origin: &PrefixTreeKey, tokens: &[u32]) -> Match {
         let mut found = self.find_pages(origin, tokens);
-        if !self.has_states() && !self.has_recent() {
+        if !self.has_states() && !self.has_window_pages() {
             return found;
         }
         let seen = found.tokens();
@@ -187,7 +187,7 @@ impl Pages {
         }
     }
 
-    fn find_pages(&self, origin: &Origin, tokens: &[u32]) -> Match {
+    fn find_pages(&self, origin: &PrefixTreeKey, tokens: &[u32]) -> Match {
         let mut found = Match::default();
         let Some(mut children) = self.roots.get(origin) else { return found };
         let mut rest = tokens;
@@ -236,10 +236,10 @@ impl Pages {
     /// A page for a sequence of its own, dropping what was used longest ago if need be; `None` when all are in use.
     pub fn take(&mut self) -> Option<Page> {
         let all = self.take_lasting()?;
-        if !self.has_recent() {
+        if !self.has_window_pages() {
             return Some(Page { all, recent: None });
         }
-        let recent = self.take_recent();
+        let recent = self.take_window_page();
         if recent.is_none() {
             self.free.push(all);
         }
@@ -255,9 +255,9 @@ impl Pages {
     }
 
     /// Gives back a page that was taken.
-    pub fn give_back(&mut self, page: Page) {
+    pub fn release_page(&mut self, page: Page) {
         self.free.push(page.all);
-        page.recent.into_iter().for_each(|recent| self.give_back_recent(recent));
+        page.recent.into_iter().for_each(|recent| self.release_window_page(recent));
     }
 
     fn evict(&mut self) {
@@ -279,7 +279,7 @@ impl Pages {
         self.empty.push(oldest);
         self.free.push(node.page);
         self.drop_recent(node.recent);
-        node.kept.into_iter().for_each(|kept| self.slots.give_back(kept.slot));
+        node.kept.into_iter().for_each(|kept| self.slots.release_page(kept.slot));
     }
 
     /// Puts a page with its tokens into the tree, behind `parent`. If the tree holds the same tokens there already, the page
@@ -298,7 +298,7 @@ impl Pages {
                     Some(recent) if self.node(id).tokens.len() == tokens.len() => {
                         self.keep_recent(id, recent)
                     }
-                    recent => recent.into_iter().for_each(|recent| self.give_back_recent(recent)),
+                    recent => recent.into_iter().for_each(|recent| self.release_window_page(recent)),
                 }
                 return id;
             }
@@ -344,7 +344,7 @@ mod tests {
     use super::*;
 
     fn root() -> Parent {
-        Parent::Root(Origin::default())
+        Parent::Root(PrefixTreeKey::default())
     }
 
     fn full(start: u32) -> Vec<u32> {
@@ -360,8 +360,8 @@ mod tests {
         let prompt: Vec<u32> =
             full(0).into_iter().chain(full(100).into_iter().take(7)).chain([999]).collect();
         let found = Match { path: vec![first], partial: Some((second, 7)), ..Match::default() };
-        assert_eq!(pages.find(&Origin::default(), &prompt), found);
-        assert_eq!(pages.find(&Origin::default(), &[5]), Match::default());
+        assert_eq!(pages.find(&PrefixTreeKey::default(), &prompt), found);
+        assert_eq!(pages.find(&PrefixTreeKey::default(), &[5]), Match::default());
     }
 
     #[test]
@@ -396,13 +396,13 @@ mod tests {
     fn what_other_adapters_made_of_the_same_tokens_is_something_else() {
         let mut pages = Pages::new(2);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
-        let half = Origin::from(AdapterScales::new(&[0.5]));
+        let half = PrefixTreeKey::from(AdapterScales::new(&[0.5]));
         let plain = pages.insert(&root(), a, &full(0));
         assert_eq!(pages.find(&half, &full(0)), Match::default());
         let other = pages.insert(&Parent::Root(half.clone()), b, &full(0));
         assert_ne!(plain, other);
         assert_eq!(pages.find(&half, &full(0)).path, [other]);
-        assert_eq!(pages.find(&Origin::default(), &full(0)).path, [plain]);
+        assert_eq!(pages.find(&PrefixTreeKey::default(), &full(0)).path, [plain]);
         // Both make room in their turn.
         assert!(pages.take().is_some() && pages.take().is_some());
         assert_eq!(pages.find(&half, &full(0)), Match::default());
@@ -412,13 +412,13 @@ mod tests {
     #[test]
     fn what_an_encoder_made_of_the_same_beginning_of_another_prompt_is_something_else() {
         let mut pages = Pages::new(2);
-        let read = |prompt: &[u32]| Origin { read: prompt.into(), ..Origin::default() };
+        let read = |prompt: &[u32]| PrefixTreeKey { read: prompt.into(), ..PrefixTreeKey::default() };
         let prompt: Vec<u32> = full(0).into_iter().chain([500, 501]).collect();
         let page = pages.take().unwrap();
         let first = pages.insert(&Parent::Root(read(&prompt)), page, &full(0));
         assert_eq!(pages.find(&read(&prompt), &prompt).path, [first]);
         assert_eq!(pages.find(&read(&prompt[..65]), &prompt[..65]), Match::default());
-        assert_eq!(pages.find(&Origin::default(), &prompt), Match::default());
+        assert_eq!(pages.find(&PrefixTreeKey::default(), &prompt), Match::default());
     }
 
     #[test]

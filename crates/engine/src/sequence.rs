@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 use puna_sampler::{Sampler, Vocab, log_probs};
 use puna_tokenizer::Tokenizer;
 
-use crate::constraint::{Constrained, Room, Undrawn};
-use crate::held::Held;
+use crate::constraint::{Constrained, Room, SampleDeferred};
 use crate::job::{Event, Finish, Job, PromptToken, Sink, Stage, Summary};
 use crate::options::ModelInfo;
-use crate::pages::{Origin, PAGE_TOKENS};
+use crate::output::{Emit, OutputStream};
+use crate::pages::{PAGE_TOKENS, PrefixTreeKey};
 use crate::repetition::Repetition;
+use crate::sequence_pages::SequencePages;
 use crate::speculate::guesser::Guesser;
 use crate::speculate::{Drafter, Guess, Speculation};
-use crate::teller::{Teller, Told};
 use crate::vocab::SamplerVocab;
 
 /// What a model's output is that no token can be drawn from.
@@ -36,14 +36,14 @@ pub struct JobId(pub u64);
 pub struct Sequence {
     pub id: JobId,
     pub job: Job,
-    teller: Teller,
+    output: OutputStream,
     /// Prompt and generated tokens that make up the context.
     pub tokens: Vec<u32>,
     /// How many of them are in the cache.
     pub computed: usize,
     /// What they are computed with.
-    pub origin: Origin,
-    pub held: Held,
+    pub origin: PrefixTreeKey,
+    pub held: SequencePages,
     sampler: Sampler,
     constrained: Option<Constrained>,
     /// How the answer of a form repeats itself.
@@ -111,8 +111,8 @@ impl Sequence {
             id,
             tokens: job.prompt.iter().copied().chain(info.start).collect(),
             computed: 0,
-            origin: Origin { adapter_scales: job.adapter_scales.clone(), read: read.into() },
-            held: Held::default(),
+            origin: PrefixTreeKey { adapter_scales: job.adapter_scales.clone(), read: read.into() },
+            held: SequencePages::default(),
             sampler,
             constrained,
             repetition: Repetition::default(),
@@ -132,7 +132,7 @@ impl Sequence {
             served: 0,
             last_step: 0,
             admitted: 0,
-            teller: Teller::new(&job, sink, decoder),
+            output: OutputStream::new(&job, sink, decoder),
             job,
         }
     }
@@ -144,7 +144,7 @@ impl Sequence {
 
     /// Whether the listener takes another event now.
     pub fn ready(&self) -> bool {
-        self.teller.sink.ready()
+        self.output.sink.ready()
     }
 
     /// Tokens that an encoder is to read as a whole: none but where nothing of them is in the cache.
@@ -207,7 +207,7 @@ impl Sequence {
             });
         }
         self.scored += tokens.len();
-        tokens.is_empty() || self.teller.sink.send(Event::Prompt(tokens))
+        tokens.is_empty() || self.output.sink.send(Event::Prompt(tokens))
     }
 
     /// Reports progress on the prompt; `false` when nobody listens.
@@ -215,7 +215,7 @@ impl Sequence {
         if self.generated > 0 {
             return true;
         }
-        self.teller.sink.send(Event::Prefill { done: self.computed, total: self.tokens.len() })
+        self.output.sink.send(Event::Prefill { done: self.computed, total: self.tokens.len() })
     }
 
     /// Tokens that may be guessed in the next step: with the one that is drawn behind them they stay within the answer's
@@ -226,7 +226,7 @@ impl Sequence {
         let left = self.job.max_tokens.map_or(usize::MAX, |max| max.saturating_sub(self.generated));
         let most = self.guesser.speculation.most.unwrap_or(usize::MAX);
         let room =
-            self.teller.sink.room().saturating_sub(1).min(PAGE_TOKENS - 1 - self.computed % PAGE_TOKENS);
+            self.output.sink.room().saturating_sub(1).min(PAGE_TOKENS - 1 - self.computed % PAGE_TOKENS);
         most.min(room).min(left.saturating_sub(1)).min(self.context(n_ctx).saturating_sub(self.tokens.len()))
     }
 
@@ -246,26 +246,26 @@ impl Sequence {
             self.guesser.counts.guessed(guess.kind, guess.tokens.len());
         }
         let mut logits = Vec::with_capacity(cols);
-        let mut came_true = 0;
+        let mut accepted = 0;
         for row in rows.chunks_exact(cols) {
             logits.clear();
             logits.extend_from_slice(row);
             if !self.knows_form_by(end) {
                 self.postponed = Some(logits);
-                return (came_true, true);
+                return (accepted, true);
             }
             if !self.advance(&mut logits, tokenizer) {
-                return (came_true, false);
+                return (accepted, false);
             }
             let Some(guess) = guess else { break };
-            if guess.tokens.get(came_true) != self.tokens.last() {
+            if guess.tokens.get(accepted) != self.tokens.last() {
                 break;
             }
-            self.guesser.counts.came_true(guess.kind, 1);
+            self.guesser.counts.accepted(guess.kind, 1);
             self.computed += 1;
-            came_true += 1;
+            accepted += 1;
         }
-        (came_true, true)
+        (accepted, true)
     }
 
     fn knows_form_by(&mut self, end: Instant) -> bool {
@@ -279,7 +279,7 @@ impl Sequence {
 
     /// Makes up for a postponed draw, if what it needs is known by `end` and the listener takes it. Returns whether a token was
     /// drawn, and whether the sequence goes on.
-    pub fn catch_up(&mut self, tokenizer: &Tokenizer, end: Instant) -> (bool, bool) {
+    pub fn resume_deferred_sampling(&mut self, tokenizer: &Tokenizer, end: Instant) -> (bool, bool) {
         if self.postponed.is_none() || !self.ready() || !self.knows_form_by(end) {
             return (false, true);
         }
@@ -301,15 +301,15 @@ impl Sequence {
         };
         let token = match drawn {
             Ok(token) => token,
-            Err(Undrawn::Form(reason)) => {
-                self.teller.sink.send(Event::Refused(reason));
+            Err(SampleDeferred::Form(reason)) => {
+                self.output.sink.send(Event::Refused(reason));
                 return false;
             }
-            Err(Undrawn::Thinks) => {
+            Err(SampleDeferred::Thinks) => {
                 self.fail("the model does not stop thinking before it answers");
                 return false;
             }
-            Err(Undrawn::Other(reason)) => {
+            Err(SampleDeferred::Other(reason)) => {
                 self.fail(&reason);
                 return false;
             }
@@ -324,21 +324,23 @@ impl Sequence {
             constrained.accept(token);
         }
         let logprobs = raw.zip(self.job.logprobs).map(|(raw, top)| log_probs(&raw, token, top));
-        match self.teller.token(token, logprobs, tokenizer) {
-            Told::More => {}
-            Told::Ends(finish) => {
+        match self.output.emit_token(token, logprobs, tokenizer) {
+            Emit::Continue => {}
+            Emit::Finished(finish) => {
                 self.finish(finish);
                 return false;
             }
             // The answer of a form still comes behind a thought that goes round in circles.
-            Told::Enough if self.constrained.as_ref().is_some_and(|constrained| !constrained.is_open()) => {
+            Emit::Satisfied
+                if self.constrained.as_ref().is_some_and(|constrained| !constrained.is_open()) =>
+            {
                 self.is_circling = true;
             }
-            Told::Enough => {
+            Emit::Satisfied => {
                 self.finish(Finish::End);
                 return false;
             }
-            Told::Unheard => return false,
+            Emit::Disconnected => return false,
         }
         if self.job.max_tokens.is_some_and(|max| self.generated >= max) {
             self.finish(Finish::Length);
@@ -349,14 +351,14 @@ impl Sequence {
 
     /// The token that the listener wants next, if it wants one.
     fn next_forced(&mut self) -> Option<u32> {
-        if self.forced.is_empty() && self.teller.decoder.held().is_empty() {
-            self.forced.extend(self.teller.sink.forced());
+        if self.forced.is_empty() && self.output.decoder.held().is_empty() {
+            self.forced.extend(self.output.sink.forced());
         }
         self.forced.pop_front()
     }
 
     /// Draws from `logits`, within the answer's form where it has one.
-    fn draw(&mut self, logits: &mut [f32], tokenizer: &Tokenizer) -> Result<u32, Undrawn> {
+    fn draw(&mut self, logits: &mut [f32], tokenizer: &Tokenizer) -> Result<u32, SampleDeferred> {
         let Some(mut constrained) = self.constrained.take() else {
             return self.sampler.try_sample(logits).ok_or_else(|| NOT_A_NUMBER.into());
         };
@@ -371,12 +373,12 @@ impl Sequence {
         constrained: &mut Constrained,
         logits: &mut [f32],
         tokenizer: &Tokenizer,
-    ) -> Result<u32, Undrawn> {
+    ) -> Result<u32, SampleDeferred> {
         let room = self.room();
         if let Some(token) = self.begin_in_time(constrained, room) {
             return Ok(token);
         }
-        let Teller { sink, decoder, .. } = &self.teller;
+        let OutputStream { sink, decoder, .. } = &self.output;
         let breaks_off = Cell::new(false);
         let stage = |token| -> Stage {
             if !tokenizer.is_eog(token) {
@@ -392,13 +394,13 @@ impl Sequence {
         let was_open = constrained.is_open();
         let drawn = constrained.draw(logits, &mut self.sampler, room, stage);
         if constrained.is_open() && !was_open {
-            self.teller.sink.begin_answer();
+            self.output.sink.begin_answer();
             return drawn;
         }
-        let stays = matches!(drawn, Err(Undrawn::Thinks));
-        if (stays || breaks_off.get()) && !self.thought_ended && self.teller.decoder.held().is_empty() {
+        let stays = matches!(drawn, Err(SampleDeferred::Thinks));
+        if (stays || breaks_off.get()) && !self.thought_ended && self.output.decoder.held().is_empty() {
             self.thought_ended = true;
-            self.forced.extend(self.teller.sink.end_thought());
+            self.forced.extend(self.output.sink.end_thought());
             if let Some(token) = self.forced.pop_front() {
                 return Ok(token);
             }
@@ -410,7 +412,7 @@ impl Sequence {
             job = self.id.0,
             "a thought that does not end is broken off: the answer's form begins"
         );
-        self.teller.sink.begin_answer();
+        self.output.sink.begin_answer();
         constrained.draw_answer(logits, &mut self.sampler, room)
     }
 
@@ -436,7 +438,7 @@ impl Sequence {
         if left > shortest + THOUGHT_END_MAX {
             return None;
         }
-        let Teller { sink, decoder, .. } = &mut self.teller;
+        let OutputStream { sink, decoder, .. } = &mut self.output;
         if !self.thought_ended && decoder.held().is_empty() && sink.stage("") == Stage::Before {
             let end = if sink.answer_ends_thought() { Vec::new() } else { sink.end_thought() };
             if left > shortest + end.len() + CHARACTER_MAX {
@@ -457,7 +459,7 @@ impl Sequence {
 
     /// Begins an answer of a form: with the first token of a thought's end, or none where it can begin at once.
     fn begin_now(&mut self, constrained: &mut Constrained) -> Option<u32> {
-        let Teller { sink, decoder, .. } = &mut self.teller;
+        let OutputStream { sink, decoder, .. } = &mut self.output;
         if !decoder.held().is_empty() {
             return None;
         }
@@ -476,12 +478,12 @@ impl Sequence {
     /// Tells the listener that it is over.
     pub fn finish(&mut self, finish: Finish) {
         let summary = self.summary(finish);
-        self.teller.finish(summary);
+        self.output.finish(summary);
     }
 
     /// Tells the listener that it failed.
     pub fn fail(&mut self, reason: &str) {
-        self.teller.fail(reason);
+        self.output.fail(reason);
     }
 
     /// Tokens that stay whatever is dropped: what an encoder has read, and the token that the answer begins with.

@@ -4,10 +4,10 @@
 //! Every step computes the whole text anew, as each token sees all others. So there is no cache, and a step is one text's: at such
 //! widths company would save little, and an answer's bits do not depend on others.
 
-mod canvas;
+mod batch;
+mod confidence;
 mod schedule;
-mod surest;
-mod turns;
+mod sequence;
 
 use puna_models::{Order, Unmasking};
 use puna_sampler::Params;
@@ -17,8 +17,8 @@ use crate::job::Job;
 use crate::options::ModelInfo;
 use crate::speculate::Speculation;
 
-pub use canvas::Canvas;
-pub use turns::Canvases;
+pub use batch::DiffusionSequences;
+pub use sequence::DiffusionSequence;
 
 /// Tokens of an answer whose length nobody said.
 pub const LENGTH: usize = 256;

@@ -4,7 +4,7 @@
 //! at some places, and of a prompt no more is known than up to the last of these. A running sequence has a slot for its own
 //! state; all other slots are for copies, of which the one used longest ago goes first.
 
-use super::{Match, NodeId, Origin, PAGE_TOKENS, Pages};
+use super::{Match, NodeId, PAGE_TOKENS, Pages, PrefixTreeKey};
 
 /// The slots of states: free, of a copy in the tree, or owned by a running sequence.
 #[derive(Debug, Default)]
@@ -27,7 +27,7 @@ impl Slots {
         Self { free: (0..total as u32).rev().collect(), total }
     }
 
-    pub fn give_back(&mut self, slot: u32) {
+    pub fn release_page(&mut self, slot: u32) {
         self.free.push(slot);
     }
 }
@@ -64,8 +64,8 @@ impl Pages {
     }
 
     /// Gives back a slot that was taken.
-    pub fn give_back_state(&mut self, slot: u32) {
-        self.slots.give_back(slot);
+    pub fn release_state(&mut self, slot: u32) {
+        self.slots.release_page(slot);
     }
 
     /// Keeps the state after `tokens` tokens of a node's page. If there is one already, the slot is given back.
@@ -76,7 +76,7 @@ impl Pages {
         match kept.iter_mut().find(|kept| kept.tokens == tokens) {
             Some(known) => {
                 known.last_used = last_used;
-                self.slots.give_back(slot);
+                self.slots.release_page(slot);
             }
             None => kept.push(StateCopy { tokens, slot, last_used }),
         }
@@ -92,7 +92,7 @@ impl Pages {
 
     /// The prefix of `tokens` up to the last state that the tree has of it. A page that has more tokens of it may have no state as
     /// late as another beside it.
-    pub(super) fn find_state(&self, origin: &Origin, tokens: &[u32]) -> Match {
+    pub(super) fn find_state(&self, origin: &PrefixTreeKey, tokens: &[u32]) -> Match {
         let (mut path, mut found) = (Vec::new(), None);
         let (mut children, mut rest) = (self.roots.get(origin).map_or(&[][..], |roots| roots), tokens);
         loop {
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     fn find(pages: &Pages, tokens: &[u32]) -> Match {
-        pages.find(&Origin::default(), tokens)
+        pages.find(&PrefixTreeKey::default(), tokens)
     }
 
     fn full(start: u32) -> Vec<u32> {
@@ -160,7 +160,7 @@ mod tests {
     fn three_pages() -> (Pages, Vec<u32>, [NodeId; 3]) {
         let mut pages = Pages::new(4).with_states(3);
         let tokens = [full(0), full(100), full(200)[..10].to_vec()];
-        let mut parent = Parent::Root(Origin::default());
+        let mut parent = Parent::Root(PrefixTreeKey::default());
         let nodes = [0, 1, 2].map(|i: usize| {
             let page = pages.take().unwrap();
             let node = pages.insert(&parent, page, &tokens[i]);
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn a_sibling_with_a_later_state_is_gone_on_from() {
         let mut pages = Pages::new(4).with_states(3);
-        let root = Parent::Root(Origin::default());
+        let root = Parent::Root(PrefixTreeKey::default());
         let add = |pages: &mut Pages, tokens: &[u32]| {
             let page = pages.take().unwrap();
             pages.insert(&root, page, tokens)

@@ -6,11 +6,11 @@ use std::time::Instant;
 use puna_graph::StepInput;
 use puna_models::{Block, Link, Want};
 
-use super::model::{Answers, Question, TIMES, likeliest};
-use super::newest::Newest;
+use super::model::{DraftRequest, DraftTokens, TIMES, likeliest};
+use super::rolling_median::Newest;
 use crate::error::EngineError;
+use crate::executor::ModelExecutor;
 use crate::pages::Pages;
-use crate::stepper::Stepper;
 
 /// The draft model at work.
 pub struct Blocks {
@@ -76,30 +76,30 @@ impl Blocks {
     /// Guesses for some sequences, all of them in one step, as far as it is sure.
     pub fn ask(
         &mut self,
-        questions: &[Question<'_>],
-        (stepper, pages): (&mut Stepper, &Pages),
+        questions: &[DraftRequest<'_>],
+        (executor, pages): (&mut ModelExecutor, &Pages),
         is_end: impl Fn(u32) -> bool,
-    ) -> Result<Answers, EngineError> {
-        let mut answers = Answers { guesses: vec![Vec::new(); questions.len()], guessing: 0.0 };
+    ) -> Result<DraftTokens, EngineError> {
+        let mut answers = DraftTokens { guesses: vec![Vec::new(); questions.len()], guessing: 0.0 };
         let (input, mut asked) = self.input(questions, pages);
         if asked.is_empty() {
             return Ok(answers);
         }
-        stepper.prepare(Want::Guess, &input)?;
+        executor.prepare(Want::Guess, &input)?;
         let start = Instant::now();
-        let Some(cols) = stepper.run(Want::Guess, &input)? else { return Ok(answers) };
-        let logits = stepper.backend.result().to_vec();
-        let given = Given { logits, cols, states: stepper.backend.extra_output(0).to_vec() };
+        let Some(cols) = executor.run(Want::Guess, &input)? else { return Ok(answers) };
+        let logits = executor.backend.result().to_vec();
+        let given = Given { logits, cols, states: executor.backend.extra_output(0).to_vec() };
         answers.guessing = start.elapsed().as_secs_f64();
         self.steps.push(answers.guessing, TIMES);
         while !asked.is_empty() {
             let said = match self.form.link {
-                Some(link) => self.linked(link, &given, &asked, stepper, &mut answers)?,
+                Some(link) => self.linked(link, &given, &asked, executor, &mut answers)?,
                 None => asked.iter().map(|one| likeliest(row_of(&given.logits, cols, one.row()))).collect(),
             };
             let mut going_on = Vec::with_capacity(asked.len());
             for (mut one, (entry, chance)) in asked.into_iter().zip(said) {
-                let token = stepper.model.guessed_token(entry as usize);
+                let token = executor.model.guessed_token(entry as usize);
                 let token = questions[one.at].takes(token, chance, &is_end).then_some(token);
                 one.before = token.unwrap_or(one.before);
                 if answers.goes_on(one.at, &mut one.guess, token, one.rows) {
@@ -112,7 +112,7 @@ impl Blocks {
     }
 
     /// The step of those that can be guessed for: there is room for the block, or a shorter one.
-    fn input(&self, questions: &[Question<'_>], pages: &Pages) -> (StepInput, Vec<Asked>) {
+    fn input(&self, questions: &[DraftRequest<'_>], pages: &Pages) -> (StepInput, Vec<Asked>) {
         let (mut input, mut asked) = (StepInput::default(), Vec::new());
         for (at, question) in questions.iter().enumerate() {
             let Some((&before, computed)) = question.tokens.split_last() else { continue };
@@ -140,8 +140,8 @@ impl Blocks {
         link: Link,
         given: &Given,
         asked: &[Asked],
-        stepper: &mut Stepper,
-        answers: &mut Answers,
+        executor: &mut ModelExecutor,
+        answers: &mut DraftTokens,
     ) -> Result<Vec<(u32, f32)>, EngineError> {
         let mut input = StepInput::default();
         for (row, one) in asked.iter().enumerate() {
@@ -150,13 +150,13 @@ impl Blocks {
             input.given.extend_from_slice(row_of(&given.states, link.state, one.row()));
         }
         input.segments = vec![puna_graph::Segment { rows: asked.len(), ..Default::default() }];
-        stepper.prepare(Want::Link, &input)?;
+        executor.prepare(Want::Link, &input)?;
         let start = Instant::now();
-        let cols = stepper.run(Want::Link, &input)?.unwrap_or(0);
+        let cols = executor.run(Want::Link, &input)?.unwrap_or(0);
         let seconds = start.elapsed().as_secs_f64();
         self.links.push(seconds, TIMES);
         answers.guessing += seconds;
-        let (added, sure) = (stepper.backend.result(), stepper.backend.extra_output(0));
+        let (added, sure) = (executor.backend.result(), executor.backend.extra_output(0));
         let decide = |(row, one): (usize, &Asked)| {
             let mut logits = row_of(&given.logits, given.cols, one.row()).to_vec();
             if let Some(choices) = link.choices {
@@ -165,7 +165,8 @@ impl Blocks {
             let added = row_of(added, cols, row);
             for (entry, logit) in logits.iter_mut().enumerate() {
                 // What is added to a smaller vocabulary may be for all of the model's.
-                let at = if cols == given.cols { entry } else { stepper.model.guessed_token(entry) as usize };
+                let at =
+                    if cols == given.cols { entry } else { executor.model.guessed_token(entry) as usize };
                 *logit += added.get(at).copied().unwrap_or(0.0);
             }
             let (entry, chance) = likeliest(&logits);

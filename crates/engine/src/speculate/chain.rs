@@ -7,14 +7,14 @@ use std::time::Instant;
 use puna_graph::{Segment, StepInput};
 use puna_models::{Seen, Want};
 
-use super::model::{Answers, Question, TIMES, likeliest};
-use super::newest::Newest;
+use super::model::{DraftRequest, DraftTokens, TIMES, likeliest};
+use super::rolling_median::Newest;
 use super::source::Computed;
 use crate::error::EngineError;
-use crate::held::Held;
+use crate::executor::ModelExecutor;
 use crate::pages::Pages;
 use crate::sequence::JobId;
-use crate::stepper::Stepper;
+use crate::sequence_pages::SequencePages;
 
 /// The draft model's view of all sequences.
 pub struct Chain {
@@ -97,8 +97,8 @@ impl Chain {
     /// sequence's tokens and pages.
     pub fn follow<'a>(
         &mut self,
-        tokens_of: impl Fn(JobId) -> Option<(&'a [u32], &'a Held)>,
-        (stepper, pages): (&mut Stepper, &Pages),
+        tokens_of: impl Fn(JobId) -> Option<(&'a [u32], &'a SequencePages)>,
+        (executor, pages): (&mut ModelExecutor, &Pages),
     ) -> Result<(), EngineError> {
         let mut input = StepInput::default();
         for Pending { id, past, states } in self.pending.drain(..) {
@@ -110,7 +110,7 @@ impl Chain {
             input.segments.push(followed(held, pages, first_row, rows, past));
         }
         if !input.tokens.is_empty() {
-            stepper.run(Want::Follow, &input)?;
+            executor.run(Want::Follow, &input)?;
         }
         Ok(())
     }
@@ -118,28 +118,28 @@ impl Chain {
     /// Guesses for some sequences, a step for all of them at a time, as long as it is sure.
     pub fn ask(
         &mut self,
-        questions: &[Question<'_>],
-        (stepper, pages): (&mut Stepper, &Pages),
+        questions: &[DraftRequest<'_>],
+        (executor, pages): (&mut ModelExecutor, &Pages),
         is_end: impl Fn(u32) -> bool,
-    ) -> Result<Answers, EngineError> {
-        let mut answers = Answers { guesses: vec![Vec::new(); questions.len()], guessing: 0.0 };
+    ) -> Result<DraftTokens, EngineError> {
+        let mut answers = DraftTokens { guesses: vec![Vec::new(); questions.len()], guessing: 0.0 };
         let mut asked: Vec<Asked> =
             questions.iter().enumerate().filter_map(|(at, question)| self.begin(at, question)).collect();
         while !asked.is_empty() {
             let input = self.input(&asked, questions, pages);
-            stepper.prepare(Want::Guess, &input)?;
+            executor.prepare(Want::Guess, &input)?;
             let start = Instant::now();
-            let Some(cols) = stepper.run(Want::Guess, &input)? else { break };
+            let Some(cols) = executor.run(Want::Guess, &input)? else { break };
             let seconds = start.elapsed().as_secs_f64();
             self.times.push(seconds, TIMES);
             answers.guessing += seconds;
-            let states = stepper.backend.extra_output(0).chunks_exact(self.width);
-            let rows = stepper.backend.result().chunks_exact(cols).zip(states);
+            let states = executor.backend.extra_output(0).chunks_exact(self.width);
+            let rows = executor.backend.result().chunks_exact(cols).zip(states);
             let mut going_on = Vec::with_capacity(asked.len());
             for (mut one, (row, state)) in asked.into_iter().zip(rows) {
                 let question = &questions[one.at];
                 let (entry, chance) = likeliest(row);
-                let token = stepper.model.guessed_token(entry as usize);
+                let token = executor.model.guessed_token(entry as usize);
                 let token = question.takes(token, chance, &is_end).then_some(token);
                 if let Some(token) = token {
                     one.token = token;
@@ -156,7 +156,7 @@ impl Chain {
 
     /// A sequence that can be guessed for: the state that its newest token was drawn from is known, and there is room for what
     /// guesses keep.
-    fn begin(&self, at: usize, question: &Question<'_>) -> Option<Asked> {
+    fn begin(&self, at: usize, question: &DraftRequest<'_>) -> Option<Asked> {
         let state = self.states.get(&question.id)?;
         let &token = question.tokens.last()?;
         let is_newest = state.tokens + 1 == question.tokens.len();
@@ -176,7 +176,7 @@ impl Chain {
 
     /// A step of guesses. A row that sees the model's keys and values has the newest token's position and the place of the one
     /// before, whose are the last in the cache; others are where their token is.
-    fn input(&self, asked: &[Asked], questions: &[Question<'_>], pages: &Pages) -> StepInput {
+    fn input(&self, asked: &[Asked], questions: &[DraftRequest<'_>], pages: &Pages) -> StepInput {
         let mut input = StepInput::default();
         for (row, one) in asked.iter().enumerate() {
             let question = &questions[one.at];
@@ -199,7 +199,7 @@ impl Chain {
 }
 
 /// The part of a step that follows a sequence: no state came with what is before its first token, which is not seen.
-fn followed(held: &Held, pages: &Pages, first_row: usize, rows: usize, past: usize) -> Segment {
+fn followed(held: &SequencePages, pages: &Pages, first_row: usize, rows: usize, past: usize) -> Segment {
     Segment { encoded: 1, ..held.segment(pages, first_row, rows, past) }
 }
 
@@ -207,8 +207,8 @@ fn followed(held: &Held, pages: &Pages, first_row: usize, rows: usize, past: usi
 mod tests {
     use super::*;
 
-    fn question<'a>(id: u64, tokens: &'a [u32], most: usize, held: &'a Held) -> Question<'a> {
-        Question { id: JobId(id), tokens, most, always: true, held }
+    fn question<'a>(id: u64, tokens: &'a [u32], most: usize, held: &'a SequencePages) -> DraftRequest<'a> {
+        DraftRequest { id: JobId(id), tokens, most, always: true, held }
     }
 
     fn output(row: usize) -> Computed {
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn only_the_state_that_the_newest_token_was_drawn_from_is_gone_on_with() {
         let mut chain = Chain::new(2, Seen::Model);
-        let held = Held::default();
+        let held = SequencePages::default();
         let question = |id, tokens, most| question(id, tokens, most, &held);
         assert!(chain.begin(0, &question(1, &[5, 6], 3)).is_none(), "nothing is known");
         chain.computed(JobId(1), 1, &[1.0, 2.0, 3.0, 4.0], output(1));
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn guesses_that_keep_something_end_where_there_is_no_room() {
-        let held = Held::default();
+        let held = SequencePages::default();
         let mut chain = Chain::new(1, Seen::Own);
         chain.computed(JobId(1), 1, &[1.0], Computed { past: 0, first: 0, output: None });
         assert!(chain.begin(0, &question(1, &[5, 6], 3, &held)).is_none());

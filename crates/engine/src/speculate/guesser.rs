@@ -58,14 +58,14 @@ impl Guesser {
     }
 
     /// Takes note of what a step made of a guess.
-    pub fn checked(&mut self, kind: Kind, guessed: usize, came_true: usize, all: &mut Record) {
+    pub fn checked(&mut self, kind: Kind, guessed: usize, accepted: usize, all: &mut Record) {
         self.unchecked = None;
-        self.note(kind, guessed, came_true, all);
+        self.note(kind, guessed, accepted, all);
     }
 
-    fn note(&mut self, kind: Kind, guessed: usize, came_true: usize, all: &mut Record) {
-        self.record.note(kind, guessed, came_true);
-        all.note(kind, guessed, came_true);
+    fn note(&mut self, kind: Kind, guessed: usize, accepted: usize, all: &mut Record) {
+        self.record.note(kind, guessed, accepted);
+        all.note(kind, guessed, accepted);
     }
 
     /// The text has changed at its beginning.

@@ -19,14 +19,14 @@
 
 pub mod blocks;
 pub mod chain;
-pub mod economy;
+pub mod cost_model;
 #[cfg(test)]
 mod exact;
 pub mod guesser;
 pub mod lookup;
 pub mod model;
-pub mod newest;
 pub mod record;
+pub mod rolling_median;
 pub mod source;
 pub mod speculator;
 #[cfg(test)]
@@ -137,7 +137,7 @@ impl Speculated {
     }
 
     /// Counts tokens of it that came true.
-    pub(crate) fn came_true(&mut self, kind: Kind, tokens: usize) {
+    pub(crate) fn accepted(&mut self, kind: Kind, tokens: usize) {
         self.of(kind).accepted += tokens as u64;
     }
 

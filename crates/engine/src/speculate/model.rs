@@ -13,14 +13,14 @@ use puna_tokenizer::Tokenizer;
 
 use puna_gguf::View;
 
-use super::newest::Newest;
+use super::rolling_median::Newest;
 use crate::error::EngineError;
-use crate::held::Held;
+use crate::executor::ModelExecutor;
 use crate::options::{EngineOptions, MemoryReport};
-use crate::pages::{Origin, PAGE_TOKENS, Pages};
+use crate::pages::{PAGE_TOKENS, Pages, PrefixTreeKey};
 use crate::sequence::JobId;
+use crate::sequence_pages::SequencePages;
 use crate::speculate::Speculation;
-use crate::stepper::Stepper;
 
 /// Guesses end before a token that the model itself gives less than this probability.
 const CONFIDENT: f32 = 0.4;
@@ -47,7 +47,7 @@ impl DraftModel {
 
 /// The draft model at work.
 pub struct Drafts {
-    stepper: Stepper,
+    executor: ModelExecutor,
     pages: Pages,
     num_batch: usize,
     followed: HashMap<JobId, Follower>,
@@ -60,7 +60,7 @@ pub struct Drafts {
 /// The draft model's view of a sequence.
 #[derive(Debug, Default)]
 struct Follower {
-    held: Held,
+    held: SequencePages,
     /// The sequence's tokens that it has seen.
     seen: usize,
     /// Guesses that it has computed behind them.
@@ -70,7 +70,7 @@ struct Follower {
 }
 
 /// A sequence that wants to know what may come next.
-pub struct Question<'a> {
+pub struct DraftRequest<'a> {
     pub id: JobId,
     pub tokens: &'a [u32],
     /// Tokens to guess at most.
@@ -78,10 +78,10 @@ pub struct Question<'a> {
     /// Guess however little the model is sure.
     pub always: bool,
     /// The model's pages of it.
-    pub held: &'a Held,
+    pub held: &'a SequencePages,
 }
 
-impl Question<'_> {
+impl DraftRequest<'_> {
     /// Whether a token of this chance is guessed.
     pub(super) fn takes(&self, token: u32, chance: f32, is_end: impl Fn(u32) -> bool) -> bool {
         (chance >= CONFIDENT || self.always) && !is_end(token)
@@ -90,7 +90,7 @@ impl Question<'_> {
 
 /// A question on its way through the rounds.
 struct Asked<'a> {
-    question: &'a Question<'a>,
+    question: &'a DraftRequest<'a>,
     at: usize,
     /// What comes next.
     feed: Vec<u32>,
@@ -101,14 +101,14 @@ struct Asked<'a> {
 
 /// What was guessed, and what it took.
 #[derive(Debug, Default)]
-pub struct Answers {
+pub struct DraftTokens {
     /// A list for each question, perhaps empty.
     pub guesses: Vec<Vec<u32>>,
     /// Seconds spent on guessing.
     pub guessing: f64,
 }
 
-impl Answers {
+impl DraftTokens {
     /// Whether a guess goes on with this token, if it is one, up to `most` of them: what does not is the answer to question `at`.
     pub(super) fn goes_on(
         &mut self,
@@ -136,16 +136,16 @@ impl Drafts {
     ) -> Result<Self, EngineError> {
         check_tokens(&draft.view, name, tokenizer)?;
         let options = options_of(options);
-        let stepper = Stepper::new(&draft.view, draft.backend, &options)?;
-        writes_in_order(&stepper)?;
-        if !stepper.info.can_generate || !stepper.info.causal {
+        let executor = ModelExecutor::new(&draft.view, draft.backend, &options)?;
+        writes_in_order(&executor)?;
+        if !executor.info.can_generate || !executor.info.causal {
             return Err(EngineError::CannotGenerate);
         }
-        can_take_back(&stepper)?;
-        let pages = Pages::of(&stepper.model, &options);
+        can_take_back(&executor)?;
+        let pages = Pages::of(&executor.model, &options);
         let num_batch = options.num_batch.max(1);
         Ok(Self {
-            stepper,
+            executor,
             pages,
             num_batch,
             followed: HashMap::new(),
@@ -157,15 +157,15 @@ impl Drafts {
     /// What loading a draft model with the options of its model takes.
     pub fn plan(draft: DraftModel, options: &EngineOptions) -> Result<MemoryReport, EngineError> {
         let options = options_of(options);
-        let mut stepper = Stepper::bare(&draft.view, draft.backend, &options, None)?;
-        writes_in_order(&stepper)?;
-        can_take_back(&stepper)?;
-        stepper.memory(&options)
+        let mut executor = ModelExecutor::bare(&draft.view, draft.backend, &options, None)?;
+        writes_in_order(&executor)?;
+        can_take_back(&executor)?;
+        executor.memory(&options)
     }
 
     /// What was planned.
     pub fn planned(&self) -> MemoryReport {
-        self.stepper.planned
+        self.executor.planned
     }
 
     /// Seconds that guessing a token takes; nothing is known at first.
@@ -183,16 +183,16 @@ impl Drafts {
     /// Guesses for some sequences, a step for all of them at a time.
     pub fn ask(
         &mut self,
-        questions: &[Question<'_>],
+        questions: &[DraftRequest<'_>],
         is_end: impl Fn(u32) -> bool,
-    ) -> Result<Answers, EngineError> {
-        let mut answers = Answers { guesses: vec![Vec::new(); questions.len()], guessing: 0.0 };
-        let mut asked = self.catch_up(questions)?;
+    ) -> Result<DraftTokens, EngineError> {
+        let mut answers = DraftTokens { guesses: vec![Vec::new(); questions.len()], guessing: 0.0 };
+        let mut asked = self.resume_deferred_sampling(questions)?;
         while !asked.is_empty() {
             let input = self.input(&asked, true);
-            self.stepper.prepare(Want::Logits, &input)?;
+            self.executor.prepare(Want::Logits, &input)?;
             let start = Instant::now();
-            let Some(cols) = self.stepper.run(Want::Logits, &input)? else { break };
+            let Some(cols) = self.executor.run(Want::Logits, &input)? else { break };
             let seconds = start.elapsed().as_secs_f64();
             let rows = input.tokens.len();
             if rows <= GUESSING_ROWS * asked.len() {
@@ -203,7 +203,7 @@ impl Drafts {
                 let counted: usize = asked.iter().map(|asked| asked.counted).sum();
                 answers.guessing += seconds * counted as f64 / rows as f64;
             }
-            let rows = self.stepper.backend.result().chunks_exact(cols);
+            let rows = self.executor.backend.result().chunks_exact(cols);
             for (asked, row) in asked.iter_mut().zip(rows) {
                 let follower = self.followed.get_mut(&asked.question.id).expect("whoever asks is followed");
                 follower.take(&asked.feed, asked.question.tokens.len());
@@ -227,20 +227,24 @@ impl Drafts {
     }
 
     /// Reads what was missed. Sequences that are still behind, or have no room, do not guess this time.
-    fn catch_up<'a>(&mut self, questions: &'a [Question<'a>]) -> Result<Vec<Asked<'a>>, EngineError> {
+    fn resume_deferred_sampling<'a>(
+        &mut self,
+        questions: &'a [DraftRequest<'a>],
+    ) -> Result<Vec<Asked<'a>>, EngineError> {
         let mut budget = if questions.len() > 1 { SHORT_CHUNK } else { self.num_batch };
         let (mut ready, mut behind) = (Vec::new(), Vec::new());
         for (at, question) in questions.iter().enumerate() {
             let n = question.tokens.len();
-            if n == 0 || question.most == 0 || n + question.most > self.stepper.info.n_ctx {
+            if n == 0 || question.most == 0 || n + question.most > self.executor.info.n_ctx {
                 self.leave(question.id, question.tokens);
                 continue;
             }
             let follower = self.followed.entry(question.id).or_insert_with(|| {
                 let known = &question.tokens[..n - 1];
                 // A draft model goes without adapters.
-                let (pages, backend) = (&mut self.pages, &mut *self.stepper.backend);
-                let (held, seen) = Held::find(pages, backend, &Origin::default(), known, std::iter::empty());
+                let (pages, backend) = (&mut self.pages, &mut *self.executor.backend);
+                let (held, seen) =
+                    SequencePages::find(pages, backend, &PrefixTreeKey::default(), known, std::iter::empty());
                 Follower { held, seen, ahead: Vec::new(), has_read: false }
             });
             follower.settle(question.tokens);
@@ -264,7 +268,7 @@ impl Drafts {
         behind.retain(|asked| !asked.feed.is_empty());
         if !behind.is_empty() {
             let input = self.input(&behind, false);
-            self.stepper.run(Want::Logits, &input)?;
+            self.executor.run(Want::Logits, &input)?;
             for asked in &behind {
                 let follower = self.followed.get_mut(&asked.question.id).expect("whoever asks is followed");
                 follower.take(&asked.feed, asked.question.tokens.len());
@@ -333,20 +337,20 @@ fn options_of(options: &EngineOptions) -> EngineOptions {
 }
 
 /// Whether a draft model says what comes next.
-fn writes_in_order(stepper: &Stepper) -> Result<(), EngineError> {
-    let architecture = stepper.info.architecture;
-    match stepper.info.unmasking {
+fn writes_in_order(executor: &ModelExecutor) -> Result<(), EngineError> {
+    let architecture = executor.info.architecture;
+    match executor.info.unmasking {
         Some(_) => Err(EngineError::DiffusionDraft { architecture }),
         None => Ok(()),
     }
 }
 
 /// Whether it goes on with what others write, and guesses that did not come true can be taken back.
-fn can_take_back(stepper: &Stepper) -> Result<(), EngineError> {
-    let architecture = stepper.info.architecture;
-    match stepper.info.start {
+fn can_take_back(executor: &ModelExecutor) -> Result<(), EngineError> {
+    let architecture = executor.info.architecture;
+    match executor.info.start {
         Some(_) => Err(EngineError::EncoderDraft { architecture }),
-        None if stepper.info.recurrent => Err(EngineError::RecurrentDraft { architecture }),
+        None if executor.info.recurrent => Err(EngineError::RecurrentDraft { architecture }),
         None => Ok(()),
     }
 }

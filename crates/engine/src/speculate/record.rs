@@ -35,12 +35,12 @@ impl Record {
         Self { scores: Default::default(), memory: LOOP_MEMORY }
     }
 
-    /// Takes note of a guess of `guessed` tokens whose first `came_true` came true. Those behind the first wrong one say
+    /// Takes note of a guess of `guessed` tokens whose first `accepted` came true. Those behind the first wrong one say
     /// nothing: they continued another text.
-    pub fn note(&mut self, kind: Kind, guessed: usize, came_true: usize) {
+    pub fn note(&mut self, kind: Kind, guessed: usize, accepted: usize) {
         let score = &mut self.scores[kind as usize];
-        score.tried = score.tried * self.memory + (came_true + usize::from(came_true < guessed)) as f64;
-        score.true_ = score.true_ * self.memory + came_true as f64;
+        score.tried = score.tried * self.memory + (accepted + usize::from(accepted < guessed)) as f64;
+        score.true_ = score.true_ * self.memory + accepted as f64;
     }
 
     /// The chance that a guessed token comes true after all before it did.

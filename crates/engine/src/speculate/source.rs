@@ -4,11 +4,11 @@ use puna_models::{Guesses, Seen};
 
 use super::blocks::Blocks;
 use super::chain::Chain;
-use super::model::{Answers, Drafts, Question};
+use super::model::{DraftRequest, DraftTokens, Drafts};
 use crate::error::EngineError;
+use crate::executor::ModelExecutor;
 use crate::pages::Pages;
 use crate::sequence::{JobId, Sequence};
-use crate::stepper::Stepper;
 
 /// A draft model at work.
 pub enum Source {
@@ -79,10 +79,10 @@ impl Source {
     /// Guesses for some sequences, whose model and its pages these are.
     pub fn ask(
         &mut self,
-        questions: &[Question<'_>],
-        model: (&mut Stepper, &Pages),
+        questions: &[DraftRequest<'_>],
+        model: (&mut ModelExecutor, &Pages),
         is_end: impl Fn(u32) -> bool,
-    ) -> Result<Answers, EngineError> {
+    ) -> Result<DraftTokens, EngineError> {
         match self {
             Self::Model(drafts) => drafts.ask(questions, is_end),
             Self::Chain(chain) => chain.ask(questions, model, is_end),
@@ -101,7 +101,7 @@ impl Source {
     pub fn follow(
         &mut self,
         sequences: &[Sequence],
-        model: (&mut Stepper, &Pages),
+        model: (&mut ModelExecutor, &Pages),
     ) -> Result<(), EngineError> {
         match self {
             Self::Model(_) | Self::Blocks(_) => Ok(()),

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use puna_tokenizer::Tokenizer;
 
-use super::economy::{Bounds, Economy, Offer, all_of};
-use super::model::Question;
+use super::cost_model::{Bounds, CostModel, DraftProposal, all_of};
+use super::model::DraftRequest;
 use super::record::Record;
 use super::source::{Computed, Source};
 use super::{Guess, Kind, Speculated};
 use crate::error::EngineError;
+use crate::executor::ModelExecutor;
 use crate::pages::Pages;
 use crate::sequence::{JobId, Sequence};
-use crate::stepper::Stepper;
 
 /// By how much likelier the draft model's guesses must be than those from the text, which cost nothing.
 const BETTER: f64 = 0.15;
@@ -30,16 +30,16 @@ pub struct Limits {
 
 /// A step without prompts, after it ran.
 #[derive(Debug, Clone, Copy)]
-pub struct Ran {
+pub struct StepTiming {
     pub sequences: usize,
     pub rows: usize,
     pub seconds: f64,
-    pub came_true: usize,
+    pub accepted: usize,
 }
 
 /// Guesses for all sequences.
 pub struct Speculator {
-    economy: Economy,
+    economy: CostModel,
     record: Record,
     source: Option<Source>,
     /// Rows of a step whose results do not depend on each other's company.
@@ -58,7 +58,7 @@ enum Plan {
 
 impl Speculator {
     pub fn new(max_bit_exact_rows: usize, source: Option<Source>) -> Self {
-        let (economy, record, counts) = (Economy::default(), Record::of_loop(), Speculated::default());
+        let (economy, record, counts) = (CostModel::default(), Record::of_loop(), Speculated::default());
         Self { economy, record, source, max_bit_exact_rows, guessing: 0.0, counts }
     }
 
@@ -72,7 +72,7 @@ impl Speculator {
         company: &mut [&mut Sequence],
         tokenizer: &Tokenizer,
         limits: Limits,
-        model: (&mut Stepper, &mut Pages),
+        model: (&mut ModelExecutor, &mut Pages),
     ) -> Result<Vec<(JobId, Guess)>, EngineError> {
         self.guessing = 0.0;
         let n = company.len();
@@ -110,7 +110,7 @@ impl Speculator {
     }
 
     /// Where a sequence's guess may come from, and what it may be worth.
-    fn plan(&mut self, s: &mut Sequence, most: usize, tokenizer: &Tokenizer) -> (Plan, Offer) {
+    fn plan(&mut self, s: &mut Sequence, most: usize, tokenizer: &Tokenizer) -> (Plan, DraftProposal) {
         s.guesser.settle(&s.tokens, &mut self.record);
         let found = s.guesser.look_up(&s.tokens, most, |token| tokenizer.is_eog(token));
         let chance = |kind| s.guesser.record.chance(kind, &self.record);
@@ -118,15 +118,15 @@ impl Speculator {
         let asks = s.guesser.speculation.draft && most > 0;
         match (found, self.source.as_ref().filter(|_| asks)) {
             (found, Some(source)) if found.is_none() || chance(Kind::Model) > known + BETTER => {
-                let offer = Offer::new(most.min(source.most()), chance(Kind::Model));
+                let offer = DraftProposal::new(most.min(source.most()), chance(Kind::Model));
                 let (making, before) = (source.token_seconds(), source.first_seconds(s.id, &s.tokens));
-                (Plan::Ask, Offer { making, before, ..offer })
+                (Plan::Ask, DraftProposal { making, before, ..offer })
             }
             (Some(guess), _) => {
-                let offer = Offer::new(guess.tokens.len(), known);
+                let offer = DraftProposal::new(guess.tokens.len(), known);
                 (Plan::Known(guess), offer)
             }
-            (None, _) => (Plan::Nothing, Offer::default()),
+            (None, _) => (Plan::Nothing, DraftProposal::default()),
         }
     }
 
@@ -137,7 +137,7 @@ impl Speculator {
         plans: &mut [Plan],
         taken: &[usize],
         (tokenizer, n_ctx): (&Tokenizer, usize),
-        (stepper, pages): (&mut Stepper, &mut Pages),
+        (executor, pages): (&mut ModelExecutor, &mut Pages),
     ) -> Result<(), EngineError> {
         let Some(source) = &mut self.source else { return Ok(()) };
         let asks = |i: &usize| matches!(plans[*i], Plan::Ask) && taken[*i] > 0;
@@ -154,12 +154,12 @@ impl Speculator {
         let question = |&i: &usize| {
             let s = &company[i];
             let always = s.guesser.speculation.always;
-            Question { id: s.id, tokens: &s.tokens, most: taken[i], always, held: &s.held }
+            DraftRequest { id: s.id, tokens: &s.tokens, most: taken[i], always, held: &s.held }
         };
         let questions: Vec<_> = who.iter().map(question).collect();
         let known = |token: u32| (token as usize) < tokenizer.vocab_size();
         let is_end = |token| tokenizer.is_eog(token) || !known(token);
-        let answers = source.ask(&questions, (stepper, &*pages), is_end)?;
+        let answers = source.ask(&questions, (executor, &*pages), is_end)?;
         self.guessing = answers.guessing;
         for (i, tokens) in who.into_iter().zip(answers.guesses) {
             // A page that was taken for a guess alone is somebody else's again.
@@ -173,10 +173,10 @@ impl Speculator {
     }
 
     /// Takes note of what a step made of a sequence's guess.
-    pub fn checked(&mut self, s: &mut Sequence, kind: Kind, guessed: usize, came_true: usize) {
+    pub fn checked(&mut self, s: &mut Sequence, kind: Kind, guessed: usize, accepted: usize) {
         self.counts.guessed(kind, guessed);
-        self.counts.came_true(kind, came_true);
-        s.guesser.checked(kind, guessed, came_true, &mut self.record);
+        self.counts.accepted(kind, accepted);
+        s.guesser.checked(kind, guessed, accepted, &mut self.record);
     }
 
     /// Takes note of what a step has computed of a sequence, see [`Source::computed`].
@@ -190,15 +190,15 @@ impl Speculator {
     pub fn follow(
         &mut self,
         sequences: &[Sequence],
-        model: (&mut Stepper, &Pages),
+        model: (&mut ModelExecutor, &Pages),
     ) -> Result<(), EngineError> {
         self.source.as_mut().map_or(Ok(()), |source| source.follow(sequences, model))
     }
 
     /// Takes note of a step's time.
-    pub fn ran(&mut self, ran: Ran) {
+    pub fn ran(&mut self, ran: StepTiming) {
         if ran.rows > ran.sequences {
-            self.economy.checked(ran.sequences, ran.rows, ran.seconds, self.guessing, ran.came_true);
+            self.economy.checked(ran.sequences, ran.rows, ran.seconds, self.guessing, ran.accepted);
         } else {
             self.economy.plain(ran.seconds);
             self.economy.lost(self.guessing);

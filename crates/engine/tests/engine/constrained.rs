@@ -1,4 +1,4 @@
-//! Answers of a given form.
+//! DraftTokens of a given form.
 
 use std::sync::mpsc::{Sender, channel};
 

@@ -7,14 +7,14 @@ use puna_quant::TensorType;
 use serde_json::Value;
 
 use super::*;
-use crate::held::Held;
-use crate::pages::{Origin, Pages};
+use crate::executor::ModelExecutor;
+use crate::pages::{Pages, PrefixTreeKey};
 use crate::sequence::JobId;
+use crate::sequence_pages::SequencePages;
 use crate::speculate::blocks::Blocks;
 use crate::speculate::chain::Chain;
-use crate::speculate::model::Question;
+use crate::speculate::model::DraftRequest;
 use crate::speculate::source::Computed;
-use crate::stepper::Stepper;
 
 const GEMMA: &str = "tests/data/zoo/gemma4.gguf";
 const ASSISTANT: &str = "tests/data/drafts/gemma4-assistant.gguf";
@@ -323,22 +323,22 @@ fn an_assistant_of_another_model_or_vocabulary_is_refused() {
 /// A sequence in a real cache, as the loop keeps it.
 struct Kept {
     id: JobId,
-    held: Held,
+    held: SequencePages,
     tokens: Vec<u32>,
     computed: usize,
 }
 
 impl Kept {
     /// What comes behind the token behind those that are computed.
-    fn question(&self, most: usize) -> Question<'_> {
+    fn question(&self, most: usize) -> DraftRequest<'_> {
         let tokens = &self.tokens[..self.computed + 1];
-        Question { id: self.id, tokens, most, always: true, held: &self.held }
+        DraftRequest { id: self.id, tokens, most, always: true, held: &self.held }
     }
 }
 
 /// A model with a draft model, and two sequences: one that goes over the border of a page, and one of the reference.
 struct Bench {
-    stepper: Stepper,
+    executor: ModelExecutor,
     pages: Pages,
     chain: Option<Chain>,
     both: [Kept; 2],
@@ -350,15 +350,16 @@ impl Bench {
         let options =
             EngineOptions { num_ctx: Some(200), max_sequences: Some(2), ..EngineOptions::default() };
         let model = view(&format!("tests/data/zoo/{model}.gguf"));
-        let stepper = Stepper::accompanied(&model, backend(), &options, Some(&draft)).unwrap();
-        let pages = Pages::of(&stepper.model, &options);
-        let kept = |id| Kept { id: JobId(id), held: Held::default(), tokens: Vec::new(), computed: 0 };
-        Self { stepper, pages, chain: None, both: [kept(1), kept(2)] }
+        let executor = ModelExecutor::accompanied(&model, backend(), &options, Some(&draft)).unwrap();
+        let pages = Pages::of(&executor.model, &options);
+        let kept =
+            |id| Kept { id: JobId(id), held: SequencePages::default(), tokens: Vec::new(), computed: 0 };
+        Self { executor, pages, chain: None, both: [kept(1), kept(2)] }
     }
 
     /// Begins anew, with a text that goes on behind what is computed, and the reference's.
     fn begin(&mut self, tokens: &[u32]) {
-        self.chain = match self.stepper.model.guesses().unwrap() {
+        self.chain = match self.executor.model.guesses().unwrap() {
             Guesses::Chain { state, sees } => Some(Chain::new(*state, *sees)),
             Guesses::Block(_) => None,
         };
@@ -366,10 +367,10 @@ impl Bench {
         for (s, tokens) in self.both.iter_mut().zip([&other[..], tokens]) {
             std::mem::take(&mut s.held).release(&mut self.pages, &[]);
             (s.tokens, s.computed) = (tokens.to_vec(), 0);
-            (s.held, _) = Held::find(
+            (s.held, _) = SequencePages::find(
                 &mut self.pages,
-                &mut *self.stepper.backend,
-                &Origin::default(),
+                &mut *self.executor.backend,
+                &PrefixTreeKey::default(),
                 &[],
                 [].into_iter(),
             );
@@ -389,26 +390,26 @@ impl Bench {
             input.outputs.push((first + count - 1) as u32);
             input.segments.push(s.held.segment(&self.pages, first, count, s.computed));
         }
-        self.stepper.run(Want::Logits, &input).unwrap();
+        self.executor.run(Want::Logits, &input).unwrap();
         for (row, ((s, &count), first)) in self.both.iter_mut().zip(&counts).zip(firsts).enumerate() {
             let step = Computed { past: s.computed, first, output: Some(row) };
             s.computed += count;
             if let Some(chain) = &mut self.chain {
-                chain.computed(s.id, s.computed, self.stepper.backend.extra_output(0), step);
+                chain.computed(s.id, s.computed, self.executor.backend.extra_output(0), step);
             }
         }
         let found = |id: JobId| self.both.iter().find(|s| s.id == id).map(|s| (&s.tokens[..], &s.held));
         if let Some(chain) = &mut self.chain {
-            chain.follow(found, (&mut self.stepper, &self.pages)).unwrap();
+            chain.follow(found, (&mut self.executor, &self.pages)).unwrap();
         }
     }
 
     /// What is guessed behind what is computed of both, `most` tokens of the reference's.
     fn ask(&mut self, most: usize) -> Vec<Vec<u32>> {
-        let ahead = self.stepper.model.guesses().unwrap().rows();
+        let ahead = self.executor.model.guesses().unwrap().rows();
         self.both.iter_mut().for_each(|s| assert!(s.held.grow(&mut self.pages, s.computed + ahead)));
         let questions = [self.both[0].question(3), self.both[1].question(most)];
-        let model = (&mut self.stepper, &self.pages);
+        let model = (&mut self.executor, &self.pages);
         let answers = match (&mut self.chain, model.0.model.guesses().cloned()) {
             (Some(chain), _) => chain.ask(&questions, model, |_| false),
             (None, Some(Guesses::Block(form))) => Blocks::new(form).ask(&questions, model, |_| false),

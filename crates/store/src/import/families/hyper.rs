@@ -159,7 +159,7 @@ pub(super) const DEEPSEEK4: Family = Family {
     ..PLAIN
 };
 
-/// The first layers have experts by token ids, and no use for what would selection_bias some; what it sees with stays behind.
+/// The first layers select experts by token id, so they have no selection bias. Leaves out the tensors of the image encoder.
 fn by_token<'a>(
     cutter: &Cutter<'_>,
     weights: &mut Weights<'a>,

@@ -8,16 +8,16 @@ use puna_models::{Order, Unmasking};
 use puna_sampler::{Mt19937, Sampler, TokenLogprobs, log_probs};
 use puna_tokenizer::Tokenizer;
 
+use super::confidence::{sureness, surest};
 use super::schedule::{Block, Blocks};
-use super::surest::{sureness, surest};
 use crate::job::{Event, Finish, Job, Sink, Summary};
 use crate::options::ModelInfo;
+use crate::output::{Emit, OutputStream};
 use crate::sequence::{JobId, NOT_A_NUMBER, sampler_of};
 use crate::speculate::Speculated;
-use crate::teller::{Teller, Told};
 
 /// A job of a diffusion model.
-pub struct Canvas {
+pub struct DiffusionSequence {
     pub id: JobId,
     pub job: Job,
     /// The last turn that was its own; 0 before the first.
@@ -33,7 +33,7 @@ pub struct Canvas {
     block: Option<Block>,
     sampler: Sampler,
     chances: Mt19937,
-    teller: Teller,
+    output: OutputStream,
     /// Tokens of the answer that were told.
     told: usize,
     submitted: Instant,
@@ -49,7 +49,7 @@ struct Drawn {
     logprobs: Option<TokenLogprobs>,
 }
 
-impl Canvas {
+impl DiffusionSequence {
     /// A job as it arrives, of a model that works like this.
     pub fn new(
         id: JobId,
@@ -78,7 +78,7 @@ impl Canvas {
             blocks,
             chances: Mt19937::new(sampler.seed()),
             sampler,
-            teller: Teller::new(&job, sink, tokenizer.decoder().showing(&job.shown)),
+            output: OutputStream::new(&job, sink, tokenizer.decoder().showing(&job.shown)),
             told: 0,
             submitted: Instant::now(),
             started: None,
@@ -89,7 +89,7 @@ impl Canvas {
 
     /// Whether the listener takes more.
     pub fn ready(&self) -> bool {
-        self.teller.sink.ready()
+        self.output.sink.ready()
     }
 
     /// Whether it has had a step.
@@ -201,24 +201,24 @@ impl Canvas {
             if token == self.unmasking.mask || !self.ready() {
                 break true;
             }
-            let ends = self.teller.sink.forced().first().is_some_and(|&forced| tokenizer.is_eog(forced));
+            let ends = self.output.sink.forced().first().is_some_and(|&forced| tokenizer.is_eog(forced));
             if ends {
                 self.finish(Finish::End);
                 break false;
             }
             self.told += 1;
             let logprobs = self.logprobs[self.told - 1].take();
-            match self.teller.token(token, logprobs, tokenizer) {
-                Told::More => {}
-                Told::Ends(finish) => {
+            match self.output.emit_token(token, logprobs, tokenizer) {
+                Emit::Continue => {}
+                Emit::Finished(finish) => {
                     self.finish(finish);
                     break false;
                 }
-                Told::Enough => {
+                Emit::Satisfied => {
                     self.finish(Finish::End);
                     break false;
                 }
-                Told::Unheard => break false,
+                Emit::Disconnected => break false,
             }
         };
         (self.told - before, open)
@@ -227,7 +227,7 @@ impl Canvas {
     /// Says that the prompt was read, as it is in every step: who no longer listens is known by the answer, `false`.
     pub fn progress(&mut self) -> bool {
         let total = self.job.prompt.len();
-        self.teller.sink.send(Event::Prefill { done: total, total })
+        self.output.sink.send(Event::Prefill { done: total, total })
     }
 
     fn finish(&mut self, finish: Finish) {
@@ -235,7 +235,7 @@ impl Canvas {
         let started = self.started.unwrap_or(now);
         let first = self.first.unwrap_or(now);
         self.tokens.truncate(self.job.prompt.len() + self.told);
-        self.teller.finish(Summary {
+        self.output.finish(Summary {
             finish,
             prompt_tokens: self.job.prompt.len(),
             cached_tokens: 0,
@@ -251,6 +251,6 @@ impl Canvas {
 
     /// Tells the listener that it failed.
     pub fn fail(&mut self, reason: &str) {
-        self.teller.fail(reason);
+        self.output.fail(reason);
     }
 }

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::newest::Newest;
+use super::rolling_median::Newest;
 
 /// What guesses must promise, in plain steps a plain step, before they are made.
 const WORTHWHILE: f64 = 1.03;
@@ -43,7 +43,7 @@ struct Cost {
 
 /// A sequence's guess: the chance of each of its tokens, in order, that it and all before it come true.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Offer {
+pub struct DraftProposal {
     pub chances: Vec<f64>,
     /// Time that making each of its tokens takes, in seconds.
     pub making: f64,
@@ -51,7 +51,7 @@ pub struct Offer {
     pub before: f64,
 }
 
-impl Offer {
+impl DraftProposal {
     /// As many tokens, each with the same chance if those before it came true.
     pub fn new(tokens: usize, chance: f64) -> Self {
         let mut reached = 1.0;
@@ -74,7 +74,7 @@ pub struct Bounds {
 
 /// The account.
 #[derive(Debug, Clone)]
-pub struct Economy {
+pub struct CostModel {
     /// Times of plain steps of the present company.
     plain: Newest,
     /// Which sequences those are.
@@ -86,14 +86,14 @@ pub struct Economy {
     steps: u64,
 }
 
-impl Default for Economy {
+impl Default for CostModel {
     fn default() -> Self {
         let plain = Newest::default();
         Self { plain, company: 0, since_plain: 0, costs: HashMap::new(), credit: FIRST_CREDIT, steps: 0 }
     }
 }
 
-impl Economy {
+impl CostModel {
     /// Says which sequences make up the next steps. Times of others say nothing about theirs.
     pub fn meet(&mut self, company: u64) {
         if self.company != company {
@@ -103,7 +103,7 @@ impl Economy {
     }
 
     /// How many tokens of each sequence's guess to check in the next step; an empty offer is a sequence without guess.
-    pub fn decide(&self, offers: &[Offer], bounds: Bounds) -> Vec<usize> {
+    pub fn decide(&self, offers: &[DraftProposal], bounds: Bounds) -> Vec<usize> {
         let nothing = vec![0; offers.len()];
         let Some(plain) = self.plain.median() else { return nothing };
         if self.since_plain >= REFRESH || self.credit <= 0.0 {
@@ -120,7 +120,7 @@ impl Economy {
     }
 
     /// What a choice brings, in plain steps a plain step; 0 where it is not to be.
-    fn gain(&self, choice: &Choice, offers: &[Offer], plain: f64, bounds: Bounds) -> f64 {
+    fn gain(&self, choice: &VerificationPlan, offers: &[DraftProposal], plain: f64, bounds: Bounds) -> f64 {
         let n = offers.len();
         let rows = n + choice.taken.iter().sum::<usize>();
         let (cost, measured) = self.cost(n, rows);
@@ -178,7 +178,7 @@ impl Economy {
 
     /// Takes note of a step with guesses: of its `n` sequences, its rows, its time with that of making the guesses, and the
     /// guessed tokens that came true.
-    pub fn checked(&mut self, n: usize, rows: usize, seconds: f64, making: f64, came_true: usize) {
+    pub fn checked(&mut self, n: usize, rows: usize, seconds: f64, making: f64, accepted: usize) {
         self.steps += 1;
         self.since_plain += 1;
         let Some(plain) = self.plain.median() else { return };
@@ -186,7 +186,7 @@ impl Economy {
         cost.ratios.push((seconds / plain).min(RATIO_MOST), RATIOS);
         cost.seen = self.steps;
         let ratio = cost.ratios.median().unwrap_or(1.0) + (making / plain).min(RATIO_MOST);
-        self.earn(INTEREST + (n + came_true) as f64 / n as f64 - ratio);
+        self.earn(INTEREST + (n + accepted) as f64 / n as f64 - ratio);
     }
 
     fn earn(&mut self, plain_steps: f64) {
@@ -195,19 +195,19 @@ impl Economy {
 }
 
 /// Guessed tokens to check, a number a sequence.
-struct Choice {
+struct VerificationPlan {
     taken: Vec<usize>,
     /// Tokens that are expected to come true.
     expected: f64,
 }
 
 /// As many guessed tokens as there are rows for, the likeliest first.
-pub fn all_of(offers: &[Offer], most_rows: usize) -> Vec<usize> {
+pub fn all_of(offers: &[DraftProposal], most_rows: usize) -> Vec<usize> {
     choices(offers, most_rows).pop().map_or_else(|| vec![0; offers.len()], |choice| choice.taken)
 }
 
 /// For every number of rows the choice with the best chances.
-fn choices(offers: &[Offer], most_rows: usize) -> Vec<Choice> {
+fn choices(offers: &[DraftProposal], most_rows: usize) -> Vec<VerificationPlan> {
     let mut taken = vec![0; offers.len()];
     let mut expected = 0.0;
     let mut all = Vec::new();
@@ -219,7 +219,7 @@ fn choices(offers: &[Offer], most_rows: usize) -> Vec<Choice> {
         let Some(i) = likeliest else { break };
         expected += next(&i).unwrap_or(0.0);
         taken[i] += 1;
-        all.push(Choice { taken: taken.clone(), expected });
+        all.push(VerificationPlan { taken: taken.clone(), expected });
     }
     all
 }
@@ -232,7 +232,7 @@ mod tests {
 
     /// A machine on which a row more costs some part of a plain step, and guesses that come true with some chance.
     struct World {
-        economy: Economy,
+        economy: CostModel,
         row: f64,
         chance: f64,
         random: u64,
@@ -241,7 +241,7 @@ mod tests {
 
     impl World {
         fn new(row: f64, chance: f64) -> Self {
-            Self { economy: Economy::default(), row, chance, random: 1, guessed_steps: 0 }
+            Self { economy: CostModel::default(), row, chance, random: 1, guessed_steps: 0 }
         }
 
         fn draw(&mut self) -> f64 {
@@ -255,7 +255,7 @@ mod tests {
             let (mut made, mut time) = (0, 0.0);
             self.economy.meet(1);
             while made < tokens {
-                let taken = self.economy.decide(&[Offer::new(3, self.chance)], WIDE)[0];
+                let taken = self.economy.decide(&[DraftProposal::new(3, self.chance)], WIDE)[0];
                 let true_ = (0..taken).take_while(|_| self.draw() < self.chance).count();
                 let cost = 1.0 + self.row * taken as f64;
                 let seen = if self.draw() < noise { 3.0 * cost } else { cost };
@@ -297,7 +297,7 @@ mod tests {
         // The chance that is told stays good: only the account knows better.
         let (mut time, mut made) = (0.0, 0.0);
         for _ in 0..400 {
-            let taken = world.economy.decide(&[Offer::new(3, 0.95)], WIDE)[0];
+            let taken = world.economy.decide(&[DraftProposal::new(3, 0.95)], WIDE)[0];
             let cost = 1.0 + 0.3 * taken as f64;
             match taken {
                 0 => world.economy.plain(cost * 0.01),
@@ -322,14 +322,14 @@ mod tests {
         let mut world = World::new(0.05, 0.9);
         world.answer(300, 0.0);
         world.economy.checked(1, 4, 10.0, 0.0, 3);
-        assert_eq!(world.economy.decide(&[Offer::new(3, 0.9)], WIDE), [3]);
+        assert_eq!(world.economy.decide(&[DraftProposal::new(3, 0.9)], WIDE), [3]);
     }
 
     #[test]
     fn the_first_step_and_one_now_and_then_are_plain() {
-        let mut economy = Economy::default();
+        let mut economy = CostModel::default();
         economy.meet(7);
-        let offer = [Offer::new(3, 0.99)];
+        let offer = [DraftProposal::new(3, 0.99)];
         assert_eq!(economy.decide(&offer, WIDE), [0], "nothing to compare with yet");
         economy.plain(0.01);
         for _ in 0..REFRESH {
@@ -344,10 +344,10 @@ mod tests {
 
     #[test]
     fn likelier_guesses_come_first_and_rows_are_bounded() {
-        let taken = |offers: &[Offer], rows| {
+        let taken = |offers: &[DraftProposal], rows| {
             choices(offers, rows).into_iter().map(|choice| choice.taken).collect::<Vec<_>>()
         };
-        let offers = [Offer::new(3, 0.5), Offer::new(3, 0.9)];
+        let offers = [DraftProposal::new(3, 0.5), DraftProposal::new(3, 0.9)];
         assert_eq!(taken(&offers, 5), [[0, 1], [0, 2], [0, 3]]);
         assert_eq!(taken(&offers, 8).last().unwrap(), &[3, 3]);
         assert!(taken(&offers, 2).is_empty());
@@ -355,9 +355,9 @@ mod tests {
 
     #[test]
     fn a_sequence_without_a_guess_is_not_held_up_by_more_than_a_tenth() {
-        let offers = [Offer::new(3, 0.99), Offer::default()];
+        let offers = [DraftProposal::new(3, 0.99), DraftProposal::default()];
         let with_rows_at = |row: f64| {
-            let mut economy = Economy::default();
+            let mut economy = CostModel::default();
             economy.meet(1);
             for rows in 3..=4 {
                 economy.plain(0.01);
@@ -373,13 +373,13 @@ mod tests {
 
     #[test]
     fn time_for_making_guesses_counts() {
-        let mut economy = Economy::default();
+        let mut economy = CostModel::default();
         economy.meet(1);
         economy.plain(0.010);
-        let offer = |making| [Offer { making, ..Offer::new(3, 0.6) }];
+        let offer = |making| [DraftProposal { making, ..DraftProposal::new(3, 0.6) }];
         assert!(economy.decide(&offer(0.001), WIDE)[0] > 0);
         assert_eq!(economy.decide(&offer(0.008), WIDE), [0]);
-        let late = [Offer { before: 0.05, ..Offer::new(3, 0.9) }];
+        let late = [DraftProposal { before: 0.05, ..DraftProposal::new(3, 0.9) }];
         assert_eq!(economy.decide(&late, WIDE), [0], "it has to read too much first");
     }
 }

@@ -71,7 +71,7 @@ impl Pages {
     }
 
     /// Whether some layers do not see everything.
-    pub fn has_recent(&self) -> bool {
+    pub fn has_window_pages(&self) -> bool {
         !self.recent.windows.is_empty()
     }
 
@@ -81,7 +81,7 @@ impl Pages {
     }
 
     /// Recent pages in all, those that hold something, and those that somebody uses now.
-    pub fn recent_counts(&self) -> [usize; 3] {
+    pub fn window_page_counts(&self) -> [usize; 3] {
         let in_use = self.recent.total - self.recent.free.len();
         [self.recent.total, in_use, in_use - self.idle_recent(self.nodes.iter().flatten())]
     }
@@ -91,13 +91,13 @@ impl Pages {
     }
 
     /// Recent pages that a sequence could have beside those of these nodes, without taking one from a running sequence.
-    pub fn recent_available(&self, path: &[NodeId]) -> usize {
+    pub fn window_pages_available(&self, path: &[NodeId]) -> usize {
         let own = self.idle_recent(path.iter().map(|&id| self.node(id)));
         self.recent.free.len() + self.idle_recent(self.nodes.iter().flatten()) - own
     }
 
     /// A recent page, dropping another if need be: one that is worth little, of these the one used longest ago.
-    pub fn take_recent(&mut self) -> Option<u32> {
+    pub fn take_window_page(&mut self) -> Option<u32> {
         self.recent.free.pop().or_else(|| {
             let kept = self.nodes.iter_mut().flatten().map(|node| &mut node.recent);
             let idle = kept.filter(|kept| kept.as_ref().is_some_and(|kept| kept.users == 0));
@@ -107,7 +107,7 @@ impl Pages {
     }
 
     /// Gives back a recent page that was taken.
-    pub fn give_back_recent(&mut self, page: u32) {
+    pub fn release_window_page(&mut self, page: u32) {
         self.recent.free.push(page);
     }
 
@@ -120,14 +120,14 @@ impl Pages {
     pub(super) fn keep_recent(&mut self, id: NodeId, page: u32) {
         let kept = self.kept(page);
         match &mut self.node_mut(id).recent {
-            Some(_) => self.give_back_recent(page),
+            Some(_) => self.release_window_page(page),
             none => *none = Some(kept),
         }
     }
 
     /// Gives back what a node kept.
     pub(super) fn drop_recent(&mut self, kept: Option<RecentPage>) {
-        kept.into_iter().for_each(|kept| self.give_back_recent(kept.page));
+        kept.into_iter().for_each(|kept| self.release_window_page(kept.page));
     }
 
     /// The recent page of a node, if it is still there.
@@ -136,7 +136,7 @@ impl Pages {
     }
 
     /// Marks the recent pages of these nodes as used by one more sequence.
-    pub fn retain_recent(&mut self, nodes: &[NodeId]) {
+    pub fn pin_window_pages(&mut self, nodes: &[NodeId]) {
         for &id in nodes {
             if let Some(kept) = &mut self.node_mut(id).recent {
                 kept.users += 1;
@@ -144,8 +144,8 @@ impl Pages {
         }
     }
 
-    /// Undoes [`Pages::retain_recent`] for a node. Whether it is of value to others only adds to what is known of it.
-    pub fn release_recent(&mut self, id: NodeId, valued: bool) {
+    /// Undoes [`Pages::pin_window_pages`] for a node. Whether it is of value to others only adds to what is known of it.
+    pub fn unpin_window_page(&mut self, id: NodeId, valued: bool) {
         self.clock += 1;
         let last_used = self.clock;
         if let Some(kept) = &mut self.node_mut(id).recent {
@@ -156,9 +156,9 @@ impl Pages {
     }
 
     /// Notes that others may begin behind a node.
-    pub fn value_recent(&mut self, id: NodeId) {
-        self.retain_recent(&[id]);
-        self.release_recent(id, true);
+    pub fn keep_window_page_longer(&mut self, id: NodeId) {
+        self.pin_window_pages(&[id]);
+        self.unpin_window_page(id, true);
     }
 
     /// The nodes of a path whose recent pages the next token sees, when the path's sequence has so many tokens.
@@ -169,12 +169,13 @@ impl Pages {
 
     /// Whether all recent pages of a path that the next token sees are still there.
     pub fn sees_all(&self, path: &[NodeId], tokens: usize) -> bool {
-        !self.has_recent() || self.seen_of(path, tokens).iter().all(|&id| self.node(id).recent.is_some())
+        !self.has_window_pages()
+            || self.seen_of(path, tokens).iter().all(|&id| self.node(id).recent.is_some())
     }
 
     /// So much of what was found as has all recent pages that the token behind it sees.
     pub(super) fn up_to_what_is_seen(&self, found: Match) -> Match {
-        if !self.has_recent() {
+        if !self.has_window_pages() {
             return found;
         }
         let Match { mut path, mut partial, state, seen } = found;
@@ -199,14 +200,14 @@ impl Pages {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Origin, Parent};
+    use super::super::{Parent, PrefixTreeKey};
     use super::*;
 
     /// Pages of a model with a window of so many tokens, `count` of them full and in the tree; and their tokens and nodes.
     fn chain(mask: Mask, count: usize, recent: usize) -> (Pages, Vec<u32>, Vec<NodeId>) {
         let mut pages = Pages::new(count + 2).with_recent(Windows::new([mask].into_iter()), recent);
         let tokens: Vec<u32> = (0..(count * PAGE_TOKENS) as u32).collect();
-        let (mut parent, mut nodes) = (Parent::Root(Origin::default()), Vec::new());
+        let (mut parent, mut nodes) = (Parent::Root(PrefixTreeKey::default()), Vec::new());
         for tokens in tokens.chunks(PAGE_TOKENS) {
             let page = pages.take().unwrap();
             let node = pages.insert(&parent, page, tokens);
@@ -217,7 +218,7 @@ mod tests {
     }
 
     fn found(pages: &Pages, tokens: &[u32]) -> usize {
-        pages.find(&Origin::default(), tokens).tokens()
+        pages.find(&PrefixTreeKey::default(), tokens).tokens()
     }
 
     #[test]
@@ -240,15 +241,15 @@ mod tests {
         let (mut pages, tokens, nodes) = chain(Mask::Window(60), 6, 6);
         assert_eq!(found(&pages, &tokens), 384);
         // That of the page used longest ago, of which what follows sees nothing.
-        pages.take_recent().unwrap();
+        pages.take_window_page().unwrap();
         assert_eq!(pages.recent_page(nodes[0]), None);
         assert_eq!(found(&pages, &tokens), 384);
         assert_eq!(found(&pages, &tokens[..64]), 0, "the next token would see it");
         assert_eq!(found(&pages, &tokens[..100]), 0);
         assert_eq!(found(&pages, &tokens[..123]), 123, "and none of it from here on");
         // Without the fourth nothing that ends in it or shortly after.
-        pages.retain_recent(&[nodes[1], nodes[2], nodes[4], nodes[5]]);
-        pages.take_recent().unwrap();
+        pages.pin_window_pages(&[nodes[1], nodes[2], nodes[4], nodes[5]]);
+        pages.take_window_page().unwrap();
         assert_eq!(pages.recent_page(nodes[3]), None);
         assert_eq!(found(&pages, &tokens[..256]), 192);
         assert_eq!(found(&pages, &tokens[..310]), 192);
@@ -258,38 +259,38 @@ mod tests {
     #[test]
     fn at_the_border_of_a_chunk_nothing_is_seen() {
         let (mut pages, tokens, _) = chain(Mask::Chunk(96), 3, 3);
-        (0..3).for_each(|_| assert!(pages.take_recent().is_some()));
+        (0..3).for_each(|_| assert!(pages.take_window_page().is_some()));
         assert_eq!([192, 191, 96, 97, 95].map(|n| found(&pages, &tokens[..n])), [192, 0, 0, 0, 0]);
-        assert_eq!(pages.take_recent(), None);
+        assert_eq!(pages.take_window_page(), None);
     }
 
     #[test]
     fn what_is_worth_little_goes_first_and_what_is_used_stays() {
         let (mut pages, _, nodes) = chain(Mask::Window(60), 4, 4);
-        pages.retain_recent(&nodes);
-        assert_eq!((pages.recent_available(&[]), pages.take_recent()), (0, None));
+        pages.pin_window_pages(&nodes);
+        assert_eq!((pages.window_pages_available(&[]), pages.take_window_page()), (0, None));
         assert!(pages.take().is_none(), "there is no page of the other kind alone");
-        pages.release_recent(nodes[0], true);
-        pages.release_recent(nodes[1], false);
-        pages.release_recent(nodes[2], true);
-        assert_eq!((pages.recent_available(&[]), pages.recent_available(&nodes[..2])), (3, 1));
-        assert_eq!(pages.recent_counts(), [4, 4, 1]);
+        pages.unpin_window_page(nodes[0], true);
+        pages.unpin_window_page(nodes[1], false);
+        pages.unpin_window_page(nodes[2], true);
+        assert_eq!((pages.window_pages_available(&[]), pages.window_pages_available(&nodes[..2])), (3, 1));
+        assert_eq!(pages.window_page_counts(), [4, 4, 1]);
         for gone in [1, 0, 2] {
             let page = pages.recent_page(nodes[gone]);
-            assert_eq!((pages.take_recent(), pages.recent_page(nodes[gone])), (page, None));
+            assert_eq!((pages.take_window_page(), pages.recent_page(nodes[gone])), (page, None));
         }
-        assert_eq!(pages.take_recent(), None);
+        assert_eq!(pages.take_window_page(), None);
     }
 
     #[test]
     fn a_page_that_was_computed_again_brings_back_what_was_gone() {
         let (mut pages, tokens, nodes) = chain(Mask::Window(60), 2, 3);
         // The free one, and that of the first node.
-        let two = [(); 2].map(|()| pages.take_recent().unwrap());
-        two.into_iter().for_each(|page| pages.give_back_recent(page));
+        let two = [(); 2].map(|()| pages.take_window_page().unwrap());
+        two.into_iter().for_each(|page| pages.release_window_page(page));
         assert_eq!(pages.recent_page(nodes[0]), None);
         let again = pages.take().unwrap();
-        let root = Parent::Root(Origin::default());
+        let root = Parent::Root(PrefixTreeKey::default());
         assert_eq!(pages.insert(&root, again, &tokens[..64]), nodes[0]);
         assert_eq!(pages.recent_page(nodes[0]), again.recent);
         // With one that is there, and with a part of a page, nothing changes.
@@ -298,12 +299,12 @@ mod tests {
             assert_eq!(pages.insert(&root, page, &tokens[..part]), nodes[0]);
             assert_eq!(pages.recent_page(nodes[0]), before);
         }
-        assert_eq!((pages.recent_counts(), pages.in_use()), ([3, 2, 0], 2));
+        assert_eq!((pages.window_page_counts(), pages.in_use()), ([3, 2, 0], 2));
         // A part of a page does not stand for the whole.
-        let all = [(); 3].map(|()| pages.take_recent().unwrap());
-        all.into_iter().for_each(|page| pages.give_back_recent(page));
+        let all = [(); 3].map(|()| pages.take_window_page().unwrap());
+        all.into_iter().for_each(|page| pages.release_window_page(page));
         let page = pages.take().unwrap();
         assert_eq!(pages.insert(&root, page, &tokens[..10]), nodes[0]);
-        assert_eq!((pages.recent_page(nodes[0]), pages.recent_counts()), (None, [3, 0, 0]));
+        assert_eq!((pages.recent_page(nodes[0]), pages.window_page_counts()), (None, [3, 0, 0]));
     }
 }

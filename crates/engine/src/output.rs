@@ -1,40 +1,40 @@
-//! What a job tells its listener of its answer: tokens as text, and the end.
+//! Output of a sequence: detokenizes tokens, matches stop strings, and sends text and the end to the sink.
 
 use puna_sampler::{StopEvent, StopMatcher, TokenLogprobs};
 use puna_tokenizer::{StreamDecoder, Tokenizer};
 
 use crate::job::{Event, Finish, Job, Piece, Sink, Summary};
 
-/// A listener, and what of the text it was not told yet.
-pub struct Teller {
+/// The sink of a sequence with its detokenizer and stop strings.
+pub struct OutputStream {
     pub sink: Box<dyn Sink>,
     pub decoder: StreamDecoder,
     stop: StopMatcher,
 }
 
-/// What came of telling of a token.
+/// Result of emitting one token.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Told {
-    /// The answer goes on.
-    More,
-    /// It has ended, which was not told yet.
-    Ends(Finish),
-    /// The listener has enough of it.
-    Enough,
-    /// Nobody listens any more.
-    Unheard,
+pub enum Emit {
+    /// Generation continues.
+    Continue,
+    /// Generation is finished; the caller sends the summary.
+    Finished(Finish),
+    /// The sink needs no further tokens ([`Sink::has_enough`]).
+    Satisfied,
+    /// The client has disconnected.
+    Disconnected,
 }
 
-impl Teller {
-    /// Tells the listener of a job by this decoder.
+impl OutputStream {
+    /// Makes the output stream of a job.
     pub fn new(job: &Job, sink: Box<dyn Sink>, decoder: StreamDecoder) -> Self {
         Self { sink, decoder, stop: StopMatcher::new(job.stop.clone()) }
     }
 
-    /// Tells of the next token of the answer, unless it is the end.
-    pub fn token(&mut self, token: u32, logprobs: Option<TokenLogprobs>, tokenizer: &Tokenizer) -> Told {
+    /// Emits the next token, unless it ends the generation.
+    pub fn emit_token(&mut self, token: u32, logprobs: Option<TokenLogprobs>, tokenizer: &Tokenizer) -> Emit {
         if tokenizer.is_eog(token) {
-            return Told::Ends(Finish::End);
+            return Emit::Finished(Finish::End);
         }
         let text = self.decoder.push(token);
         let event = match self.sink.ignores_stops(&text) {
@@ -42,19 +42,19 @@ impl Teller {
             false => self.stop.push(&text),
         };
         if !self.sink.send(Event::Piece(Piece { text: event.emit, token, logprobs })) {
-            return Told::Unheard;
+            return Emit::Disconnected;
         }
         match event.stopped {
-            Some(index) => Told::Ends(Finish::Stop(index)),
-            None if self.sink.has_enough() => Told::Enough,
-            None => Told::More,
+            Some(index) => Emit::Finished(Finish::Stop(index)),
+            None if self.sink.has_enough() => Emit::Satisfied,
+            None => Emit::Continue,
         }
     }
 
-    /// Tells that it is over.
+    /// Sends the text that was held back for stop strings, then the summary.
     pub fn finish(&mut self, summary: Summary) {
         if !matches!(summary.finish, Finish::Stop(_)) {
-            // What the decoder still holds is half a character, and is dropped.
+            // Incomplete UTF-8 in the decoder is dropped.
             let text = self.stop.finish();
             if !text.is_empty() {
                 let token = summary.tokens.last().copied().unwrap_or(0);
@@ -64,7 +64,7 @@ impl Teller {
         self.sink.send(Event::Done(summary));
     }
 
-    /// Tells that it failed.
+    /// Sends an error.
     pub fn fail(&mut self, reason: &str) {
         self.sink.send(Event::Failed(reason.to_owned()));
     }

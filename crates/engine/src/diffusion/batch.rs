@@ -4,21 +4,21 @@ use std::collections::{HashMap, HashSet};
 
 use puna_models::Want;
 
-use super::Canvas;
-use crate::driver::Driver;
+use super::DiffusionSequence;
+use crate::engine_loop::EngineLoop;
 use crate::error::EngineError;
 
 /// The jobs of a diffusion model.
 #[derive(Default)]
-pub struct Canvases {
-    all: Vec<Canvas>,
+pub struct DiffusionSequences {
+    all: Vec<DiffusionSequence>,
     turns: u64,
     /// The last turn of each client that has a job here: jobs of one step do not take it with them.
     last: HashMap<u64, u64>,
 }
 
-impl Canvases {
-    pub fn push(&mut self, canvas: Canvas) {
+impl DiffusionSequences {
+    pub fn push(&mut self, canvas: DiffusionSequence) {
         self.all.push(canvas);
     }
 
@@ -47,25 +47,25 @@ impl Canvases {
     fn next(&mut self, most: usize) -> Option<usize> {
         let clients: HashSet<u64> = self.all.iter().map(|canvas| canvas.job.client).collect();
         self.last.retain(|client, _| clients.contains(client));
-        let last = |canvas: &Canvas| self.last.get(&canvas.job.client).copied().unwrap_or(0);
+        let last = |canvas: &DiffusionSequence| self.last.get(&canvas.job.client).copied().unwrap_or(0);
         let may_begin = self.counts().0 < most;
-        let takes = |canvas: &Canvas| canvas.ready() && (may_begin || canvas.has_begun());
+        let takes = |canvas: &DiffusionSequence| canvas.ready() && (may_begin || canvas.has_begun());
         let all = self.all.iter().enumerate().filter(|(_, canvas)| takes(canvas));
         all.min_by_key(|(_, canvas)| (last(canvas), canvas.turn, canvas.id)).map(|(at, _)| at)
     }
 }
 
-impl Driver {
+impl EngineLoop {
     /// Tells what is known of answers, and computes a step of one. Returns whether there was anything to do.
     pub fn unmask_step(&mut self) -> bool {
-        if self.canvases.is_empty() {
+        if self.diffusion.is_empty() {
             return false;
         }
         let told = self.tell_canvases();
         let most = self.max_sequences().unwrap_or(usize::MAX);
-        let Some(at) = self.canvases.next(most) else { return told };
+        let Some(at) = self.diffusion.next(most) else { return told };
         if let Err(reason) = self.unmask(at) {
-            self.canvases.all.remove(at).fail(&reason);
+            self.diffusion.all.remove(at).fail(&reason);
             return true;
         }
         self.tell_canvases();
@@ -74,19 +74,19 @@ impl Driver {
 
     /// A step of one answer.
     fn unmask(&mut self, at: usize) -> Result<(), String> {
-        let canvas = &mut self.canvases.all[at];
+        let canvas = &mut self.diffusion.all[at];
         let is_first = !canvas.has_begun();
-        self.canvases.turns += 1;
-        canvas.turn = self.canvases.turns;
-        self.canvases.last.insert(canvas.job.client, canvas.turn);
+        self.diffusion.turns += 1;
+        canvas.turn = self.diffusion.turns;
+        self.diffusion.last.insert(canvas.job.client, canvas.turn);
         let Some(input) = canvas.step() else { return Ok(()) };
-        let ran = self.stepper.run(Want::Logits, &input).map_err(|error| error.to_string())?;
+        let ran = self.executor.run(Want::Logits, &input).map_err(|error| error.to_string())?;
         let cols = ran.ok_or_else(|| EngineError::CannotGenerate.to_string())?;
-        let canvas = &mut self.canvases.all[at];
-        canvas.fill(self.stepper.backend.result(), cols)?;
+        let canvas = &mut self.diffusion.all[at];
+        canvas.fill(self.executor.backend.result(), cols)?;
         let prompt = canvas.job.prompt.len() as u64;
         if !canvas.progress() {
-            self.canvases.all.remove(at);
+            self.diffusion.all.remove(at);
         }
         let mut stats = self.stats.lock().expect("nobody panics with the statistics");
         stats.steps += 1;
@@ -97,7 +97,7 @@ impl Driver {
     /// Tells listeners what they take; those whose answer has ended leave. Returns whether anything was told.
     fn tell_canvases(&mut self) -> bool {
         let (mut all, mut open) = (0, true);
-        self.canvases.all.retain_mut(|canvas| {
+        self.diffusion.all.retain_mut(|canvas| {
             let (told, goes_on) = canvas.tell(&self.tokenizer);
             all += told as u64;
             open &= goes_on;

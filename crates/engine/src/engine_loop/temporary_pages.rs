@@ -1,22 +1,22 @@
-//! What texts have that are no sequences: pages and a state outside the tree, for a few steps.
+//! Pages and a state outside of the prefix tree, for texts that take a few steps: embeddings and draft models.
 
 use puna_graph::{RecentPages, Segment};
 
-use super::Driver;
+use super::EngineLoop;
 use crate::pages::{PAGE_TOKENS, Page, Windows};
 
-/// What a sequence outside the tree has.
+/// Pages and state of a text outside of the tree.
 #[derive(Debug, Default)]
-pub struct Borrowed {
+pub struct TemporaryPages {
     pub pages: Vec<u32>,
-    /// Recent pages, which take turns.
+    /// Window pages, used as a ring.
     pub recent: Vec<u32>,
-    /// Slot of its recurrent state, where the model has such.
+    /// Slot of the recurrent state, if the model has recurrent layers.
     pub state: Option<u32>,
 }
 
-impl Borrowed {
-    /// The part of a step that continues it after `past` tokens.
+impl TemporaryPages {
+    /// The segment of a step that continues the text after `past` tokens.
     pub fn segment(&self, windows: &Windows, first_row: usize, rows: usize, past: usize) -> Segment {
         let (pages, state) = (self.pages.clone(), self.state.unwrap_or(0));
         let mut recent = RecentPages::default();
@@ -29,41 +29,41 @@ impl Borrowed {
     }
 }
 
-impl Driver {
-    /// Pages for a sequence outside the tree, and a slot for its state; `None` when there are not enough.
-    pub fn borrow_pages(&mut self, tokens: usize) -> Option<Borrowed> {
-        let mut borrowed = Borrowed::default();
+impl EngineLoop {
+    /// Takes pages and a state slot for a text of `tokens` tokens. Returns `None` if there are not enough.
+    pub fn take_temporary_pages(&mut self, tokens: usize) -> Option<TemporaryPages> {
+        let mut borrowed = TemporaryPages::default();
         while borrowed.pages.len() * PAGE_TOKENS < tokens {
             match self.pages.take_lasting() {
                 Some(page) => borrowed.pages.push(page),
                 None => {
-                    self.return_pages(borrowed);
+                    self.release_temporary_pages(borrowed);
                     return None;
                 }
             }
         }
-        if self.pages.has_recent() {
+        if self.pages.has_window_pages() {
             let most = self.pages.windows().pages(self.num_batch.min(tokens)).min(borrowed.pages.len());
-            borrowed.recent.extend((0..most).map_while(|_| self.pages.take_recent()));
+            borrowed.recent.extend((0..most).map_while(|_| self.pages.take_window_page()));
             if borrowed.recent.len() < most {
-                self.return_pages(borrowed);
+                self.release_temporary_pages(borrowed);
                 return None;
             }
         }
         if self.pages.has_states() {
             borrowed.state = self.has_a_state_left().then(|| self.pages.take_state()).flatten();
             if borrowed.state.is_none() {
-                self.return_pages(borrowed);
+                self.release_temporary_pages(borrowed);
                 return None;
             }
         }
         Some(borrowed)
     }
 
-    /// Gives back what [`Driver::borrow_pages`] took.
-    pub fn return_pages(&mut self, borrowed: Borrowed) {
-        borrowed.pages.into_iter().for_each(|all| self.pages.give_back(Page { all, recent: None }));
-        borrowed.recent.into_iter().for_each(|page| self.pages.give_back_recent(page));
-        borrowed.state.into_iter().for_each(|slot| self.pages.give_back_state(slot));
+    /// Releases what [`EngineLoop::take_temporary_pages`] took.
+    pub fn release_temporary_pages(&mut self, borrowed: TemporaryPages) {
+        borrowed.pages.into_iter().for_each(|all| self.pages.release_page(Page { all, recent: None }));
+        borrowed.recent.into_iter().for_each(|page| self.pages.release_window_page(page));
+        borrowed.state.into_iter().for_each(|slot| self.pages.release_state(slot));
     }
 }

@@ -17,7 +17,7 @@ const LOGITS: usize = 1 << 22;
 const LEAST_RESULTS: usize = 32;
 
 /// Runs steps of one model.
-pub struct Stepper {
+pub struct ModelExecutor {
     pub backend: Box<dyn Backend>,
     pub model: Model,
     pub info: ModelInfo,
@@ -47,7 +47,7 @@ impl Made {
     }
 }
 
-impl Stepper {
+impl ModelExecutor {
     /// Loads a model, hands it to a backend and prepares its largest steps, so that what cannot be computed is known
     /// before the first one.
     pub fn new(view: &View, backend: Box<dyn Backend>, options: &EngineOptions) -> Result<Self, EngineError> {
@@ -61,17 +61,17 @@ impl Stepper {
         options: &EngineOptions,
         companion: Option<&View>,
     ) -> Result<Self, EngineError> {
-        let mut stepper = Self::bare(view, backend, options, companion)?;
-        let spec = cache_spec(&stepper.model, options);
+        let mut executor = Self::bare(view, backend, options, companion)?;
+        let spec = cache_spec(&executor.model, options);
         if spec.pages > 0 {
-            stepper.backend.create_cache(spec)?;
+            executor.backend.create_cache(spec)?;
         }
-        let states = state_spec(&stepper.model, options);
+        let states = state_spec(&executor.model, options);
         if states.slots > 0 {
-            stepper.backend.create_states(states)?;
+            executor.backend.create_states(states)?;
         }
-        stepper.planned = stepper.memory(options)?;
-        Ok(stepper)
+        executor.planned = executor.memory(options)?;
+        Ok(executor)
     }
 
     /// The same without a cache and with nothing prepared.

@@ -1,43 +1,47 @@
-//! The pages that a sequence holds and its recurrent state, and how they come from the tree and go back to it.
+//! KV pages and recurrent state of a sequence: taken from the prefix tree when it starts, and given to the tree when it ends.
 
 use puna_graph::{Backend, RecentPages, Segment};
 
-use crate::pages::{Match, NodeId, Origin, PAGE_TOKENS, Page, Pages, Parent};
+use crate::pages::{Match, NodeId, PAGE_TOKENS, Page, Pages, Parent, PrefixTreeKey};
 
-/// Between copies of the state that are made while a prompt is read, at least.
-const LEAST_APART: usize = 8 * PAGE_TOKENS;
-/// Copies that are made of a long prompt's states on the way, about.
-const ON_THE_WAY: usize = 8;
+/// Smallest distance between state checkpoints in a prompt, in tokens.
+const MIN_CHECKPOINT_DISTANCE: usize = 8 * PAGE_TOKENS;
+/// Approximate number of state checkpoints in a long prompt.
+const CHECKPOINTS_PER_PROMPT: usize = 8;
 
-/// Pages of a sequence: those shared with the tree, then its own. And its recurrent state, where the model has such.
+/// KV pages of a sequence: shared pages of the prefix tree first, then private pages. And its recurrent state, if the model has
+/// recurrent layers.
 #[derive(Debug, Default)]
-pub struct Held {
-    /// Full pages of the tree, retained.
+pub struct SequencePages {
+    /// Pinned full pages of the prefix tree.
     path: Vec<NodeId>,
-    /// Pages that only this sequence has, in order.
+    /// Private pages, in order.
     own: Vec<Page>,
-    /// From where on in its path it uses recent pages: those before are behind what its next token sees.
-    recent_from: usize,
-    /// Where texts end and part: what these places see is of value to others.
+    /// Index in `path` of the first window page in use. The windows of the next token do not reach earlier pages.
+    first_window_page: usize,
+    /// Positions where other sequences are likely to continue: end of the prompt, and divergence from the tree. Window pages that they
+    /// see are evicted last.
     places: [usize; 2],
-    /// What all of them were computed with.
-    origin: Origin,
-    /// Slot of its state, that after all tokens that it has computed.
+    /// Root of the prefix tree: everything that the pages depend on besides tokens.
+    origin: PrefixTreeKey,
+    /// Slot of the recurrent state after all computed tokens.
     state: Option<u32>,
-    /// Copies of earlier states and after how many tokens they were made, for when their page goes to the tree.
-    kept: Vec<(usize, u32)>,
-    /// Where the tree knows more of the prompt than there was a state or what it sees for: another will part from there, too.
-    parts_at: usize,
+    /// State checkpoints with their positions, until their page is in the tree.
+    checkpoints: Vec<(usize, u32)>,
+    /// Position up to which the tree has pages of the prompt but no state or window pages. Other sequences will diverge here, too.
+    divergence: usize,
 }
 
-impl Held {
-    /// What there is of a sequence's `tokens` with this origin, and how many tokens that are. The beginning of a page that agrees only
-    /// so far is copied: from the tree or, as one of them may just have computed it, from what the `others` hold and have computed.
-    /// Where sequences have states, there must be a slot for one. What an encoder has read is found as a whole or not at all.
+impl SequencePages {
+    /// Finds the cached prefix of `tokens`. Returns its pages and its length in tokens.
+    ///
+    /// Full pages are shared. If a page matches only in part, its beginning is copied: from the tree, or from a running sequence among
+    /// `others` that has just computed it. A model with recurrent layers needs a free state slot. The input of an encoder is found as
+    /// a whole or not at all.
     pub fn find<'a>(
         pages: &mut Pages,
         backend: &mut dyn Backend,
-        origin: &Origin,
+        origin: &PrefixTreeKey,
         tokens: &[u32],
         others: impl Iterator<Item = (&'a Self, &'a [u32])>,
     ) -> (Self, usize) {
@@ -46,7 +50,7 @@ impl Held {
             return Self::with_state(pages, backend, (origin, tokens), found, others);
         }
         let mut computed = found.path.len() * PAGE_TOKENS;
-        // The page that an unfinished one continues with, if it comes to more than the tree has.
+        // The private page of a running sequence, if it matches further than the tree.
         let least = found.partial.map_or(0, |(_, tokens)| tokens);
         let alike = others.filter(|(held, _)| held.origin == *origin && held.path == found.path);
         let unfinished = alike.filter_map(|(held, theirs)| {
@@ -56,9 +60,9 @@ impl Held {
         let unfinished = unfinished.max_by_key(|(_, tokens)| *tokens).filter(|(_, tokens)| *tokens > least);
         let more = unfinished.map_or(least, |(_, tokens)| tokens);
         if computed + more < origin.read.len() {
-            return (Self::on(pages, Vec::new(), 0, origin), 0);
+            return (Self::pin_path(pages, Vec::new(), 0, origin), 0);
         }
-        let mut held = Self::on(pages, found.path, computed + more, origin);
+        let mut held = Self::pin_path(pages, found.path, computed + more, origin);
         held.places = [tokens.len(), found.seen / PAGE_TOKENS * PAGE_TOKENS];
         let copied = match (unfinished, found.partial) {
             (Some((theirs, _)), _) => held.copy(pages, backend, theirs),
@@ -67,49 +71,49 @@ impl Held {
         };
         if copied {
             computed += more;
-        } else if pages.has_recent() || computed < origin.read.len() {
-            // Without it, what follows would see further back, or a part of the prompt.
-            return (held.let_go(pages), 0);
+        } else if pages.has_window_pages() || computed < origin.read.len() {
+            // Without this page, windows would lack positions, or the encoder's input would be incomplete.
+            return (held.discard(pages), 0);
         }
         (held, computed)
     }
 
-    /// The pages of a path in the tree for a sequence that goes on after so many tokens.
-    fn on(pages: &mut Pages, path: Vec<NodeId>, tokens: usize, origin: &Origin) -> Self {
+    /// Pins a path of the tree for a sequence that continues after `tokens` tokens.
+    fn pin_path(pages: &mut Pages, path: Vec<NodeId>, tokens: usize, origin: &PrefixTreeKey) -> Self {
         pages.retain(&path);
         let seen = pages.seen_of(&path, tokens);
-        pages.retain_recent(seen);
-        let recent_from = path.len() - seen.len();
-        Self { path, recent_from, origin: origin.clone(), ..Self::default() }
+        pages.pin_window_pages(seen);
+        let first_window_page = path.len() - seen.len();
+        Self { path, first_window_page, origin: origin.clone(), ..Self::default() }
     }
 
-    /// Gives back all pages, which are of no use; what stays is as empty as at first.
-    fn let_go(mut self, pages: &mut Pages) -> Self {
-        self.own.drain(..).for_each(|page| pages.give_back(page));
+    /// Releases all pages and returns an empty value.
+    fn discard(mut self, pages: &mut Pages) -> Self {
+        self.own.drain(..).for_each(|page| pages.release_page(page));
         self.leave_path(pages);
         self
     }
 
-    /// Leaves the tree.
+    /// Unpins the pages of the tree.
     fn leave_path(&mut self, pages: &mut Pages) {
         let path = std::mem::take(&mut self.path);
-        path[self.recent_from..].iter().for_each(|&node| pages.release_recent(node, true));
-        self.recent_from = 0;
+        path[self.first_window_page..].iter().for_each(|&node| pages.unpin_window_page(node, true));
+        self.first_window_page = 0;
         pages.release(&path);
     }
 
-    /// The same where sequences have states: as much as there is one for.
+    /// [`SequencePages::find`] for models with recurrent layers: the prefix ends at a state checkpoint.
     fn with_state<'a>(
         pages: &mut Pages,
         backend: &mut dyn Backend,
-        (origin, tokens): (&Origin, &[u32]),
+        (origin, tokens): (&PrefixTreeKey, &[u32]),
         found: Match,
         others: impl Iterator<Item = (&'a Self, &'a [u32])>,
     ) -> (Self, usize) {
-        let parts_at = found.seen / PAGE_TOKENS * PAGE_TOKENS;
-        // A copy that a running sequence made of the state after more tokens, in the page that it has not filled yet.
+        let divergence = found.seen / PAGE_TOKENS * PAGE_TOKENS;
+        // A checkpoint of a running sequence at a later position, in a page that is not full yet.
         let copies =
-            others.flat_map(|(held, theirs)| held.kept.iter().map(move |copy| (held, theirs, *copy)));
+            others.flat_map(|(held, theirs)| held.checkpoints.iter().map(move |copy| (held, theirs, *copy)));
         let theirs = copies
             .filter(|(held, ..)| held.origin == *origin)
             .filter(|(held, theirs, (at, _))| {
@@ -122,8 +126,8 @@ impl Held {
             Some((held, _, (at, slot))) => (held.path.clone(), Some(slot), at),
             None => (found.path.clone(), found.state, found.tokens()),
         };
-        let mut held = Self::on(pages, path, computed, origin);
-        (held.parts_at, held.places) = (parts_at, [tokens.len(), parts_at]);
+        let mut held = Self::pin_path(pages, path, computed, origin);
+        (held.divergence, held.places) = (divergence, [tokens.len(), divergence]);
         let partial = match (theirs, found.partial) {
             _ if computed.is_multiple_of(PAGE_TOKENS) => true,
             (Some((theirs, ..)), _) => {
@@ -135,17 +139,17 @@ impl Held {
         from.iter().for_each(|&from| pages.touch_state(from));
         held.state = pages.take_state();
         if let (true, Some(from), Some(to)) = (partial, from, held.state) {
-            // Where there was no other slot the copy itself was taken.
+            // If no other slot was free, the checkpoint itself was taken.
             if from != to {
                 backend.copy_state(from, to);
             }
             return (held, computed);
         }
-        // The state is of no use without all that is before it.
-        (held.let_go(pages), 0)
+        // A state is useless without all pages before it.
+        (held.discard(pages), 0)
     }
 
-    /// Goes on with a copy of a page; `false` when there are no more.
+    /// Appends a private copy of a page. Returns `false` if no page is free.
     fn copy(&mut self, pages: &mut Pages, backend: &mut dyn Backend, from: Page) -> bool {
         let Some(page) = pages.take() else { return false };
         backend.copy_page(from.all, page.all);
@@ -156,25 +160,25 @@ impl Held {
         true
     }
 
-    /// The same of a node's page, which is retained meanwhile, so that taking another does not drop it.
+    /// Appends a private copy of a node's page. Pins the node meanwhile, so that taking a page does not evict it.
     fn copy_node(&mut self, pages: &mut Pages, backend: &mut dyn Backend, node: NodeId) -> bool {
-        let has_recent = pages.recent_page(node).is_some();
+        let has_window_pages = pages.recent_page(node).is_some();
         pages.retain(&[node]);
-        pages.retain_recent(&[node]);
+        pages.pin_window_pages(&[node]);
         let copied = self.copy(pages, backend, pages.page(node));
-        if has_recent {
-            pages.release_recent(node, true);
+        if has_window_pages {
+            pages.unpin_window_page(node, true);
         }
         pages.release(&[node]);
         copied
     }
 
-    /// The part of a step that continues it after `past` tokens.
+    /// The segment of a step that continues the sequence after `past` tokens.
     pub fn segment(&self, pages: &Pages, first_row: usize, rows: usize, past: usize) -> Segment {
         let shared = |from: usize| self.path[from..].iter().map(|&id| pages.page(id));
         let own = || self.own.iter().copied();
-        let recent = if pages.has_recent() {
-            let all = shared(self.recent_from).chain(own());
+        let recent = if pages.has_window_pages() {
+            let all = shared(self.first_window_page).chain(own());
             all.map(|page| page.recent.expect("recent pages in use stay")).collect()
         } else {
             Vec::new()
@@ -184,23 +188,23 @@ impl Held {
             rows,
             past,
             pages: shared(0).chain(own()).map(|page| page.all).collect(),
-            recent: RecentPages { first: self.recent_from, pages: recent },
+            recent: RecentPages { first: self.first_window_page, pages: recent },
             encoded: self.origin.read.len(),
             state: self.state.unwrap_or(0),
         }
     }
 
-    /// Recent pages that it uses, where the model has such.
+    /// Number of window pages in use.
     pub fn recent_pages(&self) -> usize {
-        self.path.len() - self.recent_from + self.own.len()
+        self.path.len() - self.first_window_page + self.own.len()
     }
 
-    /// Tokens that there is room for.
+    /// Capacity of the pages in tokens.
     pub fn room(&self) -> usize {
         (self.path.len() + self.own.len()) * PAGE_TOKENS
     }
 
-    /// Takes pages until there is room for `tokens` tokens; `false` when there are no more.
+    /// Takes pages until the capacity is `tokens`. Returns `false` if no page is free.
     pub fn grow(&mut self, pages: &mut Pages, tokens: usize) -> bool {
         while self.room() < tokens {
             match pages.take() {
@@ -211,73 +215,73 @@ impl Held {
         true
     }
 
-    /// Gives back pages of its own that are not needed for `tokens` tokens.
+    /// Releases private pages that `tokens` tokens do not need.
     pub fn shrink(&mut self, pages: &mut Pages, tokens: usize) {
         while self.room() >= tokens + PAGE_TOKENS
             && let Some(page) = self.own.pop()
         {
-            pages.give_back(page);
+            pages.release_page(page);
         }
     }
 
-    /// Where the next copy of the state of a prompt of `tokens` tokens is to be made, of which `computed` are: at the end but for
-    /// the last token, which is always computed anew; where others part; and now and then on the way.
-    pub fn next_copy(&self, computed: usize, tokens: usize) -> usize {
-        let apart = (tokens / ON_THE_WAY).next_power_of_two().max(LEAST_APART);
-        let places = [(computed / apart + 1) * apart, self.parts_at, tokens.saturating_sub(1)];
+    /// Position of the next state checkpoint in a prompt of `tokens` tokens, of which `computed` are computed: at regular distances, at
+    /// the divergence from the tree, and before the last token, which is always computed again.
+    pub fn next_checkpoint(&self, computed: usize, tokens: usize) -> usize {
+        let apart = (tokens / CHECKPOINTS_PER_PROMPT).next_power_of_two().max(MIN_CHECKPOINT_DISTANCE);
+        let places = [(computed / apart + 1) * apart, self.divergence, tokens.saturating_sub(1)];
         places.into_iter().filter(|&at| at > computed).min().unwrap_or(usize::MAX)
     }
 
-    /// Makes a copy of the state after `computed` tokens, if there is a slot to be had.
+    /// Makes a state checkpoint after `computed` tokens, if a slot is free.
     pub fn copy_state(&mut self, pages: &mut Pages, backend: &mut dyn Backend, computed: usize) {
         let Some(own) = self.state else { return };
         let Some(slot) = pages.take_state() else { return };
         backend.copy_state(own, slot);
-        self.kept.push((computed, slot));
+        self.checkpoints.push((computed, slot));
     }
 
-    /// Gives up the copies that are not in the tree yet, for somebody who has no slot.
-    pub fn drop_copies(&mut self, pages: &mut Pages) {
-        self.kept.drain(..).for_each(|(_, slot)| pages.give_back_state(slot));
+    /// Releases the checkpoints that are not in the tree yet, so that another sequence gets a slot.
+    pub fn drop_checkpoints(&mut self, pages: &mut Pages) {
+        self.checkpoints.drain(..).for_each(|(_, slot)| pages.release_state(slot));
     }
 
-    /// Puts full pages into the tree, where others find them at once. `computed` are the sequence's tokens as far as they
-    /// were computed: what a refused guess left behind them is never seen.
+    /// Moves full private pages to the tree, where other sequences find them at once. `computed` are the computed tokens; rejected draft
+    /// tokens behind them are not published.
     pub fn publish(&mut self, pages: &mut Pages, computed: &[u32]) {
         while !self.own.is_empty() && computed.len() >= (self.path.len() + 1) * PAGE_TOKENS {
             let start = self.path.len() * PAGE_TOKENS;
             let tokens = &computed[start..start + PAGE_TOKENS];
             let node = pages.insert(&self.last(), self.own.remove(0), tokens);
             pages.retain(&[node]);
-            pages.retain_recent(&[node]);
+            pages.pin_window_pages(&[node]);
             self.path.push(node);
-            self.keep_copies(pages, node, start);
+            self.store_checkpoints(pages, node, start);
         }
-        self.slide(pages, computed.len());
+        self.slide_window(pages, computed.len());
     }
 
-    /// Lets go of recent pages that lie behind what comes next. A draft model may compute its newest token again.
-    fn slide(&mut self, pages: &mut Pages, computed: usize) {
+    /// Unpins window pages that the next tokens do not see. A draft model may compute the latest token again.
+    fn slide_window(&mut self, pages: &mut Pages, computed: usize) {
         let ahead = pages.seen_of(&self.path, computed.saturating_sub(1)).len();
-        while pages.has_recent() && self.recent_from < self.path.len() - ahead {
-            let from = self.recent_from * PAGE_TOKENS;
-            // And one page more, for texts that part from this one a little before the place.
+        while pages.has_window_pages() && self.first_window_page < self.path.len() - ahead {
+            let from = self.first_window_page * PAGE_TOKENS;
+            // One page more, for sequences that diverge a little earlier.
             let sees =
                 |place: usize| from < place && pages.windows().first_seen(place) < from + 2 * PAGE_TOKENS;
             let valued = self.places.iter().any(|&place| sees(place));
-            pages.release_recent(self.path[self.recent_from], valued);
-            self.recent_from += 1;
+            pages.unpin_window_page(self.path[self.first_window_page], valued);
+            self.first_window_page += 1;
         }
     }
 
-    /// What its own pages follow.
+    /// Parent of the private pages in the tree.
     fn last(&self) -> Parent {
         self.path.last().map_or_else(|| Parent::Root(self.origin.clone()), |&id| Parent::Node(id))
     }
 
-    /// Has a node keep the copies that were made in its page, which begins after `start` tokens.
-    fn keep_copies(&mut self, pages: &mut Pages, node: NodeId, start: usize) {
-        self.kept.retain(|&(at, slot)| {
+    /// Moves the checkpoints in a node's page, which begins after `start` tokens, to the node.
+    fn store_checkpoints(&mut self, pages: &mut Pages, node: NodeId, start: usize) {
+        self.checkpoints.retain(|&(at, slot)| {
             let is_here = at > start && at <= start + PAGE_TOKENS;
             if is_here {
                 pages.keep_state(node, at - start, slot);
@@ -286,7 +290,7 @@ impl Held {
         });
     }
 
-    /// Gives all pages to the tree, and the state with them.
+    /// Moves all pages and the state to the tree.
     pub fn release(mut self, pages: &mut Pages, computed: &[u32]) {
         self.publish(pages, computed);
         let start = (self.path.len() * PAGE_TOKENS).min(computed.len());
@@ -296,21 +300,21 @@ impl Held {
         for (i, page) in std::mem::take(&mut self.own).into_iter().enumerate() {
             if i == 0 && !rest.is_empty() {
                 let node = pages.insert(&parent, page, rest);
-                pages.value_recent(node);
-                self.keep_copies(pages, node, start);
+                pages.keep_window_page_longer(node);
+                self.store_checkpoints(pages, node, start);
                 last = Some((node, rest.len()));
             } else {
-                pages.give_back(page);
+                pages.release_page(page);
             }
         }
         match (self.state.take(), last) {
             (Some(slot), Some((node, tokens))) if !computed.is_empty() => {
                 pages.keep_state(node, tokens, slot)
             }
-            (Some(slot), _) => pages.give_back_state(slot),
+            (Some(slot), _) => pages.release_state(slot),
             (None, _) => {}
         }
-        self.drop_copies(pages);
+        self.drop_checkpoints(pages);
         self.leave_path(pages);
     }
 }

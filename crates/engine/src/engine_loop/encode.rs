@@ -6,30 +6,30 @@ use std::time::Instant;
 use puna_graph::StepInput;
 use puna_models::Want;
 
-use super::Driver;
+use super::EngineLoop;
 use crate::error::EngineError;
 use crate::sequence::JobId;
 
-impl Driver {
+impl EngineLoop {
     /// Reads the prompts that are next, if there are such.
     pub(super) fn encode(&mut self) -> Result<(), EngineError> {
-        if self.stepper.info.start.is_none() {
+        if self.executor.info.start.is_none() {
             return Ok(());
         }
-        let chosen = self.next_unread();
+        let chosen = self.next_to_encode();
         for id in &chosen {
             if let Some(at) = self.running.iter().position(|s| s.id == *id) {
-                self.make_room(at, self.running[at].unread());
+                self.preempt_until_fits(at, self.running[at].unread());
             }
         }
         let (input, read) = self.assemble_unread(&chosen);
         if read.is_empty() {
             return Ok(());
         }
-        self.stepper.prepare(Want::Encode, &input)?;
+        self.executor.prepare(Want::Encode, &input)?;
         let start = Instant::now();
-        self.stepper.run(Want::Encode, &input)?.ok_or(EngineError::CannotGenerate)?;
-        self.note_rate(input.tokens.len(), start.elapsed().as_secs_f64());
+        self.executor.run(Want::Encode, &input)?.ok_or(EngineError::CannotGenerate)?;
+        self.record_prefill_rate(input.tokens.len(), start.elapsed().as_secs_f64());
         let mut left = Vec::new();
         for s in self.running.iter_mut().filter(|s| read.contains(&s.id)) {
             s.computed = s.unread();
@@ -40,7 +40,7 @@ impl Driver {
                 left.push(s.id);
             }
         }
-        self.dismiss(&left);
+        self.remove_finished(&left);
         let mut stats = self.stats.lock().expect("nobody panics with the statistics");
         stats.steps += 1;
         stats.prompt_tokens += input.tokens.len() as u64;

@@ -1,32 +1,32 @@
-//! What a step's results are for: draws of the sequences that took part, and what comes of them.
+//! Processing of step output: sampling, acceptance of draft tokens, checkpoints, finished sequences.
 
 use std::time::Instant;
 
-use super::{Driver, FORM_WAIT, Part};
+use super::{EngineLoop, MASK_WAIT, Part};
 use crate::error::EngineError;
 use crate::sequence::JobId;
 use crate::speculate::source::Computed;
 
-impl Driver {
-    /// Makes up for postponed draws as far as that can be done by `end`; how many those were.
-    pub(super) fn catch_up(&mut self, end: Instant) -> u64 {
+impl EngineLoop {
+    /// Samples sequences whose sampling was deferred, if their masks are ready by `end`. Returns the number of sampled tokens.
+    pub(super) fn resume_deferred_sampling(&mut self, end: Instant) -> u64 {
         let (mut ended, mut generated) = (Vec::new(), 0);
         for s in &mut self.running {
-            let (drawn, open) = s.catch_up(&self.tokenizer, end);
+            let (drawn, open) = s.resume_deferred_sampling(&self.tokenizer, end);
             generated += u64::from(drawn);
             if !open {
                 ended.push(s.id);
             }
         }
-        self.dismiss(&ended);
+        self.remove_finished(&ended);
         if generated > 0 {
             self.stats.lock().expect("nobody panics with the statistics").generated_tokens += generated;
         }
         generated
     }
 
-    /// Lets go of sequences that have ended.
-    pub(super) fn dismiss(&mut self, ended: &[JobId]) {
+    /// Removes finished sequences.
+    pub(super) fn remove_finished(&mut self, ended: &[JobId]) {
         for id in ended {
             if let Some(at) = self.running.iter().position(|s| s.id == *id) {
                 let mut sequence = self.running.swap_remove(at);
@@ -35,7 +35,7 @@ impl Driver {
         }
     }
 
-    /// Advances the sequences of a step. Returns how many guessed tokens came true.
+    /// Advances the sequences of a step. Returns the number of accepted draft tokens.
     pub(super) fn process_step_output(
         &mut self,
         parts: &[Part],
@@ -44,43 +44,45 @@ impl Driver {
     ) -> Result<usize, EngineError> {
         let mut ended = Vec::new();
         let (mut generated, mut all_true) = (0, 0);
-        let end = Instant::now() + FORM_WAIT;
+        let end = Instant::now() + MASK_WAIT;
         for part in parts {
             let s = &mut self.running[part.running];
             let mut open = s.score(
-                &self.stepper.backend.result()[part.scores.start * cols..part.scores.end * cols],
+                &self.executor.backend.result()[part.scores.start * cols..part.scores.end * cols],
                 cols,
             );
             let copies = part.prompt && self.pages.has_states();
-            let is_place = copies && s.held.next_copy(s.computed, s.tokens.len()) == s.computed + part.rows;
+            let is_place =
+                copies && s.held.next_checkpoint(s.computed, s.tokens.len()) == s.computed + part.rows;
             let mut step = Computed { past: s.computed, first: part.first_row, output: None };
             s.computed += part.rows;
             if is_place {
-                s.held.copy_state(&mut self.pages, &mut *self.stepper.backend, s.computed);
+                s.held.copy_state(&mut self.pages, &mut *self.executor.backend, s.computed);
             }
             open = open && s.prefill_progress();
             if open && !part.outputs.is_empty() {
-                let rows = &self.stepper.backend.result()[part.outputs.start * cols..part.outputs.end * cols];
-                let came_true;
-                (came_true, open) = s.advance_through(rows, cols, part.guess.as_ref(), &self.tokenizer, end);
-                // What was not drawn says nothing about guesses.
+                let rows =
+                    &self.executor.backend.result()[part.outputs.start * cols..part.outputs.end * cols];
+                let accepted;
+                (accepted, open) = s.advance_through(rows, cols, part.guess.as_ref(), &self.tokenizer, end);
+                // Deferred sampling says nothing about the draft.
                 if let Some(guess) = part.guess.as_ref().filter(|_| !s.is_postponed()) {
-                    self.speculator.checked(s, guess.kind, guess.tokens.len(), came_true);
+                    self.speculator.checked(s, guess.kind, guess.tokens.len(), accepted);
                 }
-                step.output = Some(part.outputs.start + came_true);
-                generated += came_true + usize::from(!s.is_postponed());
-                all_true += came_true;
+                step.output = Some(part.outputs.start + accepted);
+                generated += accepted + usize::from(!s.is_postponed());
+                all_true += accepted;
             }
-            self.speculator.computed(s, self.stepper.backend.extra_output(0), step);
+            self.speculator.computed(s, self.executor.backend.extra_output(0), step);
             if !open {
                 ended.push(s.id);
             }
         }
-        let followed = self.speculator.follow(&self.running, (&mut self.stepper, &self.pages));
+        let followed = self.speculator.follow(&self.running, (&mut self.executor, &self.pages));
         for s in &mut self.running {
             s.held.publish(&mut self.pages, &s.tokens[..s.computed]);
         }
-        self.dismiss(&ended);
+        self.remove_finished(&ended);
         let mut stats = self.stats.lock().expect("nobody panics with the statistics");
         stats.steps += 1;
         stats.prompt_tokens += prompt_rows as u64;

@@ -1,12 +1,12 @@
-//! The loop: admits sequences, builds each step from running ones, hands out results.
+//! The engine loop: handles commands, admits sequences, assembles steps, runs them, and processes their output.
 //!
-//! Sequences that generate take one row a step; the rest of the step goes to prompts, in chunks that keep the
-//! step short while others wait for their next token.
+//! A decoding sequence takes one row of a step. Prompts take the other rows in chunks, which keep the step short while other
+//! sequences wait for their next token (chunked prefill).
 
-mod borrowed;
+mod batch;
 mod encode;
 mod results;
-mod turns;
+mod temporary_pages;
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -18,41 +18,41 @@ use puna_graph::StepInput;
 use puna_models::Want;
 use puna_tokenizer::Tokenizer;
 
-use crate::diffusion::{Canvas, Canvases};
+use crate::diffusion::{DiffusionSequence, DiffusionSequences};
 use crate::embed::EmbedJob;
 use crate::error::EngineError;
-use crate::held::Held;
+use crate::executor::ModelExecutor;
 use crate::job::Finish;
 use crate::pages::{NodeId, PAGE_TOKENS, Pages, Windows};
 use crate::sequence::{JobId, Sequence};
+use crate::sequence_pages::SequencePages;
 use crate::speculate::Guess;
-use crate::speculate::speculator::{Limits, Ran, Speculator};
+use crate::speculate::speculator::{Limits, Speculator, StepTiming};
 use crate::stats::Stats;
-use crate::stepper::Stepper;
 
-pub use borrowed::Borrowed;
+pub use temporary_pages::TemporaryPages;
 
-/// How long a running sequence waits for somebody else's prompt.
+/// Target time of a step with prompt rows while sequences decode.
 const STEP_TARGET: Duration = Duration::from_millis(100);
-/// Rows of the first chunk, before anything is known about the machine; smaller ones tell little about its rate.
+/// Rows of the first chunk, before the prefill rate is measured. Smaller chunks measure it badly.
 const FIRST_CHUNK: usize = 64;
-/// How long to wait when every listener is slow.
-const SLOW_LISTENER_PAUSE: Duration = Duration::from_millis(2);
-/// How long a step waits for what fits the forms of its answers; what takes longer is waited for beside the next steps.
-const FORM_WAIT: Duration = Duration::from_millis(20);
+/// Pause of the loop when all clients are slow.
+const SLOW_CLIENT_PAUSE: Duration = Duration::from_millis(2);
+/// Time that a step waits for token masks. Sampling of a sequence whose mask takes longer is deferred to later steps.
+const MASK_WAIT: Duration = Duration::from_millis(20);
 
-/// What the handle asks of the loop.
+/// Command of the engine handle to the loop.
 pub enum Command {
     Submit(Box<Sequence>),
-    Unmask(Box<Canvas>),
+    Unmask(Box<DiffusionSequence>),
     Cancel(JobId),
     Embed(EmbedJob),
     Stop,
 }
 
-/// The loop's state.
-pub struct Driver {
-    pub stepper: Stepper,
+/// State of the loop.
+pub struct EngineLoop {
+    pub executor: ModelExecutor,
     pub tokenizer: Arc<Tokenizer>,
     pub stats: Arc<Mutex<Stats>>,
     pages: Pages,
@@ -60,39 +60,39 @@ pub struct Driver {
     max_sequences: Option<usize>,
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
-    pub canvases: Canvases,
+    pub diffusion: DiffusionSequences,
     pub embeds: VecDeque<EmbedJob>,
-    /// An embedding waits for pages: no new sequence is to take them.
-    pub embed_waits: bool,
-    /// Rows that each client's prompts have had, while there is work.
+    /// Whether an embedding waits for pages, so that no sequence is admitted.
+    pub embedding_blocked_on_pages: bool,
+    /// Prompt rows computed for each client since the loop was last idle, for fairness.
     served: HashMap<u64, u64>,
-    /// Steps that were chosen for.
+    /// Number of assembled steps.
     steps: u64,
     admissions: u64,
     preempted: u64,
-    /// Prompt tokens a second, as last seen.
+    /// Moving average of prompt tokens per second.
     prefill_rate: f64,
     speculator: Speculator,
 }
 
-/// A sequence's part of a step.
+/// Rows of one sequence in a step.
 struct Part {
     running: usize,
     first_row: usize,
     rows: usize,
-    /// Whether the rows are a prompt's.
+    /// Whether the rows are prompt rows.
     prompt: bool,
-    /// Rows of the result that score the prompt, before the others.
+    /// Result rows that score the prompt.
     scores: Range<usize>,
-    /// Rows of the result with its logits.
+    /// Result rows with logits to sample from.
     outputs: Range<usize>,
-    /// Its rows behind those, if they are a guess.
+    /// Draft tokens, which have the rows behind.
     guess: Option<Guess>,
 }
 
-impl Driver {
+impl EngineLoop {
     pub fn new(
-        stepper: Stepper,
+        executor: ModelExecutor,
         tokenizer: Arc<Tokenizer>,
         stats: Arc<Mutex<Stats>>,
         pages: Pages,
@@ -101,7 +101,7 @@ impl Driver {
         speculator: Speculator,
     ) -> Self {
         Self {
-            stepper,
+            executor,
             tokenizer,
             stats,
             pages,
@@ -109,9 +109,9 @@ impl Driver {
             max_sequences: max_sequences.map(|most| most.max(1)),
             waiting: VecDeque::new(),
             running: Vec::new(),
-            canvases: Canvases::default(),
+            diffusion: DiffusionSequences::default(),
             embeds: VecDeque::new(),
-            embed_waits: false,
+            embedding_blocked_on_pages: false,
             served: HashMap::new(),
             steps: 0,
             admissions: 0,
@@ -121,19 +121,19 @@ impl Driver {
         }
     }
 
-    /// Works until told to stop or nobody can give commands any more.
-    pub fn work(mut self, commands: &Receiver<Command>) {
+    /// Runs until the stop command, or until all command senders are gone.
+    pub fn run(mut self, commands: &Receiver<Command>) {
         loop {
             if self.is_idle() {
                 self.served.clear();
-                self.note_stats();
-                if !commands.recv().is_ok_and(|command| self.obey(command)) {
+                self.publish_stats();
+                if !commands.recv().is_ok_and(|command| self.handle_command(command)) {
                     break;
                 }
             }
             loop {
                 let goes_on = match commands.try_recv() {
-                    Ok(command) => self.obey(command),
+                    Ok(command) => self.handle_command(command),
                     Err(TryRecvError::Disconnected) => false,
                     Err(TryRecvError::Empty) => break,
                 };
@@ -147,28 +147,28 @@ impl Driver {
                 self.fail_running(&error.to_string());
             }
             self.embed_step();
-            if !self.unmask_step() && !self.canvases.is_empty() && self.embeds.is_empty() {
-                std::thread::sleep(SLOW_LISTENER_PAUSE);
+            if !self.unmask_step() && !self.diffusion.is_empty() && self.embeds.is_empty() {
+                std::thread::sleep(SLOW_CLIENT_PAUSE);
             }
-            self.note_stats();
+            self.publish_stats();
         }
         self.stop();
     }
 
     fn is_idle(&self) -> bool {
         let sequences = self.waiting.is_empty() && self.running.is_empty();
-        sequences && self.canvases.is_empty() && self.embeds.is_empty()
+        sequences && self.diffusion.is_empty() && self.embeds.is_empty()
     }
 
-    /// Takes a command; `false` ends the loop.
-    fn obey(&mut self, command: Command) -> bool {
+    /// Handles a command. Returns `false` to end the loop.
+    fn handle_command(&mut self, command: Command) -> bool {
         match command {
             Command::Submit(sequence) => self.waiting.push_back(*sequence),
-            Command::Unmask(canvas) => self.canvases.push(*canvas),
+            Command::Unmask(canvas) => self.diffusion.push(*canvas),
             Command::Embed(job) => self.embeds.push_back(job),
             Command::Cancel(id) => {
                 self.waiting.retain(|s| s.id != id);
-                self.canvases.cancel(id);
+                self.diffusion.cancel(id);
                 if let Some(at) = self.embeds.iter().position(|job| job.id == id)
                     && let Some(mut job) = self.embeds.remove(at)
                 {
@@ -186,7 +186,7 @@ impl Driver {
 
     fn stop(mut self) {
         self.fail_running("the engine is shutting down");
-        self.canvases.fail("the engine is shutting down");
+        self.diffusion.fail("the engine is shutting down");
         for mut sequence in std::mem::take(&mut self.waiting) {
             sequence.fail("the engine is shutting down");
         }
@@ -202,54 +202,58 @@ impl Driver {
         }
     }
 
-    /// Moves waiting sequences to the running ones while there is room for them.
+    /// Admits waiting sequences while pages and state slots suffice.
     fn admit(&mut self) {
         while self.max_sequences.is_none_or(|most| self.running.len() < most) {
-            let Some(at) = self.next_waiting() else { return };
+            let Some(at) = self.next_to_admit() else { return };
             let s = &self.waiting[at];
             let (tokens, known) = (&s.tokens, s.known());
             let needed = (tokens.len() + 1).div_ceil(PAGE_TOKENS);
             let known = self.pages.find(&s.origin, &tokens[..known]).path;
             let lacking = needed.saturating_sub(known.len());
-            // Whoever is alone always fits.
+            // A sequence alone always fits.
             let alone = self.running.is_empty() && !self.embeds_hold_pages();
-            let lacks_pages = self.pages.available(&known) < lacking + self.promised();
-            if !alone && (self.embed_waits || lacks_pages || self.lacks_recent(&known, tokens.len())) {
+            let lacks_pages = self.pages.available(&known) < lacking + self.reserved_pages();
+            if !alone
+                && (self.embedding_blocked_on_pages
+                    || lacks_pages
+                    || self.lacks_window_pages(&known, tokens.len()))
+            {
                 return;
             }
             if !self.has_a_state_left() {
                 return;
             }
             let Some(mut sequence) = self.waiting.remove(at) else { return };
-            // Who comes back keeps its age, so that the oldest always gets on.
+            // A preempted sequence keeps its age, so that the oldest always makes progress.
             if sequence.admitted == 0 {
                 self.admissions += 1;
                 sequence.admitted = self.admissions;
             }
             self.begin(&mut sequence);
-            self.enter(&mut sequence);
+            self.init_fair_share(&mut sequence);
             self.running.push(sequence);
         }
     }
 
-    /// Whether one more sequence can have a slot for its state, if need be that of a copy that was made of another's.
+    /// Whether a state slot is free; drops unpublished checkpoints of running sequences if needed.
     fn has_a_state_left(&mut self) -> bool {
         if self.pages.has_states() && self.pages.states_available() == 0 {
-            self.running.iter_mut().for_each(|s| s.held.drop_copies(&mut self.pages));
+            self.running.iter_mut().for_each(|s| s.held.drop_checkpoints(&mut self.pages));
         }
         !self.pages.has_states() || self.pages.states_available() > 0
     }
 
-    /// Pages that running sequences have yet to take for what is known of them and a token more.
-    fn promised(&self) -> usize {
+    /// Pages that running sequences still need for their known tokens and one more.
+    fn reserved_pages(&self) -> usize {
         let lacks = |s: &Sequence| (s.tokens.len() + 1).saturating_sub(s.held.room()).div_ceil(PAGE_TOKENS);
         self.running.iter().map(lacks).sum()
     }
 
-    /// Whether there are not enough recent pages for one more sequence of so many tokens, whose path is in the tree: for each what
-    /// its next token sees, and for the chunk of a prompt in a step what there is of prompts beyond that.
-    fn lacks_recent(&self, path: &[NodeId], tokens: usize) -> bool {
-        if !self.pages.has_recent() {
+    /// Whether window pages are too few to admit a sequence of `tokens` tokens with a cached `path`. Each sequence needs the window of its
+    /// next token; prompts need more for the chunk of a step.
+    fn lacks_window_pages(&self, path: &[NodeId], tokens: usize) -> bool {
+        if !self.pages.has_window_pages() {
             return false;
         }
         let most = self.pages.windows().pages(1);
@@ -266,12 +270,12 @@ impl Driver {
             chunk += if s.is_decoding() { 0 } else { beyond(s.tokens.len(), s.computed) };
         }
         lacking += chunk.min(self.num_batch.div_ceil(PAGE_TOKENS));
-        self.pages.recent_available(seen) < lacking
+        self.pages.window_pages_available(seen) < lacking
     }
 
-    /// Counts a client's share from that of the one who had least, and a sequence's likewise among those of its client:
-    /// newcomers do not hold up everybody else until they have caught up. Who has left is forgotten.
-    fn enter(&mut self, sequence: &mut Sequence) {
+    /// Starts the fair share of a new client at the smallest share of the other clients, and that of a sequence likewise within its
+    /// client. So a new client does not block the others until it has caught up. Forgets clients that have left.
+    fn init_fair_share(&mut self, sequence: &mut Sequence) {
         let client = sequence.job.client;
         let (running, waiting) = (&self.running, &self.waiting);
         self.served.retain(|c, _| running.iter().chain(waiting).any(|s| s.job.client == *c));
@@ -281,18 +285,18 @@ impl Driver {
         sequence.served = others.map(|s| s.served).min().unwrap_or(0);
     }
 
-    /// The first waiting sequence of the client with the fewest running ones, but for those that are better off waiting.
-    fn next_waiting(&self) -> Option<usize> {
+    /// The first waiting sequence of the client with the fewest running sequences. Skips sequences whose prefix is in flight.
+    fn next_to_admit(&self) -> Option<usize> {
         let mut running = HashMap::<u64, usize>::new();
         self.running.iter().for_each(|s| *running.entry(s.job.client).or_default() += 1);
         let mut all: Vec<usize> = (0..self.waiting.len()).collect();
         all.sort_by_key(|&i| (running.get(&self.waiting[i].job.client), i));
-        all.into_iter().find(|&i| !self.is_being_computed(&self.waiting[i]))
+        all.into_iter().find(|&i| !self.is_prefix_in_flight(&self.waiting[i]))
     }
 
-    /// Whether a running sequence of the same client is about to compute what another begins with, where that is a page or
-    /// more: who asks for several answers at once has the prompt computed once.
-    fn is_being_computed(&self, sequence: &Sequence) -> bool {
+    /// Whether a running sequence of the same client is computing a prefix of `sequence` of at least one page. So several requests with
+    /// one prompt compute it once.
+    fn is_prefix_in_flight(&self, sequence: &Sequence) -> bool {
         let known = &sequence.tokens[..sequence.known()];
         let more = |than: usize| {
             let alike = |s: &Sequence| s.job.client == sequence.job.client && s.origin == sequence.origin;
@@ -302,21 +306,22 @@ impl Driver {
                 common >= PAGE_TOKENS && common > than.max(s.computed)
             })
         };
-        // Most have nothing in common, and need not be looked for in the tree.
+        // A cheap test first: most sequences have no common prefix.
         more(0) && more(self.pages.find(&sequence.origin, known).tokens())
     }
 
-    /// Finds what there is of a sequence's tokens. The last token is always computed: its logits are wanted.
+    /// Finds the cached prefix of a sequence. The last token is always computed, since its logits are needed.
     fn begin(&mut self, sequence: &mut Sequence) {
         let known = &sequence.tokens[..sequence.known()];
         let others = self.running.iter().map(|s| (&s.held, &s.tokens[..s.computed]));
         let origin = &sequence.origin;
-        let (held, computed) = Held::find(&mut self.pages, &mut *self.stepper.backend, origin, known, others);
+        let (held, computed) =
+            SequencePages::find(&mut self.pages, &mut *self.executor.backend, origin, known, others);
         sequence.held = held;
         sequence.start(computed);
     }
 
-    /// Gives a sequence's pages to the tree.
+    /// Moves the pages of a sequence to the tree.
     fn release(&mut self, sequence: &mut Sequence) {
         self.speculator.leave(sequence);
         let held = std::mem::take(&mut sequence.held);
@@ -324,9 +329,9 @@ impl Driver {
         sequence.computed = 0;
     }
 
-    /// Makes room for `tokens` tokens of a running sequence, if need be by sending the newest one back to the queue.
-    /// Returns the sequence's new index, or `None` if it was sent back itself.
-    fn make_room(&mut self, mut at: usize, tokens: usize) -> Option<usize> {
+    /// Makes sure that a running sequence has pages for `tokens` tokens; preempts the newest sequences if needed. Returns the new index of
+    /// the sequence, or `None` if it was preempted itself.
+    fn preempt_until_fits(&mut self, mut at: usize, tokens: usize) -> Option<usize> {
         while !self.running[at].held.grow(&mut self.pages, tokens) {
             let newest = (0..self.running.len()).max_by_key(|&i| self.running[i].admitted)?;
             let mut sequence = self.running.remove(newest);
@@ -341,9 +346,9 @@ impl Driver {
         Some(at)
     }
 
-    /// Ends or shifts sequences whose context is full.
+    /// Finishes sequences with a full context, or shifts their context.
     fn check_context(&mut self) {
-        let n_ctx = self.stepper.info.n_ctx;
+        let n_ctx = self.executor.info.n_ctx;
         let mut at = 0;
         while at < self.running.len() {
             if self.running[at].tokens.len() <= self.running[at].context(n_ctx) {
@@ -363,16 +368,16 @@ impl Driver {
     }
 
     fn step(&mut self) -> Result<(), EngineError> {
-        self.catch_up(Instant::now());
+        self.resume_deferred_sampling(Instant::now());
         self.check_context();
         if self.running.is_empty() {
             return Ok(());
         }
         self.encode()?;
-        let chosen = self.choose();
+        let chosen = self.select_batch();
         if chosen.is_empty() {
-            let end = Instant::now() + SLOW_LISTENER_PAUSE;
-            if self.catch_up(end) == 0 {
+            let end = Instant::now() + SLOW_CLIENT_PAUSE;
+            if self.resume_deferred_sampling(end) == 0 {
                 // Nothing is left of it where a form was waited for.
                 std::thread::sleep(end.saturating_duration_since(Instant::now()));
             }
@@ -380,34 +385,34 @@ impl Driver {
         }
         for &(id, rows) in &chosen {
             if let Some(at) = self.running.iter().position(|s| s.id == id) {
-                self.make_room(at, self.running[at].computed + rows);
+                self.preempt_until_fits(at, self.running[at].computed + rows);
             }
         }
         let guesses = self.guess(&chosen)?;
-        let guesses = self.make_room_for(guesses);
+        let guesses = self.fit_drafts_to_pages(guesses);
         let (input, parts) = self.assemble(&chosen, guesses);
         if parts.is_empty() {
             return Ok(());
         }
         // Making a program would spoil the measurement.
-        self.stepper.prepare(Want::Logits, &input)?;
+        self.executor.prepare(Want::Logits, &input)?;
         let start = Instant::now();
-        let Some(cols) = self.stepper.run(Want::Logits, &input)? else {
+        let Some(cols) = self.executor.run(Want::Logits, &input)? else {
             return Err(EngineError::CannotGenerate);
         };
         let seconds = start.elapsed().as_secs_f64();
         let prompt_rows: usize = parts.iter().filter(|p| p.prompt).map(|p| p.rows).sum();
-        self.note_rate(prompt_rows, seconds);
-        let came_true = self.process_step_output(&parts, cols, prompt_rows)?;
+        self.record_prefill_rate(prompt_rows, seconds);
+        let accepted = self.process_step_output(&parts, cols, prompt_rows)?;
         if prompt_rows == 0 {
             let (sequences, rows) = (parts.len(), input.tokens.len());
-            self.speculator.ran(Ran { sequences, rows, seconds, came_true });
+            self.speculator.ran(StepTiming { sequences, rows, seconds, accepted });
         }
         Ok(())
     }
 
-    /// Notes how long a step took in which so many rows were prompts.
-    fn note_rate(&mut self, prompt_rows: usize, seconds: f64) {
+    /// Updates the prefill rate from a step.
+    fn record_prefill_rate(&mut self, prompt_rows: usize, seconds: f64) {
         if prompt_rows >= FIRST_CHUNK {
             let rate = prompt_rows as f64 / seconds;
             self.prefill_rate =
@@ -415,20 +420,20 @@ impl Driver {
         }
     }
 
-    /// Guesses for a step in which nobody reads a prompt.
+    /// Makes draft tokens for a step without prompt rows.
     fn guess(&mut self, chosen: &[(JobId, usize)]) -> Result<Vec<(JobId, Guess)>, EngineError> {
         let decoding = |s: &Sequence| s.is_decoding() && chosen.iter().any(|(id, _)| *id == s.id);
         let mut company: Vec<_> = self.running.iter_mut().filter(|s| decoding(s)).collect();
         if company.len() < chosen.len() {
             return Ok(Vec::new());
         }
-        let limits = Limits { n_ctx: self.stepper.info.n_ctx, rows: self.num_batch, target: STEP_TARGET };
-        let model = (&mut self.stepper, &mut self.pages);
+        let limits = Limits { n_ctx: self.executor.info.n_ctx, rows: self.num_batch, target: STEP_TARGET };
+        let model = (&mut self.executor, &mut self.pages);
         self.speculator.guess(&mut company, &self.tokenizer, limits, model)
     }
 
-    /// Shortens guesses to what there are pages for: nobody is sent away for a guess.
-    fn make_room_for(&mut self, mut guesses: Vec<(JobId, Guess)>) -> HashMap<JobId, Guess> {
+    /// Shortens drafts to the free pages: no sequence is preempted for a draft.
+    fn fit_drafts_to_pages(&mut self, mut guesses: Vec<(JobId, Guess)>) -> HashMap<JobId, Guess> {
         for (id, guess) in &mut guesses {
             let Some(s) = self.running.iter_mut().find(|s| s.id == *id) else { continue };
             let wanted = s.computed + 1 + guess.tokens.len();
@@ -446,7 +451,7 @@ impl Driver {
         let mut input = StepInput::default();
         let mut parts = Vec::new();
         for &(id, rows) in chosen {
-            // Sent back to the queue to make room for another.
+            // Preempted meanwhile.
             let Some(running) = self.running.iter().position(|s| s.id == id) else { continue };
             let s = &self.running[running];
             if s.held.room() < s.computed + rows {
@@ -472,46 +477,47 @@ impl Driver {
         (input, parts)
     }
 
-    /// Says before the work what there is to do: should a step hang, that is what is seen of it.
+    /// Publishes the work before it starts, so that it is visible if a step hangs.
     fn begin_round(&self) {
         let mut stats = self.stats.lock().expect("nobody panics with the statistics");
         stats.rounds += 1;
         [stats.running, stats.waiting] = self.counts();
     }
 
-    /// Jobs that take part in steps, and those that wait.
+    /// Numbers of running and of waiting jobs.
     fn counts(&self) -> [usize; 2] {
-        let (begun, new) = self.canvases.counts();
+        let (begun, new) = self.diffusion.counts();
         [self.running.len() + begun, self.waiting.len() + new + self.embeds.len()]
     }
 
-    fn note_stats(&self) {
+    fn publish_stats(&self) {
         let mut stats = self.stats.lock().expect("nobody panics with the statistics");
         [stats.running, stats.waiting] = self.counts();
         stats.pages = self.pages.total();
         stats.pages_in_use = self.pages.in_use();
         stats.pages_held = self.pages.held();
-        [stats.recent_pages, stats.recent_pages_in_use, stats.recent_pages_held] = self.pages.recent_counts();
+        [stats.recent_pages, stats.recent_pages_in_use, stats.recent_pages_held] =
+            self.pages.window_page_counts();
         stats.preempted = self.preempted;
-        stats.scratch_bytes = self.stepper.backend.scratch_bytes() as u64;
+        stats.scratch_bytes = self.executor.backend.scratch_bytes() as u64;
     }
 
-    /// How far layers see that do not see everything.
+    /// The windows of layers.
     pub fn windows(&self) -> &Windows {
         self.pages.windows()
     }
 
-    /// Whether pages may come back without anybody's doing.
+    /// Whether running sequences may release pages.
     pub fn is_running(&self) -> bool {
         !self.running.is_empty()
     }
 
-    /// Jobs that run at once at most.
+    /// Largest number of running sequences.
     pub fn max_sequences(&self) -> Option<usize> {
         self.max_sequences
     }
 
-    /// Tokens of a step at most.
+    /// Largest number of tokens per step.
     pub fn num_batch(&self) -> usize {
         self.num_batch
     }
