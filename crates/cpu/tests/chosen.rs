@@ -98,7 +98,7 @@ impl Case {
         let mut g = Graph::new();
         let inputs = self.inputs(&mut g);
         let lists = g.embed("lists", WeightId(3), self.chosen.cols(), Index::Position);
-        let out = g.attention_to_chosen("out", 0, inputs, (lists, self.chosen), self.spec);
+        let out = g.sparse_attention("out", 0, inputs, (lists, self.chosen), self.spec);
         g.set_result(out);
         let mut backend = self.backend(level, threads, ty);
         let program = backend.compile(Plan::new(g, Capacity { tokens: ROWS, outputs: ROWS })).unwrap();
@@ -211,7 +211,7 @@ impl Choice {
         let q = g.embed("q", WeightId(0), heads * dim, Index::Token);
         let k = g.embed("k", WeightId(1), dim, Index::Token);
         let weights = g.embed("weights", WeightId(2), heads, Index::Token);
-        let lists = g.choose("lists", 0, [q, k], self.weighed.then_some(weights), self.spec);
+        let lists = g.top_k_positions("lists", 0, [q, k], self.weighed.then_some(weights), self.spec);
         g.set_result(lists);
         let weights =
             vec![table_of(heads * dim, &self.q), table_of(dim, &self.k), table_of(heads, &self.weights)];

@@ -1,41 +1,39 @@
-//! The forms of attention.
+//! Specification of attention operations.
 
 use std::ops::RangeInclusive;
 
-use crate::choice::SelectedPositions;
+use crate::top_k_positions::SelectedPositions;
 use crate::kv::CacheLayer;
 use crate::values::WeightId;
 
-/// Which earlier tokens a token sees.
+/// Attention mask: which positions a token sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mask {
-    /// All tokens at or before its position.
+    /// All positions up to its own.
     Causal,
-    /// The last `n` tokens up to and with itself.
+    /// Sliding window: the last `n` positions, including its own.
     Window(u32),
-    /// The tokens of its own chunk of `n` positions up to and with itself.
+    /// The positions of its own chunk of `n` positions, up to its own.
     Chunk(u32),
-    /// Rows that each stand for `n` positions of its sequence, those of which all are at or before its own. One is written
-    /// at the last of its positions, and kept in the place of `n`.
+    /// Pooled rows, each for `n` positions, all of which are at or before its own. A row is stored at the last of its positions.
     Pooled(u32),
-    /// Every token of its sequence: encoders. Nothing is cached.
+    /// All tokens of its sequence (encoders); not cached.
     Full,
-    /// Tokens of its sequence up to `n` positions before or behind it: encoders. Nothing is cached.
+    /// Tokens at most `n` positions before or behind it (encoders); not cached.
     Around(u32),
-    /// What an encoder has read: the first `encoded` tokens of its segment.
+    /// Cross-attention to the encoder's input: the first `encoded` positions of its segment.
     Encoded,
-    /// All tokens at or before its position but those that an encoder has read.
+    /// All positions up to its own, except the encoder's input.
     Decoded,
 }
 
 impl Mask {
-    /// Whether keys and values are kept for later steps, in which tokens see what came before.
+    /// Whether keys and values are cached for later steps.
     pub fn is_cached(self) -> bool {
         !matches!(self, Mask::Full | Mask::Around(_))
     }
 
-    /// Positions that a token sees at most, where that does not grow with its context: what lies farther behind need not
-    /// be kept.
+    /// Largest number of positions that a token sees, if it is bounded; earlier positions need not stay in the cache.
     pub fn reach(self) -> Option<usize> {
         match self {
             Mask::Window(n) | Mask::Chunk(n) => Some(n.max(1) as usize),
@@ -45,7 +43,7 @@ impl Mask {
         }
     }
 
-    /// The first position that the token at `position` sees, and those behind it ever will, where keys and values are kept.
+    /// First position that the token at `position`, or any later token, sees in the cache.
     pub fn first_seen(self, position: usize) -> usize {
         match self {
             Mask::Window(n) => (position + 1).saturating_sub(n.max(1) as usize),
@@ -56,7 +54,7 @@ impl Mask {
         }
     }
 
-    /// Positions that each row stands for that is kept.
+    /// Positions per cache row.
     pub fn pooled(self) -> usize {
         match self {
             Mask::Pooled(n) => n.max(1) as usize,
@@ -64,7 +62,7 @@ impl Mask {
         }
     }
 
-    /// Whether no token sees more than with `other`.
+    /// Whether every token sees a subset of what it sees with `other`.
     pub fn is_within(self, other: Self) -> bool {
         match (self, other) {
             (Mask::Window(own), Mask::Window(n)) => own <= n,
@@ -75,47 +73,46 @@ impl Mask {
     }
 }
 
-/// The form of an attention operation.
+/// Specification of an attention operation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionSpec {
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads; query head h reads head `h · kv_heads / heads`.
+    /// Number of key and value heads; query head h uses head `h · kv_heads / heads`.
     pub kv_heads: usize,
-    /// Features of a query or key head.
+    /// Dimensions of a query or key head.
     pub key_dim: usize,
-    /// Features of a value head.
+    /// Dimensions of a value head.
     pub value_dim: usize,
-    /// Whether a value is the first features of its key, so that the cache keeps both once.
+    /// Whether a value is the first dimensions of its key, so that the cache stores only keys (latent attention).
     pub values_in_keys: bool,
-    /// Whether keys and values are those that an earlier operation has put into the layer of the cache.
+    /// Whether the attention reads keys and values that an earlier operation has stored in its cache layer.
     pub only_reads: bool,
-    /// Multiplies scores.
+    /// Factor of scores.
     pub scale: f32,
     /// `s ← c · tanh(s / c)` on scaled scores.
     pub softcap: Option<f32>,
-    /// Which tokens are seen.
+    /// Attention mask.
     pub mask: Mask,
-    /// Whether tokens behind it that are of the same step are seen, too, where keys and values are kept.
+    /// Whether a token also sees later tokens of the same step, for cached masks.
     pub sees_ahead: bool,
-    /// One logit a query head that joins the softmax and contributes no value.
+    /// Attention sinks: one logit per query head in the softmax, without a value.
     pub sinks: Option<WeightId>,
-    /// Scores fall with the distance of key and query, in each head by another slope: the largest exponent of two
-    /// (Press et al., 2021). After the softcap.
+    /// ALiBi (Press et al., 2021): largest bias exponent, from which the slope of each head follows. Applied after the softcap.
     pub alibi: Option<f32>,
-    /// What is added to scores by the distance of key and query. After the softcap.
+    /// Relative position bias. Applied after the softcap.
     pub shifts: Option<Shifts>,
-    /// What is seen of what the mask lets through, if not everything.
+    /// Lists of selected positions, for sparse attention.
     pub chosen: Option<SelectedPositions>,
-    /// Whether what lies behind the last whole block is seen beside those that are chosen.
+    /// Whether positions behind the last whole block are seen in addition to selected blocks.
     pub sees_tail: bool,
-    /// Whether the result is what a further attention goes on with, in [`Self::part_cols`] columns: all heads' weighed sums of
-    /// values, then their largest scores, then their sums of weights.
+    /// Whether the result is a partial result for a later attention, in [`Self::part_cols`] columns: weighted sums of values of all heads,
+    /// then their largest scores, then their sums of weights.
     pub is_part: bool,
 }
 
 impl AttentionSpec {
-    /// Causal attention of so many query heads on so many key heads of these features, with scores over their root.
+    /// Causal attention with scale `1 / √key_dim`.
     pub fn causal(heads: usize, kv_heads: usize, key_dim: usize, value_dim: usize) -> Self {
         let scale = 1.0 / (key_dim as f32).sqrt();
         let (mask, softcap, sinks, alibi, shifts, chosen) = (Mask::Causal, None, None, None, None, None);
@@ -141,7 +138,7 @@ impl AttentionSpec {
         }
     }
 
-    /// By how much a score falls with each position of distance, for each query head; nothing without `alibi`.
+    /// ALiBi slope of each query head; empty without `alibi`.
     pub fn slopes(&self) -> Vec<f32> {
         let Some(most) = self.alibi else { return Vec::new() };
         let whole = 1 << self.heads.max(1).ilog2();
@@ -152,43 +149,43 @@ impl AttentionSpec {
         (0..self.heads).map(|head| slope(head).exp2()).collect()
     }
 
-    /// Positions that a token sees at most where they are chosen: of fewer, or as many, all are seen.
+    /// Largest number of positions that a token sees with sparse attention. With at most this many positions, attention is dense.
     pub fn room(&self) -> Option<usize> {
         let tail = |chosen: SelectedPositions| if self.sees_tail { chosen.block - 1 } else { 0 };
         self.chosen.map(|chosen| chosen.room().saturating_add(tail(chosen)))
     }
 
-    /// Columns of a result that a further attention goes on with.
+    /// Columns of a partial result.
     pub fn part_cols(&self) -> usize {
         self.heads * (self.value_dim + 2)
     }
 
-    /// What the cache keeps for a layer of this form.
+    /// Cache layer of the keys and values.
     pub fn cache_layer(&self) -> CacheLayer {
         let Self { kv_heads, key_dim, value_dim, values_in_keys, mask, .. } = *self;
         CacheLayer { kv_heads, key_dim, value_dim, values_in_keys, mask }
     }
 }
 
-/// Amounts that are added to scores, one for each bucket of distances and each query head (Raffel et al., 2020): half of the
-/// buckets are for keys behind the query where tokens see such. Near distances have a bucket each, farther ones share.
+/// Relative position bias of T5 (Raffel et al., 2020): one bias for each bucket of distances and each query head. If tokens see later keys,
+/// half of the buckets are for these. Near distances have one bucket each; far distances share buckets logarithmically.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shifts {
     /// `[heads, buckets]`.
     pub table: WeightId,
-    /// How many there are, see [`Self::BUCKETS`].
+    /// Number of buckets, in [`Self::BUCKETS`].
     pub buckets: usize,
-    /// Whether tokens see keys behind them.
+    /// Whether tokens see later keys.
     pub both_sides: bool,
 }
 
 impl Shifts {
-    /// As many as the distances make sense of.
+    /// Supported numbers of buckets.
     pub const BUCKETS: RangeInclusive<usize> = 4..=256;
-    /// All distances from this one on share a bucket.
+    /// All distances from this one on share one bucket.
     pub const FAR: usize = 128;
 
-    /// The bucket of a key that lies so many positions behind the query.
+    /// Bucket of a key `behind` positions after the query; negative for earlier keys.
     pub fn bucket(self, behind: i64) -> usize {
         let half = if self.both_sides { self.buckets / 2 } else { self.buckets };
         let near = half / 2;

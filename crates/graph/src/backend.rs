@@ -1,4 +1,4 @@
-//! What a device must be able to do.
+//! The [`Backend`] trait and the data that it exchanges with the engine.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use crate::kv::{CacheLayer, KvType};
 use crate::plan::Plan;
 use crate::values::Rope;
 
-/// Bytes of a tensor, wherever they live: usually a window of a mapped file.
+/// Bytes of a tensor, usually a range of a mapped file.
 pub trait Bytes: Send + Sync {
     /// The bytes.
     fn bytes(&self) -> &[u8];
 
-    /// How many they are, also of bytes that are yet to be made.
+    /// Number of bytes, without making them.
     fn size(&self) -> usize {
         self.bytes().len()
     }
@@ -29,13 +29,13 @@ impl Bytes for Vec<u8> {
 /// A tensor of the model as a backend receives it.
 #[derive(Clone)]
 pub struct Weight {
-    /// Its name in the file, for messages.
+    /// Name in the file, for messages.
     pub name: String,
-    /// How values are stored.
+    /// Storage type.
     pub ty: TensorType,
-    /// Fastest dimension first.
+    /// Shape, fastest dimension first.
     pub shape: Vec<usize>,
-    /// The values, `shape` times the type's size.
+    /// The bytes.
     pub data: Arc<dyn Bytes>,
 }
 
@@ -45,31 +45,31 @@ impl std::fmt::Debug for Weight {
     }
 }
 
-/// The paged cache of a model: a page holds `page_tokens` tokens of every layer; those of layers in which tokens only see what
-/// is near have pages of their own, since these come back while the sequence goes on.
+/// The paged KV cache of a model. A page holds `page_tokens` tokens of every layer. Layers with a window have window pages of their own,
+/// which are released while their sequence runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheSpec {
-    /// The layers, in the graph's numbering.
+    /// Layers, in the order of the graph.
     pub layers: Vec<CacheLayer>,
     /// Storage of keys.
     pub key_type: KvType,
     /// Storage of values.
     pub value_type: KvType,
-    /// Tokens a page.
+    /// Tokens per page.
     pub page_tokens: usize,
-    /// Pages in all. Memory is taken as pages are first written.
+    /// Number of pages. The system provides their memory at the first write.
     pub pages: usize,
-    /// Pages in all of layers that only keep what is near (see [`CacheLayer::is_recent`]).
+    /// Number of window pages (see [`CacheLayer::is_recent`]).
     pub recent_pages: usize,
 }
 
 impl CacheSpec {
-    /// Bytes of one page, over all layers that keep everything.
+    /// Bytes of one page, over all layers without a window.
     pub fn page_bytes(&self) -> usize {
         self.bytes_of_layers(false)
     }
 
-    /// Bytes of one page of those that keep what is near.
+    /// Bytes of one window page.
     pub fn recent_page_bytes(&self) -> usize {
         self.bytes_of_layers(true)
     }
@@ -88,19 +88,19 @@ impl CacheSpec {
         of(self.pages, self.page_bytes()) + of(self.recent_pages, self.recent_page_bytes())
     }
 
-    /// Bytes that a key and a value of a layer take; values that lie in keys take none.
+    /// Bytes of a key and of a value of a layer; 0 for values that are part of their keys.
     pub fn row_bytes(&self, layer: &CacheLayer) -> [usize; 2] {
         let value_dim = if layer.values_in_keys { 0 } else { layer.value_dim };
         [self.key_type.row_bytes(layer.key_dim), self.value_type.row_bytes(value_dim)]
     }
 }
 
-/// Recurrent states of a model: what a sequence of any length has of them fills one slot.
+/// Recurrent states of a model. The states of one sequence fill one slot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StateSpec {
-    /// Values of each state, in the graph's numbering.
+    /// Length of each state in f32, in the order of the graph.
     pub states: Vec<usize>,
-    /// Slots in all. Memory is taken as slots are first written.
+    /// Number of slots. The system provides their memory at the first write.
     pub slots: usize,
 }
 
@@ -114,81 +114,80 @@ impl StateSpec {
 /// Consecutive rows of a step that belong to one sequence.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Segment {
-    /// First row of the step.
+    /// First row in the step.
     pub first_row: usize,
     /// Number of rows.
     pub rows: usize,
-    /// Tokens of the sequence that are in the cache already; row i has position `past + i`.
+    /// Number of tokens of the sequence in the cache; row i has position `past + i`.
     pub past: usize,
-    /// Pages of the sequence in order, with room for `past + rows` tokens. Empty for encoders.
+    /// Pages of the sequence, for at least `past + rows` tokens. Empty for encoders.
     pub pages: Vec<u32>,
-    /// Those of layers that only keep what is near.
+    /// Window pages of the sequence.
     pub recent: RecentPages,
-    /// The first tokens of the sequence that an encoder has read: their keys and values are what it made of them. Zero where models have
-    /// none.
+    /// Number of first tokens that an encoder has read; their keys and values come from the encoder. 0 without an encoder.
     pub encoded: usize,
-    /// Slot of the sequence's recurrent states: those after `past` tokens become those after all. Without a past they begin
-    /// anew, whatever the slot holds. Of no matter where a model has none.
+    /// Slot of the recurrent states: in, after `past` tokens; out, after all rows. With `past` 0 the states start from zero, whatever the
+    /// slot holds. Unused without recurrent layers.
     pub state: u32,
 }
 
 impl Segment {
-    /// The sequence's page of that number, in layers that only keep what is near or in others.
+    /// The page, or window page, with this number in the sequence.
     ///
     /// # Panics
-    /// If it was given back, or is not there yet.
+    /// If the sequence does not have it.
     pub fn page(&self, recent: bool, number: usize) -> u32 {
         if recent { self.recent.pages[number - self.recent.first] } else { self.pages[number] }
     }
 }
 
-/// A sequence's pages of layers that only keep what is near.
+/// Window pages of a sequence.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RecentPages {
-    /// The number of the first that is still there, at or before the first position that is seen.
+    /// Number of the first page; at or before the first visible position.
     pub first: usize,
-    /// It and those that follow, with room for all tokens of the step.
+    /// Consecutive pages, for all tokens of the step.
     pub pages: Vec<u32>,
 }
 
-/// What changes from step to step.
+/// Input of a step.
 #[derive(Debug, Clone, Default)]
 pub struct StepInput {
-    /// Token ids, one a row.
+    /// Token id of each row.
     pub tokens: Vec<u32>,
-    /// Positions, one a row.
+    /// Position of each row.
     pub positions: Vec<u32>,
-    /// The sequences; together they cover all rows in order.
+    /// Segments, one per sequence, that cover all rows in order.
     pub segments: Vec<Segment>,
-    /// How much of the model's adapters each of them has; may be empty where all have these as they are.
+    /// Adapter scales of each segment; empty if all scales are 1.
     pub adapter_scales: Vec<AdapterScales>,
-    /// Rows whose results are wanted, ascending.
+    /// Rows whose logits the step returns, in ascending order.
     pub outputs: Vec<u32>,
-    /// A row of numbers for each token, where the graph reads such ([`crate::Graph::given`]).
+    /// Input rows of [`crate::Graph::given`], if the graph has it.
     pub given: Vec<f32>,
 }
 
-/// A program that a backend made of a plan.
+/// A program that a backend compiled from a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ProgramId(pub usize);
 
-/// What a backend says of itself.
+/// Description of a backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
     /// `cpu`, `cuda0`, …
     pub name: String,
-    /// The processor's or card's name.
+    /// Name of the processor or graphics card.
     pub device: String,
     /// Kernel level.
     pub kernels: String,
-    /// Threads that compute.
+    /// Number of compute threads.
     pub threads: usize,
 }
 
 /// Time that one kind of operation took.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OpTime {
-    /// The kind, as [`crate::Op::name`] has it, or a part of it.
+    /// Name of the operation ([`crate::Op::name`]), or of a part of it.
     pub op: &'static str,
     /// Seconds.
     pub seconds: f64,
@@ -198,22 +197,22 @@ pub struct OpTime {
     pub macs: u64,
 }
 
-/// What the products with a weight have read.
+/// Statistics of the inputs of products with a weight, for the importance matrix.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Observed {
-    /// The weight's name.
+    /// Name of the weight.
     pub name: String,
-    /// Sums of squares of every column, for each matrix of a stack one row.
+    /// Sum of squares of each column, one row per matrix (expert).
     pub squares: Vec<f32>,
-    /// Over how many rows, for each matrix.
+    /// Number of rows, for each matrix.
     pub counts: Vec<u64>,
 }
 
-/// Why a backend could not do what it was asked.
+/// Error of a backend.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
-    /// A weight's type has no kernel here.
+    /// The backend has no kernel for the type of a weight.
     #[error("tensor `{name}`: the {backend} backend cannot compute with type {ty}")]
     UnsupportedType {
         /// The tensor.
@@ -223,107 +222,106 @@ pub enum BackendError {
         /// The backend.
         backend: &'static str,
     },
-    /// The experts' two input matrices are of kinds that need the input in different forms.
+    /// The gate and up matrices of experts need their input in different forms.
     #[error(
         "tensors `{gate}` ({gate_ty}) and `{up}` ({up_ty}): the {backend} backend wants both quantized or neither; \
          quantize the file anew with one type for both"
     )]
     MixedExperts {
-        /// The gate's tensor.
+        /// Name of the gate tensor.
         gate: String,
         /// Its type.
         gate_ty: TensorType,
-        /// The tensor beside it.
+        /// Name of the up tensor.
         up: String,
         /// Its type.
         up_ty: TensorType,
         /// The backend.
         backend: &'static str,
     },
-    /// A tensor's bytes are not as many as its shape says.
+    /// The size of a tensor does not match its shape.
     #[error("tensor `{name}` has {found} bytes; its shape and type say {expected}")]
     WeightSize {
         /// The tensor.
         name: String,
-        /// Bytes there are.
+        /// Bytes in the file.
         found: usize,
-        /// Bytes there should be.
+        /// Bytes by shape and type.
         expected: usize,
     },
-    /// A cache of this type cannot hold these heads.
+    /// The dimension of a head is no multiple of the block of the cache type.
     #[error("a {ty} cache needs head sizes that are a multiple of {multiple}, not {dim}; use f16")]
     CacheType {
         /// The type.
         ty: KvType,
-        /// What head sizes must be a multiple of.
+        /// Block size.
         multiple: usize,
-        /// The head size.
+        /// Dimension of the head.
         dim: usize,
     },
     /// Not enough memory.
     #[error("cannot allocate {bytes} bytes for {what}")]
     OutOfMemory {
-        /// What for.
+        /// Purpose.
         what: &'static str,
-        /// How much.
+        /// Requested bytes.
         bytes: usize,
     },
 }
 
-/// A device that runs planned graphs: adopts a model's weights once, compiles plans, runs steps.
+/// A device that runs planned graphs. It adopts the weights of a model once, compiles plans to programs, and runs steps.
 pub trait Backend: Send {
     /// Name, device, kernel level, threads.
     fn describe(&self) -> Description;
 
-    /// Takes the model's tensors and rotary tables; ids in graphs are positions in these lists.
+    /// Takes the tensors and rotary tables of the model; ids in graphs are indices in these lists.
     fn adopt(&mut self, weights: Vec<Weight>, ropes: Vec<Rope>) -> Result<(), BackendError>;
 
-    /// Makes the paged cache, replacing an earlier one.
+    /// Makes the paged cache; replaces an earlier one.
     fn create_cache(&mut self, spec: CacheSpec) -> Result<(), BackendError>;
 
-    /// Makes the slots of recurrent states, replacing earlier ones.
+    /// Makes the slots of recurrent states; replaces earlier ones.
     fn create_states(&mut self, spec: StateSpec) -> Result<(), BackendError>;
 
-    /// Turns a plan into a program.
+    /// Compiles a plan.
     fn compile(&mut self, plan: Plan) -> Result<ProgramId, BackendError>;
 
-    /// Runs a step. The result stays until the next one.
+    /// Runs a step. Its results are valid until the next step.
     fn run(&mut self, program: ProgramId, input: &StepInput);
 
-    /// The result of the last step: one row a wanted token (or a token, if the graph's result has those rows).
+    /// Result of the last step: one row per entry of [`StepInput::outputs`], or per token, as the graph defines.
     fn result(&self) -> &[f32];
 
-    /// What the last step's graph hands out beside its result ([`crate::Graph::add_extra_output`]), by its place in that list.
+    /// Extra output of the last step, by its index ([`crate::Graph::add_extra_output`]).
     fn extra_output(&self, _at: usize) -> &[f32] {
         &[]
     }
 
-    /// Rows of a step up to which each row's result has the very bits that it has in a step of its own, however they are
-    /// spread over sequences. Steps that check guesses have no more rows: so speculation never changes an answer. 1, which
-    /// switches it off, where nothing is promised.
+    /// Largest batch for which each row's result is bit-identical to running that row alone. Steps that verify draft tokens have at most
+    /// this many rows, so that speculative decoding never changes an answer. 1 disables speculative decoding.
     fn max_bit_exact_rows(&self) -> usize {
         1
     }
 
-    /// Makes the page `to` a copy of `from`, all layers that keep everything.
+    /// Copies page `from` to page `to`.
     fn copy_page(&mut self, from: u32, to: u32);
 
-    /// The same of a page of layers that only keep what is near.
+    /// Copies window page `from` to window page `to`.
     fn copy_recent_page(&mut self, from: u32, to: u32);
 
-    /// Makes the slot `to` a copy of `from`, all states.
+    /// Copies all states of slot `from` to slot `to`.
     fn copy_state(&mut self, from: u32, to: u32);
 
-    /// Bytes that the backend allocated itself, beyond weights, cache and states.
+    /// Bytes allocated by the backend besides weights, cache and states.
     fn scratch_bytes(&self) -> usize;
 
-    /// Starts or stops measuring operations.
+    /// Starts or stops the measurement of operations.
     fn measure(&mut self, on: bool);
 
-    /// What was measured since [`Backend::measure`].
+    /// Measurements since [`Backend::measure`].
     fn measured(&self) -> Vec<OpTime>;
 
-    /// What products have read, by weight, where the backend was made to look at it.
+    /// Input statistics by weight, if the backend was made to collect them.
     fn observed(&self) -> Vec<Observed> {
         Vec::new()
     }

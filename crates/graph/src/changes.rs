@@ -1,56 +1,56 @@
-//! What adapters change of a model's weights and of what its layers hand on.
+//! Adapters in a graph: low-rank updates of weights (LoRA) and control vectors.
 
 use std::collections::BTreeMap;
 
 use crate::values::WeightId;
 
-/// A change of a matrix by the product of two thin ones: `W + scale · up · down`. `W` itself stays as it is.
+/// Low-rank update of a matrix (LoRA): `W + scale · up · down`, where `down` is LoRA A and `up` is LoRA B. `W` itself is not changed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LowRank {
-    /// `[in, rank]`; of experts and heads `[in, rank, experts]`, or one of all heads.
+    /// LoRA A: `[in, rank]`; for experts and heads `[in, rank, experts]`, or one for all heads.
     pub down: WeightId,
-    /// `[rank, out]`; of experts and heads `[rank, out, experts]`, or one of all heads. Where a head's product hands columns on, `out`
-    /// counts those, too, and the change of them is zero.
+    /// LoRA B: `[rank, out]`; for experts and heads `[rank, out, experts]`, or one for all heads. If a per-head product passes columns
+    /// through, `out` includes them, with an update of zero.
     pub up: WeightId,
-    /// `down` with rows and columns exchanged, `[rank, in]`, where `W` is a table whose rows are taken by number.
+    /// `down` transposed, `[rank, in]`, if `W` is an embedding table.
     pub back: Option<WeightId>,
-    /// Columns between the two.
+    /// Rank of the update.
     pub rank: usize,
-    /// Multiplies their product.
+    /// Factor of the update.
     pub scale: f32,
-    /// The adapter that it is of, whose dose multiplies it, too.
+    /// Number of the adapter, whose scale multiplies the update, too.
     pub adapter: usize,
 }
 
-/// A vector that is added to what a layer hands on: a direction in which the model is steered.
+/// A control vector: added to the residual stream behind a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Direction {
     /// `[features]`.
     pub vector: WeightId,
-    /// The adapter that it is of, whose dose multiplies it.
+    /// Number of the adapter, whose scale multiplies the vector.
     pub adapter: usize,
 }
 
-/// What a model's adapters change.
+/// All adapters of a model.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Changes {
-    /// Of each matrix that is changed.
+    /// Low-rank updates by matrix.
     pub products: BTreeMap<WeightId, Vec<LowRank>>,
-    /// Behind each layer that is steered.
+    /// Control vectors by layer.
     pub directions: BTreeMap<usize, Vec<Direction>>,
 }
 
 impl Changes {
-    /// Whether nothing is changed.
+    /// Whether there are no adapters.
     pub fn is_empty(&self) -> bool {
         self.products.is_empty() && self.directions.is_empty()
     }
 }
 
-/// What changes the matrices of experts. Where gate and up are one tensor both have the same changes, of which each takes its rows.
+/// Low-rank updates of the matrices of experts. If gate and up are one tensor, both have the same updates and use their own rows.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ExpertChanges {
-    /// Of `gate`, or without a gate of `up`.
+    /// Of `gate`; of `up` for experts without a gate.
     pub gate: Vec<LowRank>,
     /// Of `up`.
     pub up: Vec<LowRank>,

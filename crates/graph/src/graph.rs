@@ -8,10 +8,10 @@ use crate::changes::*;
 use crate::ops::*;
 use crate::values::*;
 
-/// A value's shape and where its columns lie.
+/// Shape of a value and its columns in a storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Value {
-    /// What its rows are.
+    /// Meaning of the rows.
     pub rows: Rows,
     /// Number of columns.
     pub cols: usize,
@@ -21,10 +21,10 @@ pub struct Value {
     pub offset: usize,
 }
 
-/// Memory of some values: a matrix with `cols` columns.
+/// Memory of one or several values: a matrix with `cols` columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Storage {
-    /// What its rows are.
+    /// Meaning of the rows.
     pub rows: Rows,
     /// Number of columns.
     pub cols: usize,
@@ -33,20 +33,20 @@ pub struct Storage {
 /// One operation of a graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
-    /// What is computed.
+    /// The operation.
     pub op: Op,
     /// The result.
     pub out: ValueId,
-    /// A name that other implementations of the same model use too, for comparing node by node.
+    /// Name as in llama.cpp, for comparison node by node.
     pub name: &'static str,
-    /// The layer, where the node belongs to one.
+    /// Layer of the model, if the node belongs to one.
     pub layer: Option<usize>,
 }
 
 /// The operations of one step in order, with the shapes of all values.
 ///
-/// Nothing is computed while a graph is built. Shapes have a symbolic number of rows, so one graph serves steps of any
-/// number of tokens; a [`crate::Plan`] fixes the largest.
+/// Building a graph computes nothing. The number of rows is symbolic, so one graph serves steps of any size; a [`crate::Plan`] sets the
+/// largest size.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Graph {
     nodes: Vec<Node>,
@@ -57,7 +57,7 @@ pub struct Graph {
     extra_outputs: Vec<ValueId>,
     changes: Arc<Changes>,
     sees_all: bool,
-    /// Layers whose inputs are noted, with what those are.
+    /// Layers whose inputs are recorded (feature taps), with these inputs.
     watched: Vec<(usize, Option<ValueId>)>,
 }
 
@@ -66,7 +66,7 @@ pub struct Graph {
 pub struct Linear {
     /// `[in, out]`.
     pub w: WeightId,
-    /// Multiplies the product; one but for formats with a scale a tensor.
+    /// Scale of the tensor; 1 for formats without.
     pub scale: f32,
     /// `[out]`.
     pub bias: Option<WeightId>,
@@ -81,7 +81,7 @@ pub struct HeadLinear {
     pub w: WeightId,
     /// Columns of a head that are multiplied.
     pub input: usize,
-    /// Columns that they become.
+    /// Columns of the result per head.
     pub out: usize,
     /// Number of heads.
     pub heads: usize,
@@ -90,11 +90,11 @@ pub struct HeadLinear {
 /// The weight of a norm.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Norm {
-    /// As long as what is normalised, or as all that is of a row; ones if absent.
+    /// Length of a group, or of a row; 1 if absent.
     pub w: Option<WeightId>,
-    /// Only layer norms have one.
+    /// Bias of layer norms.
     pub b: Option<WeightId>,
-    /// Columns that are normalised together.
+    /// Columns per group.
     pub dim: usize,
     /// Added to the mean square or the variance.
     pub eps: f32,
@@ -106,28 +106,28 @@ impl Graph {
         Self::default()
     }
 
-    /// A graph whose tables, products and mixtures use changed weights.
+    /// A graph in which embeddings, products and mixtures of experts apply adapters.
     pub fn with_changes(changes: Arc<Changes>) -> Self {
         Self { changes, ..Self::default() }
     }
 
-    /// The same graph, whose tokens see those behind them, too, where attention would be causal.
+    /// Makes causal attention bidirectional.
     pub fn seeing_all(self) -> Self {
         Self { sees_all: true, ..self }
     }
 
-    /// The same graph, which notes what these layers read.
+    /// Records the inputs of these layers (feature taps).
     pub fn watching(self, layers: &[usize]) -> Self {
         Self { watched: layers.iter().map(|&layer| (layer, None)).collect(), ..self }
     }
 
-    /// What the watched layers read, in their order: what [`Self::steer`] gave for the layer before. Nothing of a layer that was not
-    /// recorded, and of the first.
+    /// Recorded inputs of layers, in order: the result of [`Self::steer`] for the layer before. `None` for the first layer and for layers
+    /// without nodes.
     pub fn watched(&self) -> impl Iterator<Item = Option<ValueId>> {
         self.watched.iter().map(|(_, input)| *input)
     }
 
-    /// The operations, in the order in which they run.
+    /// Operations in order.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
@@ -142,33 +142,33 @@ impl Graph {
         &self.storages
     }
 
-    /// The value that the step is made for.
+    /// Result of the step.
     pub fn result(&self) -> Option<ValueId> {
         self.result
     }
 
-    /// Names the value that the step is made for.
+    /// Sets the result of the step.
     pub fn set_result(&mut self, value: ValueId) {
         self.result = Some(value);
     }
 
-    /// Values that are to be had after the step beside the result.
+    /// Further values that the caller can read after the step.
     pub fn extra_outputs(&self) -> &[ValueId] {
         &self.extra_outputs
     }
 
-    /// Has a value to be had after the step, behind those that were named before.
+    /// Adds a value that the caller can read after the step.
     pub fn add_extra_output(&mut self, value: ValueId) {
         self.extra_outputs.push(value);
     }
 
-    /// Whether a storage holds something that is to be had after the step, where `owner` says whose memory each one uses.
+    /// Whether a storage holds a result or an extra output; `owner` maps storages to the storage whose memory they use.
     pub(crate) fn is_kept(&self, storage: usize, owner: &[usize]) -> bool {
         let mut kept = self.result.iter().chain(&self.extra_outputs);
         kept.any(|&value| owner[self.value(value).storage] == owner[storage])
     }
 
-    /// Nodes from here on belong to this layer (or to none).
+    /// Sets the layer of the following nodes.
     pub fn set_layer(&mut self, layer: Option<usize>) {
         self.layer = layer;
     }

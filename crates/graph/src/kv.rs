@@ -1,4 +1,4 @@
-//! How keys and values are kept.
+//! Storage types and layers of the KV cache.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,12 +8,12 @@ use crate::attention::Mask;
 /// Storage type of cached keys or values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum KvType {
-    /// 4 bytes a value.
+    /// 4 bytes per value.
     F32,
-    /// 2 bytes a value.
+    /// 2 bytes per value.
     #[default]
     F16,
-    /// 2 bytes a value.
+    /// 2 bytes per value.
     Bf16,
     /// Blocks of 32 values in 34 bytes.
     Q8_0,
@@ -36,7 +36,7 @@ impl KvType {
         }
     }
 
-    /// Values that share a scale; a head's size must be a multiple of it.
+    /// Values per block with one scale; the dimension of a head must be a multiple.
     pub fn block_values(self) -> usize {
         match self {
             KvType::Q8_0 | KvType::Q4_0 => 32,
@@ -61,7 +61,7 @@ impl fmt::Display for KvType {
     }
 }
 
-/// No such storage type.
+/// Error: no storage type has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown cache type `{0}`: use f32, f16, bf16, q8_0 or q4_0")]
 pub struct UnknownKvType(pub String);
@@ -75,33 +75,33 @@ impl FromStr for KvType {
     }
 }
 
-/// Keys and values of one layer.
+/// Keys and values of one layer in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheLayer {
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub kv_heads: usize,
-    /// Features of a key head.
+    /// Dimensions of a key head.
     pub key_dim: usize,
-    /// Features of a value head.
+    /// Dimensions of a value head.
     pub value_dim: usize,
-    /// Whether a value is the first features of its key, and not kept beside it.
+    /// Whether a value is the first dimensions of its key and not stored separately.
     pub values_in_keys: bool,
-    /// Which earlier tokens see them.
+    /// Mask of the attention that reads them.
     pub mask: Mask,
 }
 
 impl CacheLayer {
-    /// Whether what lies far enough behind is not seen any more: such layers have pages of their own, that are given back.
+    /// Whether the layer has window pages, which are released once no token sees them.
     pub fn is_recent(&self) -> bool {
         self.mask.reach().is_some()
     }
 
-    /// Rows of a page of so many tokens.
+    /// Rows per page of `page_tokens` tokens.
     pub fn page_rows(&self, page_tokens: usize) -> usize {
         page_tokens.div_ceil(self.mask.pooled())
     }
 
-    /// Where the row lies that is written at `position`: the number of its page, and its place there. `None` where none is.
+    /// Page number and row in the page of the row that is stored at `position`; `None` if no row is stored there.
     pub fn place(&self, position: usize, page_tokens: usize) -> Option<(usize, usize)> {
         let each = self.mask.pooled();
         let at = position % page_tokens;

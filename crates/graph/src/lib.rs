@@ -9,7 +9,7 @@ mod adapter_scales;
 mod attention;
 mod backend;
 mod changes;
-mod choice;
+mod top_k_positions;
 mod graph;
 mod kv;
 mod ops;
@@ -26,7 +26,7 @@ pub use backend::{
     StateSpec, StepInput, Weight,
 };
 pub use changes::{Changes, Direction, ExpertChanges, LowRank};
-pub use choice::{SelectedPositions, TopKPositionsSpec};
+pub use top_k_positions::{SelectedPositions, TopKPositionsSpec};
 pub use graph::{Graph, HeadLinear, Linear, Node, Norm, Storage, Value};
 pub use kv::{CacheLayer, KvType, UnknownKvType};
 pub use ops::{Activation, Gating, Glu, Groups, MoeSpec, Op, Temperature};

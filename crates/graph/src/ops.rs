@@ -1,12 +1,11 @@
-//! Operations: few and meaningful. What they compute is defined here in words; backends implement them.
+//! Operations of a graph and their definitions; backends implement them.
 //!
-//! Every value is a matrix of f32 whose rows belong to the tokens of a step (or to those tokens whose result is
-//! wanted) and whose columns are features. A backend may fuse operations and round activations
-//! within the bounds that it states.
+//! Every value is a matrix of f32. Rows are the tokens of a step, or the tokens whose logits the step returns; columns are features.
+//! A backend may fuse operations and round activations within its stated bounds.
 
 use crate::attention::AttentionSpec;
 use crate::changes::{Direction, ExpertChanges};
-use crate::choice::TopKPositionsSpec;
+use crate::top_k_positions::TopKPositionsSpec;
 use crate::recurrent::Recurrence;
 use crate::streams::StreamSpec;
 use crate::values::{Index, RopeId, ValueId, WeightId};
@@ -30,25 +29,25 @@ pub enum Activation {
     Relu,
     /// `max(x, 0)²`.
     ReluSquared,
-    /// `x` within `±limit`.
+    /// `x` clamped to `±limit`.
     Clamp {
         /// Bound.
         limit: f32,
     },
-    /// `alpha_p · x² + beta · x` above zero, else `(e^min(x, eps) - 1 - x) · alpha_n + beta · x` (Huang, 2024).
+    /// `alpha_p · x² + beta · x` above zero, else `(e^min(x, eps) - 1 - x) · alpha_n + beta · x` (xIELU; Huang, 2024).
     Xielu {
-        /// Of the square.
+        /// Factor of the square.
         alpha_p: f32,
-        /// Of the exponential.
+        /// Factor of the exponential.
         alpha_n: f32,
         /// Slope at zero.
         beta: f32,
-        /// Where the exponential is cut.
+        /// Largest argument of the exponential.
         eps: f32,
     },
 }
 
-/// Gated units: a function of the gate times the other half.
+/// Gated linear units: a function of `gate`, times `up`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Glu {
     /// `silu(gate) · up`.
@@ -59,68 +58,68 @@ pub enum Glu {
     Relu,
     /// `max(gate, 0)² · up`.
     GatedReluSquared,
-    /// `gelu(gate)`, erf form: of experts without a gate, which name one matrix as both.
+    /// `gelu(gate)`, erf form, for experts without a gate: `gate` and `up` are the same matrix.
     GeluAlone,
-    /// `max(gate, 0)²`: of experts without a gate, which name one matrix as both.
+    /// `max(gate, 0)²`, for experts without a gate: `gate` and `up` are the same matrix.
     ReluSquared,
-    /// `gate` as it is: of experts that are two matrices one behind the other, which name the first as both.
+    /// `gate`, for experts of two matrices without an activation: `gate` and `up` are the same matrix.
     Alone,
     /// With g = min(gate, limit), u = clamp(up, ±limit): `(u + 1) · g · σ(alpha · g)`.
     Clamped {
         /// Slope of the sigmoid.
         alpha: f32,
-        /// Bound of both halves.
+        /// Bound of `gate` and `up`.
         limit: f32,
     },
     /// `silu(min(gate, limit)) · clamp(up, ±limit)`.
     SiluOfClamped {
-        /// Bound of both halves.
+        /// Bound of `gate` and `up`.
         limit: f32,
     },
     /// `min(silu(gate), limit) · clamp(up, ±limit)`.
     ClampedSilu {
-        /// Bound of both halves.
+        /// Bound of `gate` and `up`.
         limit: f32,
     },
-    /// `bound · tanh(gate / bound) · σ(gate)` times the other half, or times `limit · tanh(up / limit)`.
+    /// `bound · tanh(gate / bound) · σ(gate) · up`, or with `limit · tanh(up / limit)` for `up`.
     BoundedSilu {
-        /// Of the gate.
+        /// Bound of the gate.
         bound: f32,
-        /// Of the other half, where that has one.
+        /// Bound of `up`, if any.
         limit: Option<f32>,
     },
 }
 
 impl Glu {
-    /// Whether there is a gate beside the other half.
+    /// Whether `gate` and `up` are different matrices.
     pub fn has_gate(self) -> bool {
         !matches!(self, Self::GeluAlone | Self::ReluSquared | Self::Alone)
     }
 }
 
-/// How a router's logits become the weights of the chosen experts.
+/// Gating function: from router logits to the weights of the selected experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Gating {
-    /// Softmax over all experts; the chosen keep their probabilities.
+    /// Softmax over all experts; selected experts keep their probabilities.
     Softmax,
-    /// Softmax over the logits of the chosen only.
+    /// Softmax over the logits of the selected experts.
     SoftmaxOfChosen,
-    /// Each logit's own sigmoid.
+    /// Sigmoid of each logit.
     Sigmoid,
-    /// The root of each logit's own `ln(1 + eˣ)`.
+    /// `√(ln(1 + eˣ))` of each logit.
     SqrtSoftplus,
-    /// Of each of the chosen its softmax over those that nearly were it: not chosen before, and by less than a fiftieth of either
-    /// below (sparse mixer, Liu et al., 2024).
+    /// Sparse mixer (Liu et al., 2024): softmax of each selected logit over the logits that are not selected earlier and less than 2 %
+    /// below it.
     SparseMixer,
 }
 
-/// Experts in groups of the same size, of which only the best are looked at: a group is as good as its two best experts, or as its best
-/// one where weights are a softmax.
+/// Group-limited routing: experts are selected from the best groups of equal size. The score of a group is the sum of its two best
+/// experts, or the best one if the gating function is a softmax.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Groups {
-    /// How many there are.
+    /// Number of groups.
     pub count: usize,
-    /// How many a token may choose from.
+    /// Number of groups per token.
     pub used: usize,
 }
 
@@ -129,96 +128,96 @@ pub struct Groups {
 pub struct MoeSpec {
     /// Number of experts.
     pub experts: usize,
-    /// Experts a token uses.
+    /// Experts per token.
     pub used: usize,
-    /// How weights come from the router's logits.
+    /// Gating function.
     pub gating: Gating,
-    /// Whether the chosen ones' weights are scaled to sum to one.
+    /// Whether the weights of selected experts are normalised to sum 1.
     pub normalise: bool,
-    /// Multiplies the weights.
+    /// Factor of the weights.
     pub scale: f32,
-    /// `[experts]`: multiplies each expert's weight.
+    /// `[experts]`: factor of each expert's weight.
     pub factors: Option<WeightId>,
-    /// `[experts]`: added to the weights for choosing, and for that alone.
+    /// `[experts]`: bias of the selection only (`e_score_correction_bias`).
     pub selection_bias: Option<WeightId>,
-    /// Groups that limit the choice.
+    /// Groups that limit the selection.
     pub groups: Option<Groups>,
-    /// `[used, vocabulary]` of 32-bit integers: the experts of each token id, who are not chosen then.
+    /// `[used, vocabulary]` of 32-bit integers: the experts of each token id, in place of a selection.
     pub by_token: Option<WeightId>,
-    /// Whether the weight multiplies what the expert reads instead of its result.
+    /// Whether weights multiply the input of experts instead of their result.
     pub weighs_input: bool,
-    /// The experts' unit.
+    /// Activation of the experts.
     pub glu: Glu,
-    /// Width of an expert's hidden layer.
+    /// Hidden dimension of an expert.
     pub hidden: usize,
     /// Columns of the result.
     pub out: usize,
-    /// So many experts that follow each other have one matrix of each kind together: then there are as many fewer of them.
+    /// Number of consecutive experts that share their matrices.
     pub sharing: usize,
     /// `[in, hidden, experts]`.
     pub gate: WeightId,
     /// `[in, hidden, experts]`.
     pub up: WeightId,
-    /// Whether `gate` and `up` are one tensor, `[in, 2 · hidden, experts]`, with the gate's rows first for each expert.
+    /// Whether `gate` and `up` are one tensor, `[in, 2 · hidden, experts]`, with the rows of the gate first for each expert.
     pub is_joined: bool,
     /// `[hidden, out, experts]`.
     pub down: WeightId,
-    /// `[hidden, experts]` each; added to the products of the chosen expert.
+    /// `[hidden, experts]`: bias of each expert.
     pub gate_bias: Option<WeightId>,
     /// See `gate_bias`.
     pub up_bias: Option<WeightId>,
     /// `[out, experts]`, see `gate_bias`.
     pub down_bias: Option<WeightId>,
-    /// Filled in when the mixture is recorded.
+    /// Low-rank updates, which the graph builder fills in.
     pub changes: ExpertChanges,
 }
 
-/// Attention that becomes sharper with the position, see [`Op::AttnTemperature`].
+/// Parameters of [`Op::AttnTemperature`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Temperature {
-    /// Multiplies the logarithm.
+    /// Factor of the logarithm.
     pub scale: f32,
-    /// Positions of a stair.
+    /// Positions per temperature step.
     pub floor: u32,
     /// Added to the position.
     pub offset: u32,
 }
 
-/// One operation and what it reads.
+/// An operation with its inputs.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
-    /// Rows of a table.
+    /// Embedding: one table row per token.
     Embed {
         /// `[features, rows]`, any weight type.
         table: WeightId,
-        /// Which row.
+        /// Row of each token.
         index: Index,
     },
-    /// For each column of `numbers` the row of a table whose number its bits are ([`crate::SelectedPositions::entry`]), side by side.
+    /// Embedding of several rows per token: each column of `numbers` has the bits of a row number ([`crate::SelectedPositions::entry`]).
     EmbedListed {
         /// `[features, rows]`, any weight type.
         table: WeightId,
-        /// Numbers of rows.
+        /// Row numbers.
         numbers: ValueId,
     },
-    /// The rows that the step brings with it, see [`crate::StepInput::given`].
+    /// Rows that the caller provides with the step, see [`crate::StepInput::given`].
     Given,
     /// `scale · x · wᵀ + bias`, for `w` of shape `[in, out]`.
     Linear {
         /// `[in, out]`.
         w: WeightId,
-        /// One but for formats with a scale a tensor.
+        /// Scale of the tensor; 1 for formats without.
         scale: f32,
         /// `[out]`.
         bias: Option<WeightId>,
         /// Input.
         x: ValueId,
     },
-    /// For each head its first `in` columns times the head's own matrix, and behind that the rest of the head as it is.
+    /// Per-head product: the first `in` columns of each head times the matrix of the head; other columns are passed through.
     LinearOfHeads {
-        /// `[in, out, heads]`, or `[in, out]` of all heads.
+        /// `[in, out, heads]`, or `[in, out]` for all heads.
         w: WeightId,
-        /// Input; heads of `in` columns or more.
+        /// Input; each head has at least `in` columns.
         x: ValueId,
         /// Number of heads.
         heads: usize,
@@ -227,33 +226,33 @@ pub enum Op {
     RmsNorm {
         /// Input.
         x: ValueId,
-        /// As long as a group, or as all of a row's groups together; ones if absent.
+        /// Length of a group, or of a row; 1 if absent.
         w: Option<WeightId>,
         /// Added to the mean square.
         eps: f32,
-        /// Columns that are normalised together.
+        /// Columns per group.
         group: usize,
     },
     /// `(x - mean) / √(variance + eps) · w + b` over groups of columns (a head, or the whole row).
     LayerNorm {
         /// Input.
         x: ValueId,
-        /// As long as a group, or as all of a row's groups together; ones if absent.
+        /// Length of a group, or of a row; 1 if absent.
         w: Option<WeightId>,
-        /// As long as `w`.
+        /// Same length as `w`.
         b: Option<WeightId>,
         /// Added to the biased variance.
         eps: f32,
-        /// Columns that are normalised together.
+        /// Columns per group.
         group: usize,
     },
-    /// Rotates each head by the token's position.
+    /// Rotary embedding.
     Rope {
         /// Input.
         x: ValueId,
-        /// Features a head.
+        /// Dimensions of a head.
         head_dim: usize,
-        /// The first feature of a head that turns.
+        /// First rotated dimension of a head.
         start: usize,
         /// The table.
         rope: RopeId,

@@ -1,27 +1,27 @@
-//! The memory planner: where in one arena each value lies, so that memory is reused as soon as it is free.
+//! Memory planner: assigns a range of one arena to each value and reuses memory as early as possible.
 
 use crate::graph::Graph;
 use crate::values::{Rows, ValueId};
 
-/// Offsets are multiples of this many floats, so that rows start on cache lines.
+/// Alignment of offsets in f32, so that rows start on cache lines.
 const ALIGN: usize = 16;
 
-/// The largest step that a plan serves.
+/// Largest step of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Capacity {
-    /// Tokens of a step.
+    /// Tokens per step.
     pub tokens: usize,
-    /// Tokens whose results are wanted.
+    /// Tokens whose logits the step returns.
     pub outputs: usize,
 }
 
 impl Capacity {
-    /// The smallest class that holds a step: powers of two, so that few plans are ever made.
+    /// Smallest size class for a step: powers of two, so that few plans are made.
     pub fn class(tokens: usize, outputs: usize) -> Self {
         Self { tokens: tokens.next_power_of_two(), outputs: outputs.next_power_of_two() }
     }
 
-    /// Rows of a value of this kind.
+    /// Number of rows of a value.
     pub fn rows(&self, rows: Rows) -> usize {
         match rows {
             Rows::Tokens => self.tokens,
@@ -30,34 +30,34 @@ impl Capacity {
     }
 }
 
-/// Where a value lies in the arena, in floats.
+/// Range of a value in the arena, in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// What its rows are.
+    /// Meaning of the rows.
     pub rows: Rows,
     /// Number of columns.
     pub cols: usize,
-    /// The first element.
+    /// Index of the first element.
     pub start: usize,
-    /// From one row to the next.
+    /// Distance of rows.
     pub stride: usize,
 }
 
 impl Place {
-    /// Whether rows follow each other without a gap.
+    /// Whether rows are contiguous.
     pub fn is_contiguous(&self) -> bool {
         self.cols == self.stride
     }
 }
 
-/// A graph with a place for every value.
+/// A graph with the ranges of all values.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// The graph.
     pub graph: Graph,
-    /// The largest step it serves.
+    /// Largest step.
     pub capacity: Capacity,
-    /// Size of the arena in floats.
+    /// Size of the arena in f32.
     pub arena: usize,
     starts: Vec<usize>,
 }
@@ -88,7 +88,7 @@ impl Plan {
         Self { graph, capacity, arena: arena.size, starts }
     }
 
-    /// Where a value lies.
+    /// Range of a value.
     pub fn place(&self, id: ValueId) -> Place {
         let value = self.graph.value(id);
         let stride = self.graph.storages()[value.storage].cols;
@@ -96,7 +96,7 @@ impl Plan {
     }
 }
 
-/// For each storage the one whose memory it uses: its own, or that of an input which it overwrites.
+/// For each storage, the storage whose memory it uses: its own, or that of an input that it overwrites.
 fn share_in_place(graph: &Graph) -> Vec<usize> {
     let mut owner: Vec<usize> = (0..graph.storages().len()).collect();
     for (at, node) in graph.nodes().iter().enumerate() {
@@ -115,7 +115,7 @@ fn share_in_place(graph: &Graph) -> Vec<usize> {
     owner
 }
 
-/// For each owning storage the index of the last node that reads or writes it; what is to be had after the step is never free.
+/// For each owning storage, the index of the last node that reads or writes it; `usize::MAX` for results.
 fn last_uses(graph: &Graph, owner: &[usize]) -> Vec<usize> {
     let mut last = vec![0; owner.len()];
     for (at, node) in graph.nodes().iter().enumerate() {
@@ -142,7 +142,7 @@ impl Arena {
         let len = len.next_multiple_of(ALIGN);
         let best = (0..self.holes.len()).filter(|&i| self.holes[i].1 >= len).min_by_key(|&i| self.holes[i].1);
         let Some(i) = best else {
-            // A hole at the end grows.
+            // Extend the hole at the end, if any.
             let start = match self.holes.last() {
                 Some(&(start, hole)) if start + hole == self.size => {
                     self.holes.pop();

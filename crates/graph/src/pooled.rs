@@ -1,7 +1,7 @@
 //! Attention to what is near, and beside it to rows that blocks of earlier tokens were pooled into (DeepSeek-AI, 2026).
 
 use crate::attention::{AttentionSpec, Mask};
-use crate::choice::SelectedPositions;
+use crate::top_k_positions::SelectedPositions;
 use crate::graph::Graph;
 use crate::values::ValueId;
 

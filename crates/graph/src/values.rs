@@ -1,73 +1,73 @@
-//! What operations speak of: values, weights, rows, rotary tables.
+//! Operands of operations: values, weights, rows, rotary tables.
 
-/// A value of a graph: an operation's result or a window of columns of one.
+/// A value of a graph: the result of an operation, or some columns of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValueId(pub(crate) u32);
 
 impl ValueId {
-    /// The position in the graph's list of values.
+    /// Index in the graph's list of values.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A weight of the model: its position in the list of tensors that the backend adopted.
+/// A weight of the model, by its index in the list of tensors that the backend has adopted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WeightId(pub u32);
 
 impl WeightId {
-    /// The position in the model's list of tensors.
+    /// Index in the model's list of tensors.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A rotary table of the model: its position in the list of [`Rope`]s.
+/// A rotary table of the model, by its index in the list of [`Rope`]s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RopeId(pub u32);
 
-/// What a value's rows are.
+/// Meaning of the rows of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Rows {
     /// One row for each token of the step.
     Tokens,
-    /// One row for each token whose result is wanted.
+    /// One row for each token whose logits the step returns.
     Outputs,
 }
 
-/// Which row of a table a token takes.
+/// Row of an embedding table that a token uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Index {
-    /// Its id.
+    /// Row of its token id.
     Token,
-    /// What this list (I32) has for its id.
+    /// Row that this list (I32) gives for its token id.
     Instead(WeightId),
-    /// Its position in the sequence.
+    /// Row of its position in the sequence.
     Position,
-    /// Always this one.
+    /// The same row for all tokens.
     Fixed(u32),
 }
 
-/// How features are paired for rotation.
+/// Pairing of dimensions for rotary embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RopeKind {
-    /// Neighbours: (2j, 2j+1).
+    /// Adjacent dimensions: (2j, 2j+1), as in GPT-J.
     Norm,
-    /// Halves: (j, j + n/2).
+    /// Halves: (j, j + n/2), as in GPT-NeoX.
     Neox,
 }
 
-/// A rotary embedding: feature pair j of a token at position p turns by `p · frequencies[j]` and is scaled.
+/// Rotary embedding: rotates pair j of a token at position p by `p · frequencies[j]` and scales it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
-    /// How features are paired.
+    /// Pairing of dimensions.
     pub kind: RopeKind,
-    /// Radians a position, one for each pair; the first `2 · frequencies.len()` features of a head turn.
+    /// Radians per position, one for each pair; the first `2 · frequencies.len()` dimensions of a head are rotated.
     pub frequencies: Vec<f32>,
-    /// Multiplies cosine and sine.
+    /// Factor of cosine and sine.
     pub magnitude: f32,
     /// Turns by a position so much farther before the token's own; before the first by that.
     pub behind: u32,
-    /// Whether it turns the other way.
+    /// Whether the rotation is inverse.
     pub is_back: bool,
 }

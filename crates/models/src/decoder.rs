@@ -10,8 +10,8 @@ use crate::error::ModelError;
 use crate::experts::{ExpertShape, Experts, Shared};
 use crate::hparams::Hparams;
 use crate::hyper::{self, Streams};
-use crate::indexer::{Choices, Sight};
-use crate::latent::{Latent, LatentForm};
+use crate::indexer::{Selections, SparseSelection};
+use crate::latent::{Latent, LatentSizes};
 use crate::model::{Architecture, Loaded, Shape, Unmasking};
 use crate::weights::Weights;
 
@@ -56,7 +56,7 @@ pub struct Layer {
     /// Attention.
     pub attention: AttentionSpec,
     /// What it sees of what its mask lets through.
-    pub sight: Sight,
+    pub selection: SparseSelection,
     /// From what each head read to its values, where that is something else.
     pub values: Option<HeadLinear>,
     /// A projection of what attention read, and the function of it that weighs each result, or all of a head.
@@ -179,7 +179,7 @@ impl Decoder {
     pub fn loaded_as(self, hp: &Hparams, arch: impl FnOnce(Self) -> Box<dyn Architecture>) -> Loaded {
         let cached = self.layers.iter().filter(|l| l.attention.mask.is_cached());
         let mut cache: Vec<CacheLayer> = cached.map(|l| l.attention.cache_layer()).collect();
-        cache.extend(self.layers.iter().filter_map(|l| Some(l.sight.indexer()?.cache_layer())));
+        cache.extend(self.layers.iter().filter_map(|l| Some(l.selection.indexer()?.cache_layer())));
         let causal = !cache.is_empty();
         let score_labels = self.classifier.as_ref().map_or(0, |c| c.out);
         let shape = Shape {
@@ -200,9 +200,9 @@ impl Decoder {
     }
 
     /// What indexers before layer `i` have chosen: nothing that a graph would know which begins there.
-    fn choices(&self, i: usize) -> Choices {
-        let before = self.layers[..i].iter().filter(|l| l.sight.indexer().is_some()).count();
-        Choices { layer: self.layers.len() + before, last: None }
+    fn selections(&self, i: usize) -> Selections {
+        let before = self.layers[..i].iter().filter(|l| l.selection.indexer().is_some()).count();
+        Selections { layer: self.layers.len() + before, last: None }
     }
 
     fn layer(
@@ -210,13 +210,13 @@ impl Decoder {
         g: &mut Graph,
         i: usize,
         mut x: ValueId,
-        choices: &mut Choices,
+        selections: &mut Selections,
         outputs_only: bool,
     ) -> ValueId {
         let l = &self.layers[i];
         let (read, mut writing) = self.read(g, i, 0, x);
         let mut h = normed(g, "attn_norm", &l.attn_norm, read);
-        let mut a = l.attend(g, i, h, choices);
+        let mut a = l.attend(g, i, h, selections);
         if outputs_only && i + 1 == self.layers.len() {
             a = g.gather_outputs(a);
             if l.parallel && l.ffn_norm.is_none() {
@@ -269,7 +269,7 @@ impl Layer {
             rope: None,
             temperature: None,
             attention,
-            sight: Sight::All,
+            selection: SparseSelection::Dense,
             values: None,
             gate: None,
             read_scale: 1.0,
@@ -287,9 +287,9 @@ impl Layer {
     }
 
     /// What attention makes of `h`, head after head.
-    fn attend(&self, g: &mut Graph, i: usize, h: ValueId, choices: &mut Choices) -> ValueId {
+    fn attend(&self, g: &mut Graph, i: usize, h: ValueId, selections: &mut Selections) -> ValueId {
         let source = self.qkv.source(g, h);
-        let seen = choices.seen(g, &self.sight, h, source);
+        let seen = selections.select(g, &self.selection, h, source);
         let projected = self.qkv.project_from(g, h, source);
         let gate = self.gate.as_ref().map(|(gate, kind)| (g.linear("attn_gate", gate, h), *kind));
         let [mut q, mut k, v] = match self.clamp {
@@ -314,7 +314,7 @@ impl Layer {
             q = g.temper("Qcur_attn_temp_scaled", q, by);
         }
         let a = match seen {
-            Some(chosen) => g.attention_to_chosen("kqv_out", i, [q, k, v], chosen, self.attention),
+            Some(chosen) => g.sparse_attention("kqv_out", i, [q, k, v], chosen, self.attention),
             None => g.attention("kqv_out", i, [q, k, v], self.attention),
         };
         let a = self.values.as_ref().map_or(a, |values| g.linear_of_heads("kqv_values", values, a));
@@ -345,11 +345,11 @@ impl Decoder {
     /// wanted.
     pub fn pass(&self, g: &mut Graph, layers: Range<usize>, entered: ValueId, outputs_only: bool) -> ValueId {
         let mut x = entered;
-        let mut choices = self.choices(layers.start);
+        let mut selections = self.selections(layers.start);
         for i in layers {
             let Layer { embd_share, stream_norm, .. } = &self.layers[i];
             g.set_layer(Some(i));
-            x = self.layer(g, i, x, &mut choices, outputs_only);
+            x = self.layer(g, i, x, &mut selections, outputs_only);
             if *embd_share != 0.0 {
                 let is_last = outputs_only && i + 1 == self.layers.len();
                 let embd = if is_last { g.gather_outputs(entered) } else { entered };
@@ -446,7 +446,7 @@ impl Block<'_, '_> {
     /// Latent attention and this feed-forward part, with the norms of a llama.
     pub fn latent(
         &mut self,
-        form: LatentForm,
+        form: LatentSizes,
         rope: RopeId,
         scale: f32,
         ffn: FeedForward,

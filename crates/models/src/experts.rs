@@ -1,4 +1,4 @@
-//! Mixtures of experts: a router, what it chooses from, and experts that every token uses.
+//! Mixture of experts: router, experts, and shared experts.
 
 use puna_graph::{
     Activation, ExpertChanges, Gating, Glu, Graph, Groups, Linear, MoeSpec, Norm, ValueId, WeightId,
@@ -13,10 +13,10 @@ use crate::weights::Weights;
 #[derive(Debug, Clone)]
 pub struct Experts {
     router: Linear,
-    /// To what the experts read, and from what they give.
-    latent: Option<Detour>,
+    /// Projections to and from the latent dimensions of experts, if any.
+    latent: Option<LatentProjection>,
     spec: MoeSpec,
-    /// Of the same choice: smaller experts, which so many of the others have together.
+    /// Smaller experts of the same routing, each shared by a group of experts.
     adjugates: Option<MoeSpec>,
 }
 
@@ -25,46 +25,46 @@ pub struct Experts {
 pub struct ExpertShape {
     /// Number of experts.
     pub experts: usize,
-    /// Experts a token uses.
+    /// Experts per token.
     pub used: usize,
-    /// Width of an expert.
+    /// Hidden dimension of an expert.
     pub hidden: usize,
-    /// How weights come from logits.
+    /// Gating function.
     pub gating: Gating,
-    /// Whether those of the chosen are scaled to sum to one.
+    /// Whether the weights of the selected experts are normalised to sum 1.
     pub normalise: bool,
-    /// Multiplies weights.
+    /// Factor of all weights.
     pub scale: f32,
-    /// Groups that limit the choice.
+    /// Expert groups that limit the selection.
     pub groups: Option<Groups>,
-    /// Whether the weight multiplies what the expert reads.
+    /// Whether weights multiply the input of experts instead of their result.
     pub weighs_input: bool,
-    /// The experts' unit; with [`Glu::ReluSquared`] they have no gate.
+    /// Activation of the experts; [`Glu::ReluSquared`] has no gate.
     pub glu: Glu,
-    /// Features that the experts read and give, where those are not the stream's.
+    /// Latent dimensions of the experts, if they do not work on the residual stream directly.
     pub latent: Option<LatentExperts>,
 }
 
-/// Experts that read and give other features than the stream's.
+/// Experts in a latent space between two projections.
 #[derive(Debug, Clone, Copy)]
 pub struct LatentExperts {
-    /// How many.
+    /// Latent dimensions.
     pub width: usize,
-    /// The ways there and back are `ffn_NAME_down` and `ffn_NAME_up`.
+    /// The projections are `ffn_NAME_down` and `ffn_NAME_up`.
     pub name: &'static str,
-    /// Of `ffn_NAME_norm`, which files may have for what the experts give; without, there is none.
+    /// Epsilon of the norm `ffn_NAME_norm` of the experts' result, which files can omit; `None` without a norm.
     pub eps: Option<f32>,
 }
 
-/// The ways of [`LatentExperts`].
+/// Projections of [`LatentExperts`] to the latent dimensions and back.
 #[derive(Debug, Clone)]
-struct Detour {
+struct LatentProjection {
     down: Linear,
     norm: Option<Norm>,
     up: Linear,
 }
 
-impl Detour {
+impl LatentProjection {
     fn load(
         w: &mut Weights<'_>,
         block: &str,
@@ -207,7 +207,7 @@ impl Experts {
         let ([gate, up], is_joined) = halves(w, &name, [width, hidden, experts], glu)?;
         Ok(Self {
             router,
-            latent: latent.map(|latent| Detour::load(w, block, n_embd, latent)).transpose()?,
+            latent: latent.map(|latent| LatentProjection::load(w, block, n_embd, latent)).transpose()?,
             spec: MoeSpec {
                 experts,
                 used,
@@ -277,7 +277,7 @@ impl Experts {
     /// The feed-forward part of a layer, where `by` is what the router reads.
     pub fn forward_by(&self, g: &mut Graph, x: ValueId, by: ValueId) -> ValueId {
         let logits = g.linear("ffn_moe_logits", &self.router, by);
-        let Some(Detour { down, norm, up }) = &self.latent else {
+        let Some(LatentProjection { down, norm, up }) = &self.latent else {
             let y = g.moe("ffn_moe_out", self.spec.clone(), x, logits);
             let Some(adjugates) = &self.adjugates else { return y };
             let beside = g.moe("ffn_adj_moe_out", adjugates.clone(), x, logits);

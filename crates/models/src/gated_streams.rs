@@ -5,10 +5,10 @@
 use puna_graph::*;
 
 use crate::error::ModelError;
-use crate::grams::Grams;
 use crate::hparams::Keys;
 use crate::hybrid::{Part, Residual, Stream};
 use crate::hyper;
+use crate::ngram_embedding::Grams;
 use crate::weights::Weights;
 
 /// What a model's gates have in common.

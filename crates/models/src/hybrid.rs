@@ -7,7 +7,7 @@ use crate::blocks::{FeedForward, Qkv};
 use crate::decoder::{AnyNorm, Block, Decoder, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::latent::{Latent, LatentForm};
+use crate::latent::{Latent, LatentSizes};
 use crate::model::{Architecture, Loaded, Shape};
 use crate::weights::Weights;
 
@@ -278,7 +278,7 @@ impl Attention {
             k = g.rope("Kcur_rope", k, dim, rope);
         }
         let a = match chosen {
-            Some(chosen) => g.attention_to_chosen("kqv_out", layer, [q, k, v], chosen, self.spec),
+            Some(chosen) => g.sparse_attention("kqv_out", layer, [q, k, v], chosen, self.spec),
             None => g.attention("kqv_out", layer, [q, k, v], self.spec),
         };
         let Some(gate) = gate else { return a };
@@ -316,7 +316,7 @@ impl LatentAttention {
     /// What [`Latent::load`] loads, with `attn_output`.
     pub fn load(
         b: &mut Block<'_, '_>,
-        (form, norm, rope): (LatentForm, NormKind, Option<RopeId>),
+        (form, norm, rope): (LatentSizes, NormKind, Option<RopeId>),
     ) -> Result<Self, ModelError> {
         let (n_embd, heads) = (b.hp.n_embd, b.hp.heads[b.i]);
         let (latent, values) = Latent::load(b.w, &b.name, (n_embd, heads), (form, norm, rope))?;

@@ -1,5 +1,5 @@
-//! Lightning indexers (DeepSeek-AI, 2025): a small attention of many thin query heads to one key head, whose scores say which
-//! positions the attention of a layer sees, and perhaps of layers behind it.
+//! Lightning indexer of sparse attention (DSA; DeepSeek-AI, "DeepSeek-V3.2", 2025): a small attention of many query heads to one key
+//! head. Its scores select the top-k positions that the attention of this layer, and of later layers that share it, attends to.
 
 use puna_graph::*;
 
@@ -7,32 +7,32 @@ use crate::decoder::{AnyNorm, Block, NormKind};
 use crate::error::ModelError;
 use crate::hparams::Keys;
 
-/// More positions than any model chooses: each token of a step has room for as many numbers.
-const MAX_CHOSEN: usize = 1 << 14;
-/// More heads or features of one than any indexer has.
+/// Limit of selected positions per token, against hostile files: each token of a step has a list of this length.
+const MAX_SELECTED: usize = 1 << 14;
+/// Limit of heads and of their dimensions, against hostile files.
 const MAX_SIZE: usize = 1 << 14;
 
-/// Of the norm of an indexer's keys, where files do not say it.
+/// Epsilon of the key norm, if the file has none.
 pub const KEY_EPS: f32 = 1e-6;
 
-/// Sizes of an indexer.
+/// Dimensions of an indexer.
 #[derive(Debug, Clone, Copy)]
 pub struct IndexerForm {
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Features of a head.
+    /// Dimensions of a head.
     pub dim: usize,
-    /// Blocks that are chosen, at most.
+    /// Largest number of selected blocks.
     pub count: usize,
-    /// Positions of a block.
+    /// Positions per block.
     pub block: usize,
-    /// Blocks up to the token's own that always are.
+    /// Number of nearest blocks that are always selected.
     pub near: usize,
 }
 
 impl IndexerForm {
-    /// Reads `attention.indexer.{head_count,key_length,top_k}`; `turned` features of a head turn with the position.
-    pub fn read(keys: &Keys<'_>, turned: usize) -> Result<Self, ModelError> {
+    /// Reads `attention.indexer.{head_count,key_length,top_k}`; `rope_dim` dimensions of a head have rotary embedding.
+    pub fn read(keys: &Keys<'_>, rope_dim: usize) -> Result<Self, ModelError> {
         let bounded = |part: &str, most: usize, reason| {
             let key = format!("attention.indexer.{part}");
             let value = keys.count(&key)?;
@@ -43,22 +43,22 @@ impl IndexerForm {
         };
         let heads = bounded("head_count", MAX_SIZE, "must be at most 16384")?;
         let dim = bounded("key_length", MAX_SIZE, "must be at most 16384")?;
-        let count = bounded("top_k", MAX_CHOSEN, "must be at most 16384")?;
-        if turned > dim {
+        let count = bounded("top_k", MAX_SELECTED, "must be at most 16384")?;
+        if rope_dim > dim {
             let (key, value) =
-                (keys.name("attention.indexer.key_length"), format!("{dim}, of which {turned} turn"));
+                (keys.name("attention.indexer.key_length"), format!("{dim}, of which {rope_dim} are rotated"));
             let reason = "must not be less than rope.dimension_count";
             return Err(ModelError::KeyValue { key, value, reason });
         }
         Ok(Self { heads, dim, count, block: 1, near: 0 })
     }
 
-    /// The same with `attention.indexer.{block_size,local_blocks}`, of an indexer with a head for each of a layer's key heads,
-    /// of which layers have these numbers.
-    pub fn read_blocks(keys: &Keys<'_>, turned: usize, kv_heads: &[usize]) -> Result<Self, ModelError> {
+    /// Reads `attention.indexer.{block_size,local_blocks}` as well, for an indexer that selects blocks for each key head. `kv_heads` are
+    /// the key heads of the layers.
+    pub fn read_blocks(keys: &Keys<'_>, rope_dim: usize, kv_heads: &[usize]) -> Result<Self, ModelError> {
         let block = keys.count("attention.indexer.block_size")?;
         let near = keys.opt_count("attention.indexer.local_blocks")?.unwrap_or(0);
-        let form = Self { block, near, ..Self::read(keys, turned)? };
+        let form = Self { block, near, ..Self::read(keys, rope_dim)? };
         let of = |part: &str, value: usize, reason| {
             let key = keys.name(&format!("attention.indexer.{part}"));
             Err(ModelError::KeyValue { key, value: value.to_string(), reason })
@@ -72,7 +72,7 @@ impl IndexerForm {
         Ok(form)
     }
 
-    /// Of the keys of a block one; `part` is the tensor that says how wide they are, `bias` what is added to their gates.
+    /// Pools the keys of each block to one; `part` is the tensor that gives their width, `bias` the bias of the pooling gates.
     pub fn pool(
         &self,
         b: &mut Block<'_, '_>,
@@ -84,7 +84,7 @@ impl IndexerForm {
         Ok(PoolSpec { state, block, dim, overlaps: false, bias })
     }
 
-    /// A choice of `count` blocks by keys that a block of `block` tokens has one of.
+    /// Selects `count` blocks of `block` tokens by one pooled key per block.
     pub fn among_blocks(&self, block: usize, count: usize) -> TopKPositionsSpec {
         let Self { heads, dim, .. } = *self;
         let (mask, chosen) = (Mask::Pooled(block as u32), SelectedPositions { lists: 1, count, block: 1 });
@@ -92,7 +92,7 @@ impl IndexerForm {
     }
 }
 
-/// Which layers have an indexer of their own, where the file says so: the others share what the last one before them has chosen.
+/// Which layers have their own indexer (`attention.indexer.types`); the others share the selection of the last indexer before them.
 pub fn owners(keys: &Keys<'_>, layers: usize) -> Result<Option<Vec<bool>>, ModelError> {
     const KEY: &str = "attention.indexer.types";
     let owners = match keys.flags(KEY, layers)? {
@@ -104,35 +104,35 @@ pub fn owners(keys: &Keys<'_>, layers: usize) -> Result<Option<Vec<bool>>, Model
         return Err(ModelError::KeyValue {
             key,
             value,
-            reason: "there is no earlier choice that it could share",
+            reason: "there is no earlier selection that it could share",
         });
     }
     Ok(owners)
 }
 
-/// How queries and keys of an indexer turn: by which table, and from which feature of a head on.
-pub type Turned = (RopeId, usize);
+/// Rotary embedding of queries and keys of an indexer: table, and first dimension of a head.
+pub type IndexerRope = (RopeId, usize);
 
-/// Chooses positions for each token.
+/// Selects positions for each token.
 #[derive(Debug, Clone, Copy)]
 pub struct Indexer {
     query: Linear,
     query_norm: Option<AnyNorm>,
     key: Linear,
     key_norm: AnyNorm,
-    /// Of query heads; without, each is a list's only one.
+    /// Projection to the weights of query heads; `None` if each list has one head.
     weights: Option<Linear>,
-    turned: Option<Turned>,
+    rope: Option<IndexerRope>,
     spec: TopKPositionsSpec,
 }
 
 impl Indexer {
-    /// Loads `indexer.{attn_q_b,attn_k,k_norm,proj}` of a layer, the first of which reads `source` columns.
+    /// Loads `indexer.{attn_q_b,attn_k,k_norm,proj}` of a layer; the input of the first has `source` columns.
     pub fn load(
         b: &mut Block<'_, '_>,
         form: IndexerForm,
         source: usize,
-        (turned, eps): (Option<Turned>, f32),
+        (rope, eps): (Option<IndexerRope>, f32),
     ) -> Result<Self, ModelError> {
         let IndexerForm { heads, dim, count, block, near } = form;
         let n_embd = b.hp.n_embd;
@@ -143,13 +143,13 @@ impl Indexer {
             key: b.linear("indexer.attn_k", n_embd, dim)?,
             key_norm: NormKind::Layer(eps).load(b.w, &format!("{}.indexer.k_norm", b.name), &[dim])?,
             weights: Some(b.linear("indexer.proj", n_embd, heads)?),
-            turned,
+            rope,
             spec: TopKPositionsSpec { heads, dim, rectified: true, mask: Mask::Causal, near, chosen },
         })
     }
 
-    /// Loads `indexer.{q_proj,k_proj,q_norm,k_norm}` of a layer, each of whose heads chooses blocks for a key head of its own.
-    pub fn load_blocks(b: &mut Block<'_, '_>, form: IndexerForm, turned: RopeId) -> Result<Self, ModelError> {
+    /// Loads `indexer.{q_proj,k_proj,q_norm,k_norm}` of a layer; each head selects blocks for one key head.
+    pub fn load_blocks(b: &mut Block<'_, '_>, form: IndexerForm, rope: RopeId) -> Result<Self, ModelError> {
         let IndexerForm { heads, dim, count, block, near } = form;
         let n_embd = b.hp.n_embd;
         let chosen = SelectedPositions { lists: heads, count, block };
@@ -159,20 +159,20 @@ impl Indexer {
             key: b.linear("indexer.k_proj", n_embd, dim)?,
             key_norm: b.norm_of("indexer.k_norm", &[dim])?,
             weights: None,
-            turned: Some((turned, 0)),
+            rope: Some((rope, 0)),
             spec: TopKPositionsSpec { heads, dim, rectified: false, mask: Mask::Causal, near, chosen },
         })
     }
 
-    /// What the cache keeps of it.
+    /// Cache layer of the indexer's keys.
     pub fn cache_layer(&self) -> CacheLayer {
         self.spec.cache_layer()
     }
 
-    /// What is chosen for tokens whose features are `x`, and `source` what their queries are made of; `layer` is the cache's.
+    /// Selects positions for the tokens of `x`; `source` is the input of the query projection, `layer` the cache layer.
     ///
-    /// Files mean weights to be divided by the root of all heads' features, which changes no order.
-    pub fn choose(
+    /// The published weights are divided by the square root of all heads' dimensions, which does not change the order of scores.
+    pub fn select(
         &self,
         g: &mut Graph,
         layer: usize,
@@ -184,61 +184,63 @@ impl Indexer {
         let weights = self.weights.as_ref().map(|weights| g.linear("indexer_weights", weights, x));
         let q = self.query_norm.as_ref().map_or(q, |norm| norm.apply(g, "indexer_q_normed", q));
         let k = self.key_norm.apply(g, "indexer_k_normed", k);
-        let [q, k] = match self.turned {
+        let [q, k] = match self.rope {
             Some((rope, start)) => [q, k].map(|x| g.rope_from("indexer_pe", x, (self.spec.dim, start), rope)),
             None => [q, k],
         };
-        (g.choose("top_k", layer, [q, k], weights, self.spec), self.spec.chosen)
+        (g.top_k_positions("top_k", layer, [q, k], weights, self.spec), self.spec.chosen)
     }
 }
 
-/// What the attention of a layer sees of what its mask lets through.
+/// Sparse attention of a layer: which of the positions that its mask allows it attends to.
 #[derive(Debug, Clone)]
-pub enum Sight {
-    /// Everything.
-    All,
-    /// What an indexer of the layer's own chooses.
+pub enum SparseSelection {
+    /// All positions (dense attention).
+    Dense,
+    /// The positions that the layer's own indexer selects.
     Own(Box<Indexer>),
-    /// What the last indexer before it has chosen.
+    /// The positions that the last indexer of an earlier layer selected.
     Shared,
 }
 
-impl Sight {
+impl SparseSelection {
     /// The layer's own indexer.
     pub fn indexer(&self) -> Option<&Indexer> {
         match self {
             Self::Own(indexer) => Some(indexer),
-            Self::All | Self::Shared => None,
+            Self::Dense | Self::Shared => None,
         }
     }
 }
 
-/// What indexers have chosen so far in a graph.
+/// Selections of the indexers so far in a graph.
 #[derive(Debug, Clone, Copy)]
-pub struct Choices {
-    /// The cache's layer of the next one.
+pub struct Selections {
+    /// Cache layer of the next indexer.
     pub layer: usize,
-    /// What the last one has chosen.
+    /// Lists that the last indexer selected.
     pub last: Option<(ValueId, SelectedPositions)>,
 }
 
-impl Choices {
-    /// What a layer with this sight sees, for tokens as in [`Indexer::choose`]; nothing stands for everything.
-    pub fn seen(
+impl Selections {
+    /// Lists of selected positions for a layer; `None` for dense attention. `x` and `source` are as in [`Indexer::select`].
+    pub fn select(
         &mut self,
         g: &mut Graph,
-        sight: &Sight,
+        selection: &SparseSelection,
         x: ValueId,
         source: ValueId,
     ) -> Option<(ValueId, SelectedPositions)> {
-        match sight {
-            Sight::All => None,
-            Sight::Own(indexer) => {
-                self.last = Some(indexer.choose(g, self.layer, x, source));
+        match selection {
+            SparseSelection::Dense => None,
+            SparseSelection::Own(indexer) => {
+                self.last = Some(indexer.select(g, self.layer, x, source));
                 self.layer += 1;
                 self.last
             }
-            Sight::Shared => Some(self.last.expect("the first layer that shares follows one that chooses")),
+            SparseSelection::Shared => {
+                Some(self.last.expect("a layer that shares a selection follows one with an indexer"))
+            }
         }
     }
 }

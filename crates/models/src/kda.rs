@@ -19,31 +19,31 @@ pub struct KdaForm {
     pub fading: Fading,
     /// Of the norm that brings queries and keys to length one.
     pub eps: f32,
-    /// The way to decays.
-    pub decay: Way,
-    /// The way to gates.
-    pub gate: Way,
+    /// Projection to decays.
+    pub decay: Projection,
+    /// Projection to gates.
+    pub gate: Projection,
 }
 
-/// How many columns come of the stream.
+/// Names of the tensors of a projection from the residual stream.
 #[derive(Debug, Clone, Copy)]
-pub enum Way {
-    /// By `NAME`.
-    Whole(&'static str),
-    /// By `NAME_a` and `NAME_b`, between which there are as few as a head has features.
-    Thin(&'static str),
+pub enum Projection {
+    /// One matrix, `NAME`.
+    Direct(&'static str),
+    /// Two matrices, `NAME_a` and `NAME_b`, with the dimensions of a head between them.
+    LowRank(&'static str),
 }
 
 impl KdaForm {
-    /// `ssm.conv_kernel` and `kda.head_dim`; free fading, and thin ways.
+    /// Reads `ssm.conv_kernel` and `kda.head_dim`; unbounded decay and low-rank projections.
     pub fn read(keys: &Keys<'_>) -> Result<Self, ModelError> {
         Ok(Self {
             taps: taps(keys, "ssm.conv_kernel")?,
             dim: keys.count("kda.head_dim")?,
             fading: Fading::Free,
             eps: keys.rms_eps()?,
-            decay: Way::Thin("ssm_f"),
-            gate: Way::Thin("ssm_g"),
+            decay: Projection::LowRank("ssm_f"),
+            gate: Projection::LowRank("ssm_g"),
         })
     }
 
@@ -61,30 +61,34 @@ impl KdaForm {
     }
 }
 
-/// A product, or two with few columns between them.
-enum Columns {
-    Whole(Linear),
-    Thin([Linear; 2]),
+/// A loaded projection.
+enum LoadedProjection {
+    Direct(Linear),
+    LowRank([Linear; 2]),
 }
 
-impl Columns {
-    fn load(b: &mut Block<'_, '_>, way: Way, [dim, cols]: [usize; 2]) -> Result<Self, ModelError> {
+impl LoadedProjection {
+    fn load(
+        b: &mut Block<'_, '_>,
+        projection: Projection,
+        [dim, cols]: [usize; 2],
+    ) -> Result<Self, ModelError> {
         let n_embd = b.hp.n_embd;
-        Ok(match way {
-            Way::Whole(name) => Self::Whole(b.linear(name, n_embd, cols)?),
-            Way::Thin(name) => {
+        Ok(match projection {
+            Projection::Direct(name) => Self::Direct(b.linear(name, n_embd, cols)?),
+            Projection::LowRank(name) => {
                 let down = b.linear(&format!("{name}_a"), n_embd, dim)?;
-                Self::Thin([down, b.linear(&format!("{name}_b"), dim, cols)?])
+                Self::LowRank([down, b.linear(&format!("{name}_b"), dim, cols)?])
             }
         })
     }
 
-    fn apply(&self, g: &mut Graph, [thin, whole]: [&'static str; 2], h: ValueId) -> ValueId {
+    fn apply(&self, g: &mut Graph, [down_name, name]: [&'static str; 2], h: ValueId) -> ValueId {
         match self {
-            Self::Whole(w) => g.linear(whole, w, h),
-            Self::Thin([down, up]) => {
-                let thin = g.linear(thin, down, h);
-                g.linear(whole, up, thin)
+            Self::Direct(w) => g.linear(name, w, h),
+            Self::LowRank([down, up]) => {
+                let low_rank = g.linear(down_name, down, h);
+                g.linear(name, up, low_rank)
             }
         }
     }
@@ -94,8 +98,8 @@ impl Columns {
 pub struct DeltaAttention {
     /// Of query, key and value: its projection and its convolution.
     qkv: [(Linear, ConvSpec); 3],
-    decay: Columns,
-    gate: Columns,
+    decay: LoadedProjection,
+    gate: LoadedProjection,
     beta: Linear,
     /// Of queries and keys: together with the factors of the rule, to length one.
     unit: Norm,
@@ -119,7 +123,8 @@ impl DeltaAttention {
             Ok((b.linear(&format!("attn_{of}"), n_embd, cols)?, conv))
         };
         let qkv = [part("q")?, part("k")?, part("v")?];
-        let (decay, gate) = (Columns::load(b, decay, [dim, cols])?, Columns::load(b, gate, [dim, cols])?);
+        let (decay, gate) =
+            (LoadedProjection::load(b, decay, [dim, cols])?, LoadedProjection::load(b, gate, [dim, cols])?);
         let root = (dim as f32).sqrt();
         // One number a head, which some files have as a row each.
         let a = if b.rows("ssm_a").is_some() { vec![1, heads] } else { vec![heads] };

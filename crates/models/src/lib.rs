@@ -8,6 +8,7 @@
 
 mod adapter;
 mod arch;
+mod block_draft_head;
 mod blocks;
 mod companion;
 mod decoder;
@@ -15,21 +16,20 @@ mod delta;
 mod error;
 mod experts;
 mod gated_streams;
-mod grams;
 mod hparams;
 mod hybrid;
 mod hyper;
 mod indexer;
 mod kda;
 mod latent;
-mod link;
 mod mamba;
 mod model;
-mod neighbours;
+mod ngram_embedding;
 mod norms;
 mod per_layer;
 mod rope;
 mod rwkv;
+mod token_mixing_conv;
 mod weights;
 mod windows;
 

@@ -84,15 +84,15 @@ pub fn lerp(g: &mut Graph, name: &'static str, x: ValueId, difference: ValueId, 
     g.add(name, part, x)
 }
 
-/// A way through a few columns: a matrix, a function, a matrix and a vector that is added.
-pub struct Thin {
+/// Low-rank projection: `up · f(down · x) + bias`.
+pub struct LowRankProjection {
     down: Linear,
     kind: Option<Activation>,
     up: Linear,
 }
 
-impl Thin {
-    /// The matrices of these names, through `rank` columns, and the vector's.
+impl LowRankProjection {
+    /// Loads the two matrices of the given rank and the bias.
     pub fn load(
         b: &mut Block<'_, '_>,
         [down, up]: [&str; 2],
@@ -106,7 +106,7 @@ impl Thin {
         Ok(Self { down, kind, up: Linear { bias, ..up } })
     }
 
-    /// Of `x`.
+    /// Projects `x`.
     pub fn apply(&self, g: &mut Graph, name: &'static str, x: ValueId) -> ValueId {
         let thin = g.linear("thin", &self.down, x);
         let thin = self.kind.map_or(thin, |kind| g.activate("thin_act", kind, thin));

@@ -14,7 +14,7 @@ use puna_graph::{LowRank, Weight, WeightId};
 
 use super::check_values;
 use super::error::AdapterError;
-use super::thin::{Floats, Thin};
+use super::low_rank::{Floats, LowRankMatrix};
 use crate::weights::{Cut, Weights};
 
 /// How the names of tables end whose pairs have their halves exchanged.
@@ -146,13 +146,13 @@ impl Pair<'_> {
         let (a, b) = (&self.a, &self.b);
         let (down, up, back) = match self.is_token_table {
             // The head may be the same tensor, and needs the product the other way round.
-            true => (Floats::of(b)?.turned().into(), Thin::of(a)?, Some(Thin::of(b)?)),
+            true => (Floats::of(b)?.transposed().into(), LowRankMatrix::of(a)?, Some(LowRankMatrix::of(b)?)),
             false if TABLES.contains(&self.of) => {
-                (Thin::of(a)?, Thin::of(b)?, Some(Floats::of(a)?.turned().into()))
+                (LowRankMatrix::of(a)?, LowRankMatrix::of(b)?, Some(Floats::of(a)?.transposed().into()))
             }
-            false => (Thin::of(a)?, Thin::of(b)?, None),
+            false => (LowRankMatrix::of(a)?, LowRankMatrix::of(b)?, None),
         };
-        let mut add = |thin: Thin| thin.add_to(tensors, self.of);
+        let mut add = |thin: LowRankMatrix| thin.add_to(tensors, self.of);
         Ok(LowRank { down: add(down), up: add(up), back: back.map(add), rank, scale: 1.0, adapter: 0 })
     }
 
@@ -160,10 +160,10 @@ impl Pair<'_> {
     fn add_cut_to(&self, tensors: &mut Vec<Weight>, rank: usize, cut: &Cut) -> Result<LowRank, AdapterError> {
         let rows = Floats::of(&self.b)?.cut(cut);
         let (down, up) = match cut.is_turned {
-            false => (Thin::of(&self.a)?, rows.padded(cut.rest)),
-            true => (rows.turned().into(), Floats::of(&self.a)?.turned().padded(cut.rest)),
+            false => (LowRankMatrix::of(&self.a)?, rows.padded(cut.rest)),
+            true => (rows.transposed().into(), Floats::of(&self.a)?.transposed().padded(cut.rest)),
         };
-        let mut add = |thin: Thin| thin.add_to(tensors, self.of);
+        let mut add = |thin: LowRankMatrix| thin.add_to(tensors, self.of);
         Ok(LowRank { down: add(down), up: add(up.into()), back: None, rank, scale: 1.0, adapter: 0 })
     }
 }

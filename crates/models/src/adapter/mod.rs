@@ -3,8 +3,8 @@
 
 mod error;
 mod lora;
+mod low_rank;
 mod steering;
-mod thin;
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -9,8 +9,8 @@ use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Hybrid, HybridLayer, LatentAttention, Mixer};
-use crate::kda::{DeltaAttention, KdaForm, Way};
-use crate::latent::LatentForm;
+use crate::kda::{DeltaAttention, KdaForm, Projection};
+use crate::latent::LatentSizes;
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
@@ -18,7 +18,7 @@ use crate::weights::Weights;
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let (form, kda) = (LatentForm::read(keys, &hp, w)?, bounded_kda(keys)?);
+    let (form, kda) = (LatentSizes::read(keys, &hp, w)?, bounded_kda(keys)?);
     // Those that see turn by sections, which are equal of text, and other pairs than those that read alone.
     let has_sections = keys.meta().array(&keys.name("rope.dimension_sections"))?.is_some();
     let kind = if has_sections { RopeKind::Neox } else { RopeKind::Norm };
@@ -57,5 +57,5 @@ fn bounded_kda(keys: &Keys<'_>) -> Result<KdaForm, ModelError> {
         let (key, value) = (keys.name("kda.gate_lower_bound"), "absent or without kda.safe_gate".into());
         return Err(ModelError::KeyValue { key, value, reason: "states must fade at a bounded rate" });
     }
-    Ok(KdaForm { decay: Way::Whole("ssm_f_a"), gate: Way::Whole("ssm_g_a"), ..kda })
+    Ok(KdaForm { decay: Projection::Direct("ssm_f_a"), gate: Projection::Direct("ssm_g_a"), ..kda })
 }

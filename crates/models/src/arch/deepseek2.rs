@@ -8,7 +8,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::latent::LatentForm;
+use crate::latent::LatentSizes;
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
@@ -16,7 +16,7 @@ use crate::weights::Weights;
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let form = LatentForm::read(keys, &hp, w)?;
+    let form = LatentSizes::read(keys, &hp, w)?;
     let rope_keys = RopeKeys::read(keys, form.key_dim(), hp.n_ctx)?;
     let (rope_keys, sharper) = rope_keys.sharpened(keys.meta().architecture()? == "deepseek2");
     let rope = w.rope(rope_keys.table(RopeKind::Norm, None));

@@ -8,8 +8,8 @@ use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::indexer::{self, Indexer, IndexerForm, KEY_EPS, Sight};
-use crate::latent::LatentForm;
+use crate::indexer::{self, Indexer, IndexerForm, KEY_EPS, SparseSelection};
+use crate::latent::LatentSizes;
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
@@ -40,9 +40,9 @@ fn load_with(
     owners: &[bool],
 ) -> Result<Loaded, ModelError> {
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let form = LatentForm::read(keys, hp, w)?;
+    let form = LatentSizes::read(keys, hp, w)?;
     let thin = keys.count("attention.q_lora_rank")?;
-    let indexer = IndexerForm::read(keys, form.turned)?;
+    let indexer = IndexerForm::read(keys, form.qk_rope_dim)?;
     let (rope_keys, sharper) = RopeKeys::read(keys, form.key_dim(), hp.n_ctx)?.sharpened(false);
     let rope = w.rope(rope_keys.table(RopeKind::Norm, None));
     let turned = (w.rope(rope_keys.table(kind, None)), 0);
@@ -51,11 +51,11 @@ fn load_with(
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let layers = decoder::layers(w, hp, norm, |b| {
         let ffn = if b.i < dense { b.gated(Glu::Silu)? } else { b.experts_beside(shape, shared)? };
-        let sight = match owners[b.i] {
-            true => Sight::Own(Indexer::load(b, indexer, thin, (Some(turned), KEY_EPS))?.into()),
-            false => Sight::Shared,
+        let selection = match owners[b.i] {
+            true => SparseSelection::Own(Indexer::load(b, indexer, thin, (Some(turned), KEY_EPS))?.into()),
+            false => SparseSelection::Shared,
         };
-        Ok(Layer { sight, ..b.latent(form, rope, sharper, ffn)? })
+        Ok(Layer { selection, ..b.latent(form, rope, sharper, ffn)? })
     })?;
     Ok(Decoder::new(w, hp, norm, layers)?.loaded(hp))
 }

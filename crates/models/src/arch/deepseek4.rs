@@ -57,9 +57,9 @@ fn blocks(keys: &Keys<'_>, layers: usize) -> Result<Vec<usize>, ModelError> {
 /// What all layers' attention has in common.
 struct Form {
     norm: NormKind,
-    query_rank: usize,
+    q_lora_rank: usize,
     /// Features of a head that turn, the last ones.
-    turned: usize,
+    qk_rope_dim: usize,
     window: Mask,
     /// How layers with a window alone turn, and others.
     ropes: [RopeKeys; 2],
@@ -86,8 +86,8 @@ impl Form {
         let pooled = RopeKeys { base, ..rope }.checked(keys, hp.key_dim)?;
         Ok(Self {
             norm,
-            query_rank: keys.count("attention.q_lora_rank")?,
-            turned: rope.dims,
+            q_lora_rank: keys.count("attention.q_lora_rank")?,
+            qk_rope_dim: rope.dims,
             window: Mask::Window(keys.count("attention.sliding_window")? as u32),
             ropes: [rope.unscaled(), pooled],
             groups: (groups, keys.count("attention.output_lora_rank")?),
@@ -152,13 +152,13 @@ impl Attention {
         let sinks = Some(b.tensor("attn_sinks.weight", &[heads])?);
         let causal = AttentionSpec::causal(heads, 1, dim, dim);
         Ok(Self {
-            down: b.linear("attn_q_a", n_embd, form.query_rank)?,
-            down_norm: b.norm_of("attn_q_a_norm", &[form.query_rank])?,
-            up: b.linear("attn_q_b", form.query_rank, heads * dim)?,
+            down: b.linear("attn_q_a", n_embd, form.q_lora_rank)?,
+            down_norm: b.norm_of("attn_q_a_norm", &[form.q_lora_rank])?,
+            up: b.linear("attn_q_b", form.q_lora_rank, heads * dim)?,
             key: b.linear("attn_kv", n_embd, dim)?,
             key_norm: b.norm_of("attn_kv_a_norm", &[dim])?,
             unit: form.norm.plain(dim),
-            start: dim - form.turned,
+            start: dim - form.qk_rope_dim,
             ropes: [b.w.rope(rope), back],
             spec: AttentionSpec { mask, sinks, values_in_keys: true, ..causal },
             blocks: match block {
@@ -198,7 +198,7 @@ impl Pooling {
                 overlaps,
             },
             norm: b.norm_of(&format!("{name}_norm"), &[dim])?,
-            start: dim - form.turned,
+            start: dim - form.qk_rope_dim,
             rope: b.w.rope(rope),
         })
     }
@@ -216,7 +216,7 @@ impl Indexer {
     fn load(b: &mut Block<'_, '_>, form: &Form, indexer: IndexerForm) -> Result<Self, ModelError> {
         let IndexerForm { heads, dim, count, .. } = indexer;
         Ok(Self {
-            query: b.linear("indexer.attn_q_b", form.query_rank, heads * dim)?,
+            query: b.linear("indexer.attn_q_b", form.q_lora_rank, heads * dim)?,
             rope: b.w.rope(form.rope(true)),
             weights: b.linear("indexer.proj", b.hp.n_embd, heads)?,
             keys: Pooling::load(b, "indexer_compressor", form, (SHORT, dim))?,
@@ -226,13 +226,13 @@ impl Indexer {
 
     /// The blocks that a token attends to, of its thin query and what the layer reads. As in other indexers, a factor of all weights is
     /// left out.
-    fn choose(&self, g: &mut Graph, layer: usize, thin: ValueId, h: ValueId) -> ValueId {
+    fn select(&self, g: &mut Graph, layer: usize, thin: ValueId, h: ValueId) -> ValueId {
         let dim = self.spec.dim;
         let q = g.linear("lid_q", &self.query, thin);
         let q = g.rope_from("lid_q_rope", q, (dim, self.keys.start), self.rope);
         let weights = g.linear("lid_weights", &self.weights, h);
         let keys = self.keys.pool(g, h);
-        g.choose("lid_top_k", layer, [q, keys], Some(weights), self.spec)
+        g.top_k_positions("lid_top_k", layer, [q, keys], Some(weights), self.spec)
     }
 }
 
@@ -263,7 +263,7 @@ impl Mixer for Attention {
             rows: pooling.pool(g, h),
             chosen: indexer
                 .as_ref()
-                .map(|indexer| (indexer.choose(g, layer + 2, thin, h), indexer.spec.chosen)),
+                .map(|indexer| (indexer.select(g, layer + 2, thin, h), indexer.spec.chosen)),
         });
         let a = match pooled {
             None => g.attention("attn_raw", layer, [q, k, k], self.spec),

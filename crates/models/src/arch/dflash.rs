@@ -6,13 +6,13 @@
 
 use puna_graph::*;
 
+use crate::block_draft_head::{self, Link};
 use crate::blocks::Mlp;
 use crate::companion::{self, Companion, Guesser, Guesses, Needs, Trunk};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::link::{self, Link};
-use crate::neighbours::{self, Mixing, Neighbours};
 use crate::rope::RopeKeys;
+use crate::token_mixing_conv::{self, Mixing, Neighbours};
 use crate::weights::Weights;
 use crate::windows::Windows;
 
@@ -162,7 +162,7 @@ impl Form {
                 return Err(ModelError::KeyValue { key, value, reason: "use silu or gelu_pytorch_tanh" });
             }
         };
-        let is_second = w.has(link::SELECTOR);
+        let is_second = w.has(block_draft_head::SELECTOR);
         Ok(Self {
             eps: keys.rms_eps()?,
             windows: Windows::read_optional(keys, sliding)?,
@@ -233,11 +233,11 @@ impl Layer {
     /// The stream behind the layer, whose keys and values are in this layer of the cache.
     fn forward(&self, g: &mut Graph, x: ValueId, layer: usize) -> ValueId {
         let h = g.rms_norm("noise_norm", &self.attn_norm, x);
-        let a = neighbours::around(g, self.attn_mix.as_ref(), h, |g, h| self.attend(g, h, layer));
+        let a = token_mixing_conv::around(g, self.attn_mix.as_ref(), h, |g, h| self.attend(g, h, layer));
         let a = self.post_attn_norm.as_ref().map_or(a, |norm| g.rms_norm("attn_post_norm", norm, a));
         let x = g.add("ffn_inp", x, a);
         let h = g.rms_norm("ffn_norm", &self.ffn_norm, x);
-        let f = neighbours::around(g, self.ffn_mix.as_ref(), h, |g, h| self.ffn.forward(g, h));
+        let f = token_mixing_conv::around(g, self.ffn_mix.as_ref(), h, |g, h| self.ffn.forward(g, h));
         let f = self.post_ffn_norm.as_ref().map_or(f, |norm| g.rms_norm("ffn_post_norm", norm, f));
         let x = g.add("l_out", x, f);
         scaled(g, "l_out_scaled", x, self.scale)

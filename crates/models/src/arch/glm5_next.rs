@@ -14,7 +14,7 @@ use crate::hybrid::{Hybrid, HybridLayer, Mixer, Residual, Trail};
 use crate::hyper::{HyperForm, Streams};
 use crate::indexer::{IndexerForm, KEY_EPS};
 use crate::kda::{DeltaAttention, KdaForm};
-use crate::latent::{Latent, LatentForm};
+use crate::latent::{Latent, LatentSizes};
 use crate::model::{LoadOptions, Loaded};
 use crate::weights::Weights;
 
@@ -23,7 +23,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let eps = keys.rms_eps()?;
     let norm = NormKind::Rms(eps);
     let kda = KdaForm { eps: UNIT_EPS, ..KdaForm::read(keys)?.bounded(keys, -1.0)? };
-    let (form, indexers) = (LatentForm::read(keys, &hp, w)?, Indexers::read(keys, &hp)?);
+    let (form, indexers) = (LatentSizes::read(keys, &hp, w)?, Indexers::read(keys, &hp)?);
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let hidden = keys.count("expert_feed_forward_length")?;
     let (shape, shared) = (ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?, keys.shared_width(hidden)?);
@@ -125,13 +125,13 @@ impl Indexer {
 
     /// The blocks that a token attends to, of its thin query and what the layer reads. As in other indexers, a factor of all weights is
     /// left out.
-    fn choose(&self, g: &mut Graph, layer: usize, thin: ValueId, h: ValueId) -> ValueId {
+    fn select(&self, g: &mut Graph, layer: usize, thin: ValueId, h: ValueId) -> ValueId {
         let q = g.linear("indexer_q", &self.query, thin);
         let (k, gate) = (g.linear("indexer_k", &self.key, h), g.linear("indexer_gate", &self.gate, h));
         let weights = g.linear("indexer_weights", &self.weights, h);
         let k = self.key_norm.apply(g, "indexer_k_normed", k);
         let keys = g.recur("indexer_pool_k", Recurrence::Pool { x: k, gate: Some(gate), spec: self.pool });
-        g.choose("indexer_top_k", layer, [q, keys], Some(weights), self.spec)
+        g.top_k_positions("indexer_top_k", layer, [q, keys], Some(weights), self.spec)
     }
 }
 
@@ -149,12 +149,12 @@ struct BlockAttention {
 impl BlockAttention {
     fn load(
         b: &mut Block<'_, '_>,
-        (form, norm): (LatentForm, NormKind),
+        (form, norm): (LatentSizes, NormKind),
         indexers: &Indexers,
     ) -> Result<Self, ModelError> {
         let (n_embd, heads) = (b.hp.n_embd, b.hp.heads[b.i]);
         let (latent, values) = Latent::load(b.w, &b.name, (n_embd, heads), (form, norm, None))?;
-        let thin = form.query_rank.unwrap_or(n_embd);
+        let thin = form.q_lora_rank.unwrap_or(n_embd);
         let block = indexers.block;
         Ok(Self {
             latent,
@@ -176,11 +176,11 @@ impl Mixer for BlockAttention {
     fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId {
         let thin = self.latent.source(g, h);
         if let Some(indexer) = &self.indexer {
-            trail.chosen = Some(indexer.choose(g, trail.layer + 1, thin, h));
+            trail.chosen = Some(indexer.select(g, trail.layer + 1, thin, h));
         }
         let chosen = trail.chosen.expect("the first layer that attends has an indexer");
         let qkv = self.latent.project_from(g, h, thin);
-        let a = g.attention_to_chosen("kqv_out", trail.layer, qkv, (chosen, self.chosen), self.spec);
+        let a = g.sparse_attention("kqv_out", trail.layer, qkv, (chosen, self.chosen), self.spec);
         g.linear_of_heads("kqv_values", &self.values, a)
     }
 

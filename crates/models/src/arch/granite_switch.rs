@@ -132,10 +132,10 @@ impl Router {
     }
 }
 
-/// The thin products of all adapters beside a product, of which each token takes those of its own.
-struct Thin(MoeSpec);
+/// LoRA updates of all adapters beside a matrix product; each token uses the update of its adapter.
+struct SwitchedLora(MoeSpec);
 
-impl Thin {
+impl SwitchedLora {
     fn load(
         b: &mut Block<'_, '_>,
         part: &str,
@@ -179,7 +179,7 @@ impl Thin {
 }
 
 /// A product with those of adapters beside it.
-struct Switched(Linear, Thin);
+struct Switched(Linear, SwitchedLora);
 
 impl Switched {
     fn load(
@@ -188,7 +188,7 @@ impl Switched {
         (input, out): (usize, usize),
         adapters: &Adapters,
     ) -> Result<Self, ModelError> {
-        Ok(Self(b.linear(part, input, out)?, Thin::load(b, part, (input, out), adapters)?))
+        Ok(Self(b.linear(part, input, out)?, SwitchedLora::load(b, part, (input, out), adapters)?))
     }
 
     fn apply(&self, g: &mut Graph, name: &'static str, x: ValueId, adapter: ValueId) -> ValueId {
@@ -201,7 +201,7 @@ struct Layer {
     attn_norm: AnyNorm,
     qkv: Linear,
     /// Beside the parts of that for query, key and value.
-    thin: [Thin; 3],
+    thin: [SwitchedLora; 3],
     widths: [usize; 3],
     rope: Option<RopeId>,
     attention: AttentionSpec,
@@ -220,7 +220,7 @@ impl Layer {
         scale: Option<f32>,
     ) -> Result<Self, ModelError> {
         let (n, ff, widths, plain) = (b.hp.n_embd, b.hp.ff(b.i), b.hp.widths(b.i), b.hp.attention(b.i));
-        let mut thin = |part: &str, out| Thin::load(b, part, (n, out), adapters);
+        let mut thin = |part: &str, out| SwitchedLora::load(b, part, (n, out), adapters);
         Ok(Self {
             thin: [thin("attn_q", widths[0])?, thin("attn_k", widths[1])?, thin("attn_v", widths[2])?],
             attn_norm: b.norm("attn_norm")?,

@@ -11,8 +11,8 @@ use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::hyper::{HyperForm, Streams};
-use crate::indexer::{self, Indexer, IndexerForm, Sight, Turned};
-use crate::latent::LatentForm;
+use crate::indexer::{self, Indexer, IndexerForm, SparseSelection, IndexerRope};
+use crate::latent::LatentSizes;
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
@@ -21,7 +21,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let hp = Hparams::read(keys)?;
     let eps = keys.rms_eps()?;
     let norm = NormKind::Rms(eps);
-    let form = LatentForm::read(keys, &hp, w)?;
+    let form = LatentSizes::read(keys, &hp, w)?;
     let rope = w.rope(RopeKeys::read(keys, form.key_dim(), hp.n_ctx)?.table(RopeKind::Norm, None));
     let indexers = Indexers::read(keys, &hp, (&form, rope, eps))?;
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
@@ -35,10 +35,10 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
             }
             None => b.gated(Glu::Silu)?,
         };
-        let sight = indexers.as_ref().map_or(Ok(Sight::All), |indexers| indexers.load(b))?;
-        let layer = Layer { sight, ..b.latent(form, rope, 1.0, ffn)? };
+        let selection = indexers.as_ref().map_or(Ok(SparseSelection::Dense), |indexers| indexers.load(b))?;
+        let layer = Layer { selection, ..b.latent(form, rope, 1.0, ffn)? };
         let heads = hp.heads[b.i];
-        let gate = b.linear("attn_gate", hp.n_embd, heads * form.value_dim)?;
+        let gate = b.linear("attn_gate", hp.n_embd, heads * form.v_head_dim)?;
         let sinks = Some(b.tensor("attn_sinks.weight", &[heads])?);
         let attention = AttentionSpec { sinks, ..layer.attention };
         Ok(Layer { attention, gate: Some((gate, Activation::Sigmoid)), ..layer })
@@ -68,7 +68,7 @@ struct Indexers {
     form: IndexerForm,
     /// Columns of what their queries are made of.
     thin: usize,
-    turned: Turned,
+    turned: IndexerRope,
     eps: f32,
     /// Which layers have one of their own.
     owners: Vec<bool>,
@@ -78,23 +78,25 @@ impl Indexers {
     fn read(
         keys: &Keys<'_>,
         hp: &Hparams,
-        (latent, rope, eps): (&LatentForm, RopeId, f32),
+        (latent, rope, eps): (&LatentSizes, RopeId, f32),
     ) -> Result<Option<Self>, ModelError> {
         if keys.opt_count("attention.indexer.top_k")?.unwrap_or(0) == 0 {
             return Ok(None);
         }
-        let form = IndexerForm::read(keys, latent.turned)?;
+        let form = IndexerForm::read(keys, latent.qk_rope_dim)?;
         let owners = indexer::owners(keys, hp.n_layer)?.unwrap_or_else(|| vec![true; hp.n_layer]);
         let thin = keys.count("attention.q_lora_rank")?;
         // As in the heads of attention, the last features turn.
-        let turned = (rope, form.dim - latent.turned);
+        let turned = (rope, form.dim - latent.qk_rope_dim);
         Ok(Some(Self { form, thin, turned, eps, owners }))
     }
 
-    fn load(&self, b: &mut Block<'_, '_>) -> Result<Sight, ModelError> {
+    fn load(&self, b: &mut Block<'_, '_>) -> Result<SparseSelection, ModelError> {
         if !self.owners[b.i] {
-            return Ok(Sight::Shared);
+            return Ok(SparseSelection::Shared);
         }
-        Ok(Sight::Own(Indexer::load(b, self.form, self.thin, (Some(self.turned), self.eps))?.into()))
+        Ok(SparseSelection::Own(
+            Indexer::load(b, self.form, self.thin, (Some(self.turned), self.eps))?.into(),
+        ))
     }
 }

@@ -10,16 +10,16 @@ use crate::error::ModelError;
 use crate::experts::{ExpertShape, LatentExperts};
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Hybrid, HybridLayer, LatentAttention, Mixer, Part, Residual, Stream};
-use crate::kda::{DeltaAttention, KdaForm, Way};
-use crate::latent::LatentForm;
+use crate::kda::{DeltaAttention, KdaForm, Projection};
+use crate::latent::LatentSizes;
 use crate::model::{LoadOptions, Loaded};
 use crate::weights::Weights;
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let eps = keys.rms_eps()?;
-    let (norm, form) = (NormKind::Rms(eps), LatentForm::read(keys, &hp, w)?);
-    let kda = KdaForm { gate: Way::Whole("ssm_g"), ..KdaForm::read(keys)?.bounded(keys, -1.0)? };
+    let (norm, form) = (NormKind::Rms(eps), LatentSizes::read(keys, &hp, w)?);
+    let kda = KdaForm { gate: Projection::Direct("ssm_g"), ..KdaForm::read(keys)?.bounded(keys, -1.0)? };
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let (glu, hidden) = (unit(keys)?, keys.count("expert_feed_forward_length")?);
     let latent = keys.opt_count("expert_latent_length")?.filter(|&width| width > 0);
@@ -30,7 +30,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         let mixer: Box<dyn Mixer> = match hp.kv_heads[b.i] {
             0 => Box::new(DeltaAttention::load(b, kda)?),
             _ => {
-                let (name, values) = (format!("{}.attn_gate", b.name), hp.heads[b.i] * form.value_dim);
+                let (name, values) = (format!("{}.attn_gate", b.name), hp.heads[b.i] * form.v_head_dim);
                 let gate = b.w.opt_linear(&name, hp.n_embd, values)?;
                 Box::new(LatentAttention::load(b, (form, norm, None))?.gated(gate))
             }

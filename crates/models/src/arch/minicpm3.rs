@@ -7,7 +7,7 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::latent::LatentForm;
+use crate::latent::LatentSizes;
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
@@ -18,7 +18,7 @@ const BASE_WIDTH: f32 = 256.0;
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, options: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let form = LatentForm::read(keys, &hp, w)?;
+    let form = LatentSizes::read(keys, &hp, w)?;
     let rope_keys = RopeKeys::read(keys, form.key_dim(), hp.n_ctx)?;
     let rope = w.long_rope(&rope_keys, RopeKind::Neox, options.n_ctx.unwrap_or(hp.n_ctx))?;
     let layers = decoder::layers(w, &hp, norm, |b| {
@@ -37,7 +37,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, options: LoadOptions) -
 pub(super) fn load_plm(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let form = LatentForm::read(keys, &hp, w)?;
+    let form = LatentSizes::read(keys, &hp, w)?;
     let rope = w.rope(RopeKeys::read(keys, form.key_dim(), hp.n_ctx)?.table(RopeKind::Norm, None));
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.plain(Activation::ReluSquared)?;

@@ -8,7 +8,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::indexer::{Indexer, IndexerForm, Sight};
+use crate::indexer::{Indexer, IndexerForm, SparseSelection};
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
@@ -28,14 +28,15 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let sparse = hp.kv_heads.get(dense..).filter(|sparse| !sparse.is_empty());
     let indexer = sparse.map(|sparse| IndexerForm::read_blocks(keys, rope_keys.dims, sparse)).transpose()?;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let (ffn, sight) = match indexer.filter(|_| b.i >= dense) {
-            None => (b.gated(UNIT)?, Sight::All),
-            Some(form) => {
-                (b.experts_beside(shape, shared)?, Sight::Own(Indexer::load_blocks(b, form, rope)?.into()))
-            }
+        let (ffn, selection) = match indexer.filter(|_| b.i >= dense) {
+            None => (b.gated(UNIT)?, SparseSelection::Dense),
+            Some(form) => (
+                b.experts_beside(shape, shared)?,
+                SparseSelection::Own(Indexer::load_blocks(b, form, rope)?.into()),
+            ),
         };
         let qk_norm = QkNorm::Before(b.head_norms()?);
-        Ok(Layer { qk_norm, rope: Some(rope), sight, ..b.pre_norm(ffn)? })
+        Ok(Layer { qk_norm, rope: Some(rope), selection, ..b.pre_norm(ffn)? })
     })?;
     Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
 }

@@ -10,11 +10,11 @@ use crate::decoder::{self, AnyNorm, Block, Decoder, NormKind};
 use crate::delta::DeltaNet;
 use crate::error::ModelError;
 use crate::gated_streams::{GateForm, GatedStreams};
-use crate::grams::{GramKeys, Grams};
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, Residual, SsmKeys, Trail};
 use crate::indexer::IndexerForm;
 use crate::model::{LoadOptions, Loaded};
+use crate::ngram_embedding::{GramKeys, Grams};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -124,14 +124,14 @@ impl BlockAttention {
     }
 
     /// The blocks that a token attends to. Scores would be divided by the root of a head's features, which changes no order.
-    fn choose(&self, g: &mut Graph, layer: usize, h: ValueId) -> ValueId {
+    fn select(&self, g: &mut Graph, layer: usize, h: ValueId) -> ValueId {
         let (q, k) = (g.linear("indexer_q", &self.query, h), g.linear("indexer_k", &self.key, h));
         let k = g.recur("indexer_k_pooled", Recurrence::Pool { x: k, gate: None, spec: self.pool });
         let q = self.query_norm.apply(g, "indexer_q_normed", q);
         let k = self.key_norm.apply(g, "indexer_k_normed", k);
         let [q, k] = [(q, self.ropes[0]), (k, self.ropes[1])]
             .map(|(x, rope)| g.rope("indexer_pe", x, self.spec.dim, rope));
-        g.choose("indexer_top_k", layer, [q, k], None, self.spec)
+        g.top_k_positions("indexer_top_k", layer, [q, k], None, self.spec)
     }
 }
 
@@ -141,7 +141,7 @@ impl Mixer for BlockAttention {
     }
 
     fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId {
-        let chosen = self.choose(g, trail.layer + 1, h);
+        let chosen = self.select(g, trail.layer + 1, h);
         self.attention.attend(g, trail.layer, h, Some((chosen, self.chosen)))
     }
 

@@ -66,7 +66,7 @@ struct TimeMix {
     /// To the corrections of those five and back.
     w1: Linear,
     w2: Vec<Linear>,
-    decay: Thin,
+    decay: LowRankProjection,
     key: Linear,
     value: Linear,
     receptance: Linear,
@@ -105,7 +105,13 @@ impl TimeMix {
             lerps,
             w1: b.linear("time_mix_w1", n, 5 * rank)?,
             w2: w2.into_iter().map(|w| Linear { w, scale: 1.0, bias: None, out: n }).collect(),
-            decay: Thin::load(b, ways, decay_rank, Some(Activation::Tanh), Some("time_mix_decay"))?,
+            decay: LowRankProjection::load(
+                b,
+                ways,
+                decay_rank,
+                Some(Activation::Tanh),
+                Some("time_mix_decay"),
+            )?,
             key: b.linear("time_mix_key", n, shared)?,
             value: b.linear("time_mix_value", n, shared)?,
             receptance: b.linear("time_mix_receptance", n, n)?,

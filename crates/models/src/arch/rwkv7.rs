@@ -56,12 +56,12 @@ struct TimeMix {
     receptance: Linear,
     key: Linear,
     value: Linear,
-    decay: Thin,
+    decay: LowRankProjection,
     /// How much of what a key stands for is forgotten.
-    rate: Thin,
+    rate: LowRankProjection,
     /// How much of the first layer's values comes in the place of a later layer's own.
-    residual: Option<Thin>,
-    gate: Option<Thin>,
+    residual: Option<LowRankProjection>,
+    gate: Option<LowRankProjection>,
     /// Makes keys for forgetting of keys.
     forget: WeightId,
     /// By how much the rate bends keys.
@@ -87,7 +87,7 @@ impl TimeMix {
             None
         };
         let thin = |b: &mut Block<'_, '_>, [one, two, added]: [&str; 3], rank, kind| {
-            Thin::load(b, [one, two], rank, kind, Some(added))
+            LowRankProjection::load(b, [one, two], rank, kind, Some(added))
         };
         let way = ["time_mix_w1", "time_mix_w2", "time_mix_w0"];
         let decay = thin(b, way, decay_rank, Some(Activation::Tanh))?;
@@ -98,7 +98,7 @@ impl TimeMix {
         let gate = if has_gate {
             let rank = keys.count("attention.gate_lora_rank")?;
             let way = ["time_mix_g1", "time_mix_g2"];
-            Some(Thin::load(b, way, rank, Some(Activation::Sigmoid), None)?)
+            Some(LowRankProjection::load(b, way, rank, Some(Activation::Sigmoid), None)?)
         } else {
             None
         };

@@ -10,13 +10,13 @@ use super::error::AdapterError;
 use crate::weights::{Cut, Mapped};
 
 /// A matrix of floats, or one for each expert or head. So changes are as exact as the file.
-pub(super) struct Thin {
+pub(super) struct LowRankMatrix {
     ty: TensorType,
     shape: Vec<usize>,
     data: SharedBytes,
 }
 
-impl Thin {
+impl LowRankMatrix {
     /// Floats where they are, all else as f32.
     pub fn of(half: &TensorView<'_>) -> Result<Self, AdapterError> {
         if !matches!(half.ty, TensorType::F32 | TensorType::F16 | TensorType::BF16) {
@@ -33,7 +33,7 @@ impl Thin {
     }
 }
 
-impl From<Floats> for Thin {
+impl From<Floats> for LowRankMatrix {
     fn from(Floats { shape, data }: Floats) -> Self {
         let bytes: Vec<u8> = data.into_iter().flat_map(f32::to_ne_bytes).collect();
         // One matrix may be that of all heads.
@@ -59,7 +59,7 @@ impl Floats {
     }
 
     /// Each matrix with rows and columns exchanged.
-    pub fn turned(self) -> Self {
+    pub fn transposed(self) -> Self {
         let [cols, rows, matrices] = self.shape;
         let turned =
             |of: &[f32]| (0..cols * rows).map(|i| of[i % rows * cols + i / rows]).collect::<Vec<_>>();

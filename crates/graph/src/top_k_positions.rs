@@ -1,4 +1,4 @@
-//! Attention to a few positions that a small attention of its own has chosen for each token (DeepSeek-AI, 2025).
+//! Sparse attention: an indexer selects the top-k positions that each token attends to (DeepSeek-AI, "DeepSeek-V3.2", 2025).
 
 use crate::attention::{AttentionSpec, Mask};
 use crate::graph::Graph;
@@ -6,26 +6,26 @@ use crate::kv::CacheLayer;
 use crate::ops::Op;
 use crate::values::{Rows, ValueId};
 
-/// What an attention sees of the positions that its mask lets through: blocks of them that were chosen for the token.
+/// Shape of the lists of selected blocks of positions, which an indexer writes and an attention reads.
 ///
-/// A list is so many columns of the value that holds it, each the bits of a block's number ([`Self::entry`]): ascending, those of no
-/// block at the end. Of a token from whose position on not more is seen than a list has room for, everything is seen, and
-/// nobody writes or reads its lists.
+/// A value holds the lists of a token in consecutive columns. Each column has the bits of a block number ([`Self::entry`]), in ascending
+/// order, then [`Self::NONE`]. A token that sees no more positions than a list can hold attends to all of them; its lists are neither
+/// written nor read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SelectedPositions {
-    /// Lists of a token: one for all heads, or one for each key head.
+    /// Lists per token: one for all heads, or one for each key head.
     pub lists: usize,
-    /// Blocks of a list, at most.
+    /// Length of a list in blocks.
     pub count: usize,
-    /// Positions of a block; the first begins with the sequence.
+    /// Positions per block; block 0 begins at position 0.
     pub block: usize,
 }
 
 impl SelectedPositions {
-    /// The number behind the last one of a list with room for more.
+    /// Entry behind the last block of a list that is not full.
     pub const NONE: u32 = u32::MAX;
 
-    /// How a number lies in a value.
+    /// Stores a block number in a value, bit by bit.
     pub fn entry(number: u32) -> f32 {
         f32::from_bits(number)
     }
@@ -35,26 +35,26 @@ impl SelectedPositions {
         self.lists * self.count
     }
 
-    /// Positions that a list has room for: to fewer, or as many, attention is as if nothing were chosen.
+    /// Positions that a list can hold. With at most this many positions, attention is dense.
     pub fn room(&self) -> usize {
         self.count.saturating_mul(self.block)
     }
 }
 
-/// The form of an [`Op::TopKPositions`].
+/// Specification of [`Op::TopKPositions`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TopKPositionsSpec {
-    /// Query heads, all of one key head. Those of a list lie side by side.
+    /// Query heads, all with one key head. The heads of a list are consecutive.
     pub heads: usize,
-    /// Features of a head.
+    /// Dimensions of a head.
     pub dim: usize,
-    /// Whether products of query and key below zero count as zero.
+    /// Whether ReLU is applied to the products of query and key.
     pub rectified: bool,
-    /// What is chosen among.
+    /// Positions to select from.
     pub mask: Mask,
-    /// Blocks up to the token's own that are chosen whatever their scores.
+    /// Number of nearest blocks that are selected regardless of their scores.
     pub near: usize,
-    /// The lists.
+    /// Shape of the lists.
     pub chosen: SelectedPositions,
 }
 
@@ -64,21 +64,20 @@ impl TopKPositionsSpec {
         self.heads / self.chosen.lists
     }
 
-    /// How its keys are kept: as those of an attention without values.
+    /// Specification of an attention without values that stores the indexer's keys.
     pub fn keys(&self) -> AttentionSpec {
         AttentionSpec { mask: self.mask, ..AttentionSpec::causal(self.heads, 1, self.dim, 0) }
     }
 
-    /// What the cache keeps of it.
+    /// Cache layer of the indexer's keys.
     pub fn cache_layer(&self) -> CacheLayer {
         self.keys().cache_layer()
     }
 }
 
 impl Graph {
-    /// The lists of blocks that each token's queries choose among the keys in cache layer `layer`, which its own joins;
-    /// `weights` has a column a query head.
-    pub fn choose(
+    /// Stores the keys `k` in cache layer `layer` and selects blocks for the queries `q`; `weights` has one column per query head.
+    pub fn top_k_positions(
         &mut self,
         name: &'static str,
         layer: usize,
@@ -94,8 +93,8 @@ impl Graph {
         self.push(name, Op::TopKPositions { q, k, weights, layer, spec }, Rows::Tokens, chosen.cols())
     }
 
-    /// Attention of cache layer `layer` to what was chosen.
-    pub fn attention_to_chosen(
+    /// Attention over cache layer `layer` to the selected positions.
+    pub fn sparse_attention(
         &mut self,
         name: &'static str,
         layer: usize,
@@ -106,7 +105,7 @@ impl Graph {
         assert_eq!(self.value(chosen).cols, form.cols());
         assert!(form.lists == 1 || form.lists == spec.kv_heads);
         assert_eq!(spec.mask, Mask::Causal);
-        assert!(spec.alibi.is_none() && spec.shifts.is_none(), "distances of what is chosen are not known");
+        assert!(spec.alibi.is_none() && spec.shifts.is_none(), "sparse attention has no position biases");
         let spec = AttentionSpec { chosen: Some(form), ..spec };
         self.attention_of(name, layer, [q, k, v], [Some(chosen), None], spec)
     }
