@@ -1,4 +1,4 @@
-//! What callers ask of the engine and what comes back.
+//! Requests to the engine and the events that it returns.
 
 use std::time::Duration;
 
@@ -8,48 +8,45 @@ use puna_sampler::{Grammar, Params};
 use crate::diffusion::Diffusion;
 use crate::speculate::{Speculated, Speculation};
 
-/// A text to generate.
+/// A generation request.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// The whole prompt, special tokens included.
+    /// The prompt, including special tokens.
     pub prompt: Vec<u32>,
-    /// How to draw tokens.
+    /// Sampling parameters.
     pub sampling: Params,
-    /// Strings that end the answer; they are not part of it.
+    /// Stop strings; they are not part of the answer.
     pub stop: Vec<String>,
-    /// Tokens to generate at most; `None` ends by the model's own decision or the context's size. A diffusion model begins with so
-    /// many masks, and with 256 where nobody says; never with more than the context has room for.
+    /// Largest number of generated tokens; `None` is limited by the context only. A diffusion model starts with this many masked
+    /// positions (`None`: 256), at most those that the context holds.
     pub max_tokens: Option<usize>,
-    /// Control tokens that are part of the text; others are not.
+    /// Control tokens that are part of the text; others are removed.
     pub shown: Vec<u32>,
-    /// Prompt tokens that survive a context shift.
+    /// Number of first prompt tokens that a context shift keeps.
     pub keep: usize,
-    /// Tokens of prompt and answer that the context holds; `None` is as many as the engine's does, and never more than
-    /// those.
+    /// Context size in tokens, at most that of the engine; `None` is that of the engine.
     pub context: Option<usize>,
-    /// Whether to drop the older half when the context is full, rather than to end with [`Finish::Length`].
+    /// Whether to shift a full context instead of finishing with [`Finish::Length`].
     pub shift: bool,
-    /// Report log-probabilities, with this many alternatives each.
+    /// Number of alternatives in log-probabilities of generated tokens; `None` reports none.
     pub logprobs: Option<usize>,
-    /// Report the prompt's log-probabilities, with this many alternatives each ([`Event::Prompt`]). All of it is computed
-    /// then, whatever the cache holds.
+    /// Number of alternatives in log-probabilities of prompt tokens ([`Event::Prompt`]); `None` reports none. The whole prompt is then
+    /// computed, even if it is cached.
     pub prompt_logprobs: Option<usize>,
-    /// Who asks; the loop is fair between different values.
+    /// Client of the request, for fairness between clients.
     pub client: u64,
-    /// How much of the engine's adapters it has; all of them as they are by default. Jobs with different adapter_scales share steps,
-    /// and what is computed is found again by those of the same adapter_scales.
+    /// Adapter scales; 1 by default. Requests with different scales share steps, but not cached prefixes.
     pub adapter_scales: AdapterScales,
-    /// Whether and how to guess ahead; `None` as the engine's options say.
+    /// Speculative decoding; `None` uses the options of the engine.
     pub speculation: Option<Speculation>,
-    /// The form of the answer, from [`crate::Engine::grammar`]. It holds from where [`Sink::stage`] says that the answer
-    /// begins.
+    /// Grammar of the answer, from [`crate::Engine::grammar`]. It applies from where [`Sink::stage`] says that the answer begins.
     pub grammar: Option<Grammar>,
-    /// How a diffusion model fills the answer.
+    /// Parameters of diffusion models.
     pub diffusion: Diffusion,
 }
 
 impl Job {
-    /// Goes on from `prompt` until the model ends, shifting the context if need be.
+    /// Generates after `prompt` until the model ends, with context shifts.
     pub fn new(prompt: Vec<u32>, sampling: Params) -> Self {
         Self {
             prompt,
@@ -70,85 +67,85 @@ impl Job {
         }
     }
 
-    /// Tokens that its context holds, in an engine whose contexts hold `n_ctx`.
+    /// Context size in an engine with context size `n_ctx`.
     pub(crate) fn context_in(&self, n_ctx: usize) -> usize {
         self.context.map_or(n_ctx, |tokens| tokens.clamp(1, n_ctx))
     }
 }
 
-/// What a job reports, in order: progress, pieces, one end.
+/// Events of a request in order: progress, pieces of text, one end.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// The prompt is being read.
+    /// Progress of the prefill.
     Prefill {
-        /// Prompt tokens that are done, cached ones included.
+        /// Computed prompt tokens, including cached ones.
         done: usize,
-        /// Prompt tokens in all.
+        /// Number of prompt tokens.
         total: usize,
     },
-    /// The next tokens of the prompt, where their log-probabilities were asked for.
+    /// Log-probabilities of the next prompt tokens, if requested.
     Prompt(Vec<PromptToken>),
-    /// Some text; may be empty where a character is incomplete or a stop string may have begun.
+    /// Generated text; empty while a character is incomplete or a stop string may have begun.
     Piece(Piece),
-    /// The end.
+    /// End of the generation.
     Done(Summary),
-    /// The end, by an error.
+    /// End by an error.
     Failed(String),
-    /// What was asked for cannot be done, as turned out on the way; the request would have to be another one.
+    /// End because the request cannot be fulfilled; the client has to change it.
     Refused(String),
 }
 
-/// A token of the prompt, and what the model makes of it.
+/// A prompt token with its probability.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PromptToken {
     /// The token.
     pub token: u32,
-    /// How likely it is behind those before it; nothing is known of the first.
+    /// Log-probability after the tokens before it; `None` for the first token.
     pub logprobs: Option<puna_sampler::TokenLogprobs>,
-    /// How many tokens are likelier, and one more; 0 for the first.
+    /// Rank by probability, from 1; 0 for the first token.
     pub rank: u32,
 }
 
-/// One generated token and the text that can be shown after it.
+/// One generated token and the text that it completes.
 #[derive(Debug, Clone, Default)]
 pub struct Piece {
-    /// Text that is safe to show: whole characters, no part of a stop string.
+    /// Text that can be sent: whole characters, no part of a stop string.
     pub text: String,
     /// The token.
     pub token: u32,
-    /// Filled when the job asks for it.
+    /// Log-probabilities, if requested.
     pub logprobs: Option<puna_sampler::TokenLogprobs>,
 }
 
-/// Why a job ended.
+/// Finish reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finish {
     /// The model's end token.
     End,
     /// A stop string (its index in the job).
     Stop(usize),
-    /// `max_tokens` or the context's size.
+    /// `max_tokens`, or a full context.
     Length,
 }
 
-/// Figures of a finished job.
+/// Statistics of a finished request.
 #[derive(Debug, Clone)]
 pub struct Summary {
-    /// Why it ended.
+    /// Finish reason.
     pub finish: Finish,
-    /// Prompt tokens, cached ones included.
+    /// Prompt tokens, including cached ones.
     pub prompt_tokens: usize,
-    /// Prompt tokens that were found in the cache.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
-    /// Time spent reading the rest of the prompt.
+    /// Prefill time.
     pub prefill: Duration,
-    /// Generated tokens, the end token included.
+    /// Generated tokens, including the end token.
     pub generated_tokens: usize,
-    /// Time spent generating.
+    /// Decode time.
     pub decode: Duration,
-    /// Time spent waiting in the queue.
+    /// Time in the queue.
     pub queued: Duration,
-    /// Tokens that were guessed ahead, and those of them that came true.
+    /// Draft tokens, and how many were accepted.
     pub speculated: Speculated,
     /// Tokens dropped by context shifts.
     pub shifted_tokens: usize,
@@ -156,73 +153,71 @@ pub struct Summary {
     pub tokens: Vec<u32>,
 }
 
-/// What the next piece of text would be to a listener.
+/// Part of the output that the next piece of text belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// A thought, or nothing that counts: the answer begins later.
+    /// Reasoning, or text before the answer.
     Before,
     /// The answer.
     Answer,
-    /// The end of a thought and the beginning of the answer in one.
+    /// End of the reasoning and beginning of the answer in one piece.
     Mixed,
-    /// The end without an answer, as something else was said that will do, such as a tool call.
+    /// End without an answer, since other output suffices, such as a tool call.
     Enough,
 }
 
-/// Where a job's events go.
+/// Receiver of the events of a request.
 pub trait Sink: Send {
-    /// Whether another event would be taken now. While it is not, the sequence pauses and others go on.
+    /// Whether the receiver takes an event now. If not, the sequence pauses.
     fn ready(&self) -> bool {
         true
     }
 
-    /// Pieces that would be taken now. Guesses that come true bring several in one step, and no more than this many are
-    /// made.
+    /// Number of pieces that the receiver takes now. It limits draft tokens, since accepted ones produce several pieces in one step.
     fn room(&self) -> usize {
         usize::MAX
     }
 
-    /// What `text` would be, were it the next piece; an empty text asks whether the answer is due. Asked of jobs with a
-    /// [`Job::grammar`] until the answer begins.
+    /// Part of the output that `text` would belong to as the next piece; for an empty text, whether the answer is due. The engine asks
+    /// for requests with a [`Job::grammar`] until the answer begins.
     fn stage(&self, text: &str) -> Stage {
         let _ = text;
         Stage::Answer
     }
 
-    /// Tokens that must come next instead of being drawn, such as the end of a thought that was long enough. Asked before
-    /// every draw, but not within a character.
+    /// Tokens that must come next instead of sampled ones, such as the end of the reasoning. The engine asks before every sample, except
+    /// within a character.
     fn forced(&mut self) -> Vec<u32> {
         Vec::new()
     }
 
-    /// Tokens that end a thought whose model would rather end the text than answer. Without any, the end is not drawn. Asked
-    /// of jobs with a [`Job::grammar`], once.
+    /// Tokens that end the reasoning if the model would end the text without an answer. If empty, the end token is not sampled. The
+    /// engine asks once, for requests with a [`Job::grammar`].
     fn end_thought(&mut self) -> Vec<u32> {
         Vec::new()
     }
 
-    /// Whether the answer of a [`Job::grammar`] itself begins with the end of the thought before it.
+    /// Whether the answer of a [`Job::grammar`] begins with the end tag of the reasoning.
     fn answer_ends_thought(&self) -> bool {
         false
     }
 
-    /// The answer begins with the next piece: what was held back before it is no part of it. Told of jobs with a
+    /// The answer begins with the next piece; text held back before is not part of it. The engine calls it for requests with a
     /// [`Job::grammar`].
     fn begin_answer(&mut self) {}
 
-    /// Whether what was sent so far is enough, and the answer ends here as if the model had ended it. Asked after every
-    /// piece.
+    /// Whether the output so far suffices, so that the generation ends as if the model had ended it. The engine asks after every piece.
     fn has_enough(&self) -> bool {
         false
     }
 
-    /// Whether stop strings do not count in `text`, the next piece, such as in a thought.
+    /// Whether stop strings are ignored in `text`, the next piece, such as in reasoning.
     fn ignores_stops(&self, text: &str) -> bool {
         let _ = text;
         false
     }
 
-    /// Takes an event; `false` says that nobody listens any more, and cancels the job.
+    /// Takes an event. Returns `false` if the client has disconnected, which cancels the request.
     fn send(&mut self, event: Event) -> bool;
 }
 

@@ -1,9 +1,9 @@
-//! Pages of the cache and the tree of what they hold.
+//! KV pages and the prefix tree.
 //!
-//! A page holds the keys and values of [`PAGE_TOKENS`] consecutive tokens. What a sequence computes stays in a tree keyed by
-//! token ids after the sequence ends, for each [`PrefixTreeKey`] one: a node is a page, its children are the pages that followed it. A new sequence walks
-//! the tree along its prompt and computes only what it does not find. Full pages are shared; of a page that agrees only
-//! at its beginning, that beginning is copied. When pages run out, the leaf that was used longest ago goes first.
+//! A page holds the keys and values of [`PAGE_TOKENS`] consecutive tokens. Computed pages stay in a radix tree over token ids after their
+//! sequence has ended, one tree for each [`PrefixTreeKey`]. A node is a page; its children are the pages that followed it. A new
+//! sequence walks the tree along its prompt and computes only the rest. It shares full pages and copies the matching beginning of
+//! the next page. When pages run out, the least recently used leaf is evicted.
 
 mod states;
 mod window_pages;
@@ -13,23 +13,23 @@ use std::sync::Arc;
 
 use puna_graph::AdapterScales;
 
-use states::{Slots, StateCopy};
+use states::{Slots, StateCheckpoint};
 use window_pages::Recent;
 pub use window_pages::Windows;
 
-/// Tokens a page.
+/// Tokens per page.
 pub const PAGE_TOKENS: usize = 64;
 
-/// A node of the tree.
+/// A node of the prefix tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NodeId(usize);
 
-/// Where the keys and values of a page's tokens are.
+/// A page: memory for the keys and values of its tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Page {
-    /// Those of layers that see everything.
+    /// Page of layers without a window.
     pub all: u32,
-    /// Those of layers that only see what is near, where a model has such and they are still there.
+    /// Window page, if the model has layers with a window and it is not released.
     pub recent: Option<u32>,
 }
 
@@ -37,25 +37,24 @@ pub struct Page {
 struct Node {
     page: u32,
     recent: Option<window_pages::RecentPage>,
-    /// As many as the page holds; fewer than a full page only in leaves.
+    /// Tokens of the page; only leaves can have less than a full page.
     tokens: Vec<u32>,
-    /// The page before, or whose first page it is.
+    /// Page before, or root.
     parent: Parent,
     children: Vec<NodeId>,
-    /// Recurrent states after some of the tokens.
-    kept: Vec<StateCopy>,
-    /// Running sequences that read the page.
+    /// State checkpoints within the page.
+    checkpoints: Vec<StateCheckpoint>,
+    /// Number of running sequences that pin the page.
     users: usize,
     last_used: u64,
 }
 
-/// What the pages of a tree have in common beside their beginning: only where it is the same do the same tokens have the same keys and
-/// values.
+/// Everything that keys and values depend on besides tokens; each key has its own tree.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PrefixTreeKey {
-    /// How much of the model's adapters they were computed with.
+    /// Adapter scales.
     pub adapter_scales: AdapterScales,
-    /// The whole prompt, where an encoder has read it: what it makes of the first token depends on the last. Else nothing.
+    /// The whole prompt, if an encoder has read it, since its result for the first token depends on the last; else empty.
     pub read: Arc<[u32]>,
 }
 
@@ -65,16 +64,16 @@ impl From<AdapterScales> for PrefixTreeKey {
     }
 }
 
-/// What a page follows: another, or nothing, in the tree of this origin.
+/// Parent of a page in the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Parent {
     /// The page before.
     Node(NodeId),
-    /// The beginning of texts.
+    /// Root of the tree with this key.
     Root(PrefixTreeKey),
 }
 
-/// All pages: free, in the tree, or owned by a running sequence.
+/// All pages: free, in the tree, or private to a running sequence.
 #[derive(Debug)]
 pub struct Pages {
     free: Vec<u32>,
@@ -87,29 +86,28 @@ pub struct Pages {
     recent: Recent,
 }
 
-/// What the tree holds of a prompt.
+/// Cached prefix of a prompt.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Match {
     /// Full pages, in order.
     pub path: Vec<NodeId>,
-    /// A page whose first tokens continue the prompt, and how many.
+    /// Page whose first tokens continue the prompt, and their number.
     pub partial: Option<(NodeId, usize)>,
-    /// The recurrent state after these, where sequences have such.
+    /// State checkpoint after these tokens, if the model has recurrent layers.
     pub state: Option<u32>,
-    /// Tokens that the tree holds, also those behind the last state or page that is of use; zero where sequences have neither
-    /// states nor recent pages.
+    /// Tokens in the tree, including those that are useless without a state or window pages; 0 if the model has neither.
     pub seen: usize,
 }
 
 impl Match {
-    /// How many tokens of the prompt that is.
+    /// Length of the prefix in tokens.
     pub fn tokens(&self) -> usize {
         self.path.len() * PAGE_TOKENS + self.partial.map_or(0, |(_, tokens)| tokens)
     }
 }
 
 impl Pages {
-    /// `total` free pages and an empty tree.
+    /// Makes `total` free pages and an empty tree.
     pub fn new(total: usize) -> Self {
         let free = (0..total as u32).rev().collect();
         Self {
@@ -129,24 +127,24 @@ impl Pages {
         self.total
     }
 
-    /// Pages that hold something.
+    /// Number of pages in use or cached.
     pub fn in_use(&self) -> usize {
         self.total - self.free.len()
     }
 
-    /// Pages that somebody uses now: the rest is free, or kept for later sequences.
+    /// Number of pages that running sequences use.
     pub fn held(&self) -> usize {
         self.in_use() - self.idle()
     }
 
-    /// Pages of the tree that nobody reads.
+    /// Number of pages of the tree without a pin.
     fn idle(&self) -> usize {
         self.nodes.iter().flatten().filter(|n| n.users == 0).count()
     }
 
-    /// Pages that a sequence could have beside those of `path`, without taking one from a running sequence.
+    /// Number of pages that a sequence with the cached `path` can take without preemption.
     pub fn available(&self, path: &[NodeId]) -> usize {
-        // What the sequence itself would read makes no room for it.
+        // The pages of the path will be pinned, so they cannot be evicted.
         let own = path.iter().filter(|id| self.node(**id).users == 0).count();
         self.free.len() + self.idle() - own
     }
@@ -164,8 +162,8 @@ impl Pages {
         Page { all: self.node(id).page, recent: self.recent_page(id) }
     }
 
-    /// The longest prefix of `tokens` that the tree of this origin holds, with a state where sequences have such, and all recent
-    /// pages that what follows sees.
+    /// Finds the longest cached prefix of `tokens`: with a state checkpoint if the model has recurrent layers, and with all window pages
+    /// that the next token sees.
     pub fn find(&self, origin: &PrefixTreeKey, tokens: &[u32]) -> Match {
         let mut found = self.find_pages(origin, tokens);
         if !self.has_states() && !self.has_window_pages() {
@@ -206,12 +204,12 @@ impl Pages {
         }
     }
 
-    /// First tokens of a node's page that are these.
+    /// Length of the common prefix of a node's page and `tokens`.
     fn common(&self, id: NodeId, tokens: &[u32]) -> usize {
         self.node(id).tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count()
     }
 
-    /// Marks the nodes of a path as read by one more sequence.
+    /// Pins the nodes of a path for one more sequence.
     pub fn retain(&mut self, path: &[NodeId]) {
         self.clock += 1;
         let now = self.clock;
@@ -233,7 +231,7 @@ impl Pages {
         }
     }
 
-    /// A page for a sequence of its own, dropping what was used longest ago if need be; `None` when all are in use.
+    /// Takes a page; evicts the least recently used one if needed. `None` if all pages are in use.
     pub fn take(&mut self) -> Option<Page> {
         let all = self.take_lasting()?;
         if !self.has_window_pages() {
@@ -246,7 +244,7 @@ impl Pages {
         recent.map(|recent| Page { all, recent: Some(recent) })
     }
 
-    /// The same of layers that see everything alone.
+    /// Takes a page without a window page.
     pub fn take_lasting(&mut self) -> Option<u32> {
         if self.free.is_empty() {
             self.evict();
@@ -254,7 +252,7 @@ impl Pages {
         self.free.pop()
     }
 
-    /// Gives back a page that was taken.
+    /// Releases a page.
     pub fn release_page(&mut self, page: Page) {
         self.free.push(page.all);
         page.recent.into_iter().for_each(|recent| self.release_window_page(recent));
@@ -279,11 +277,11 @@ impl Pages {
         self.empty.push(oldest);
         self.free.push(node.page);
         self.drop_recent(node.recent);
-        node.kept.into_iter().for_each(|kept| self.slots.release_page(kept.slot));
+        node.checkpoints.into_iter().for_each(|kept| self.slots.release_slot(kept.slot));
     }
 
-    /// Puts a page with its tokens into the tree, behind `parent`. If the tree holds the same tokens there already, the page
-    /// is given back and the known node returned. Nodes are not retained.
+    /// Inserts a page into the tree below `parent`. If the tree has these tokens already, releases the page and returns the existing
+    /// node. The node is not pinned.
     pub fn insert(&mut self, parent: &Parent, page: Page, tokens: &[u32]) -> NodeId {
         debug_assert!(!tokens.is_empty() && tokens.len() <= PAGE_TOKENS);
         self.clock += 1;
@@ -293,7 +291,7 @@ impl Pages {
             if known.tokens.len() >= tokens.len() && known.tokens[..tokens.len()] == *tokens {
                 known.last_used = now;
                 self.free.push(page.all);
-                // What was gone is there again, if it is all of it.
+                // Restores a released window page, if the page is whole.
                 match page.recent {
                     Some(recent) if self.node(id).tokens.len() == tokens.len() => {
                         self.keep_recent(id, recent)
@@ -302,7 +300,7 @@ impl Pages {
                 }
                 return id;
             }
-            // A shorter leaf that this page continues is replaced, unless somebody reads it.
+            // Replaces a shorter leaf that this page extends, unless a sequence pins it.
             if known.users == 0 && known.children.is_empty() && tokens.starts_with(&known.tokens) {
                 let old = std::mem::replace(&mut known.page, page.all);
                 known.tokens = tokens.to_vec();
@@ -314,10 +312,18 @@ impl Pages {
                 return id;
             }
         }
-        let (tokens, children, kept) = (tokens.to_vec(), Vec::new(), Vec::new());
+        let (tokens, children, checkpoints) = (tokens.to_vec(), Vec::new(), Vec::new());
         let (page, recent) = (page.all, page.recent.map(|recent| self.kept(recent)));
-        let node =
-            Node { page, recent, tokens, parent: parent.clone(), children, kept, users: 0, last_used: now };
+        let node = Node {
+            page,
+            recent,
+            tokens,
+            parent: parent.clone(),
+            children,
+            checkpoints,
+            users: 0,
+            last_used: now,
+        };
         let index = self.empty.pop().unwrap_or_else(|| {
             self.nodes.push(None);
             self.nodes.len() - 1

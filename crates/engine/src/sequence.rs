@@ -1,4 +1,4 @@
-//! One running sequence: its tokens, its pages, its sampler, and what it has told its listener.
+//! A sequence: its tokens, pages, sampler and output stream.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -20,43 +20,43 @@ use crate::speculate::guesser::Guesser;
 use crate::speculate::{Drafter, Guess, Speculation};
 use crate::vocab::SamplerVocab;
 
-/// What a model's output is that no token can be drawn from.
+/// Error for logits of which none is a number.
 pub const NOT_A_NUMBER: &str = "the model's output is not a number anywhere: the file may be damaged";
 
-/// Tokens that end a thought at most, for which room is kept before an answer that must be whole.
+/// Tokens reserved for the end of reasoning before an answer that must be complete.
 const THOUGHT_END_MAX: usize = 64;
-/// Tokens that the rest of a character may take, before which no thought is ended.
+/// Largest number of tokens of one character; reasoning is not ended within a character.
 const CHARACTER_MAX: usize = 4;
 
-/// A job's identity.
+/// Number of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobId(pub u64);
 
-/// A job that is running or waiting.
+/// A waiting or running request.
 pub struct Sequence {
     pub id: JobId,
     pub job: Job,
     output: OutputStream,
-    /// Prompt and generated tokens that make up the context.
+    /// Tokens of the context: prompt and generated tokens.
     pub tokens: Vec<u32>,
-    /// How many of them are in the cache.
+    /// Number of tokens in the KV cache.
     pub computed: usize,
-    /// What they are computed with.
+    /// Key of the prefix tree.
     pub origin: PrefixTreeKey,
     pub held: SequencePages,
     sampler: Sampler,
     constrained: Option<Constrained>,
-    /// How the answer of a form repeats itself.
+    /// Detector of repetition in constrained answers.
     repetition: Repetition,
-    /// Tokens that the context holds.
+    /// Context size.
     context: usize,
-    /// Tokens that come next whatever the model would say.
+    /// Tokens that come next instead of sampled ones.
     forced: VecDeque<u32>,
-    /// The thought was ended for the model.
+    /// Whether the engine has ended the reasoning.
     thought_ended: bool,
-    /// What comes before an answer of a form repeats itself.
+    /// Whether the text before a constrained answer repeats itself.
     is_circling: bool,
-    /// Logits from which no token was drawn yet, as it is not known yet which fit the answer's form.
+    /// Logits of a deferred sample, whose token mask is not ready.
     postponed: Option<Vec<f32>>,
     pub guesser: Guesser,
     submitted: Instant,
@@ -64,18 +64,18 @@ pub struct Sequence {
     first_token: Option<Instant>,
     pub cached: usize,
     generated: usize,
-    /// Tokens of the prompt whose log-probabilities were reported.
+    /// Number of prompt tokens whose log-probabilities are sent.
     scored: usize,
     shifted: usize,
-    /// Prompt rows it has had, counted from the least of its client's others when it was admitted.
+    /// Computed prompt rows, plus the smallest count of the client's sequences at admission, for fairness.
     pub served: u64,
-    /// The last step that it took part in.
+    /// Number of the last step with a row of this sequence.
     pub last_step: u64,
-    /// Order of first admission, for choosing whose pages to take; 0 before it.
+    /// Number of the first admission, for preemption; 0 before.
     pub admitted: u64,
 }
 
-/// The sampler of a job, which has seen the prompt. Tokens that the vocabulary suppresses are never drawn, nor is `never`.
+/// Makes the sampler of a request, with the prompt as history. Tokens that the vocabulary suppresses, and `never`, are not sampled.
 pub(crate) fn sampler_of(
     job: &Job,
     tokenizer: &Arc<Tokenizer>,
@@ -92,7 +92,7 @@ pub(crate) fn sampler_of(
 }
 
 impl Sequence {
-    /// A job as it arrives.
+    /// Makes a waiting sequence.
     pub fn new(
         id: JobId,
         job: Job,
@@ -104,7 +104,7 @@ impl Sequence {
     ) -> Self {
         let sampler = sampler_of(&job, tokenizer, info.n_vocab, None);
         let decoder = tokenizer.decoder().showing(&job.shown);
-        // What is written behind an encoder's prompt goes on with nothing.
+        // Text generated after an encoder's prompt starts a new text.
         let decoder = if info.start.is_some() { decoder.at_start() } else { decoder };
         let read: &[u32] = if info.start.is_some() { &job.prompt } else { &[] };
         Self {
@@ -137,49 +137,49 @@ impl Sequence {
         }
     }
 
-    /// Tokens that its context holds, in an engine whose contexts hold `n_ctx`.
+    /// Context size in an engine with context size `n_ctx`.
     pub fn context(&self, n_ctx: usize) -> usize {
         self.job.context_in(n_ctx)
     }
 
-    /// Whether the listener takes another event now.
+    /// Whether the sink takes an event now.
     pub fn ready(&self) -> bool {
         self.output.sink.ready()
     }
 
-    /// Tokens that an encoder is to read as a whole: none but where nothing of them is in the cache.
+    /// Number of tokens that the encoder has to read; 0 once they are in the cache.
     pub fn unread(&self) -> usize {
         if self.computed == 0 { self.origin.read.len() } else { 0 }
     }
 
-    /// Whether only the newest token is still to be computed.
+    /// Whether only the latest token is not computed.
     pub fn is_decoding(&self) -> bool {
         self.generated > 0 && self.computed + 1 == self.tokens.len()
     }
 
-    /// Notes that pages are there and `cached` tokens need no work.
+    /// Starts the sequence with `cached` tokens in the KV cache.
     pub fn start(&mut self, cached: usize) {
         if self.started.is_none() {
             self.started = Some(Instant::now());
             self.cached = cached;
         }
         self.computed = cached;
-        // What was to be drawn from is computed again.
+        // The logits of a deferred sample are computed again.
         self.postponed = None;
     }
 
-    /// Whether log-probabilities of the prompt are still to be reported.
+    /// Whether log-probabilities of prompt tokens are still to be sent.
     pub fn is_scored(&self) -> bool {
         self.job.prompt_logprobs.is_some() && self.scored < self.job.prompt.len()
     }
 
-    /// The first of its tokens whose logits are wanted for what comes behind: those before may come from the cache.
+    /// Number of first tokens that can come from the cache; the logits of the next token are needed.
     pub fn known(&self) -> usize {
         let all = self.tokens.len() - 1;
         if self.is_scored() { self.scored.saturating_sub(1).min(all) } else { all }
     }
 
-    /// The tokens among the next `rows` whose logits score the prompt's tokens behind them.
+    /// Range of the next `rows` tokens whose logits give log-probabilities of the following prompt tokens.
     pub fn scoring(&self, rows: usize) -> Range<usize> {
         if !self.is_scored() {
             return 0..0;
@@ -188,8 +188,8 @@ impl Sequence {
         first..(self.computed + rows).min(self.job.prompt.len() - 1).max(first)
     }
 
-    /// Reports the log-probabilities of the tokens behind those whose logits `rows` are (`cols` each); `false` when nobody
-    /// listens.
+    /// Sends the log-probabilities of the prompt tokens that follow `rows` of logits (`cols` columns). Returns `false` if the client has
+    /// disconnected.
     pub fn score(&mut self, rows: &[f32], cols: usize) -> bool {
         let Some(top) = self.job.prompt_logprobs.filter(|_| self.is_scored()) else { return true };
         let mut tokens = Vec::new();
@@ -210,7 +210,7 @@ impl Sequence {
         tokens.is_empty() || self.output.sink.send(Event::Prompt(tokens))
     }
 
-    /// Reports progress on the prompt; `false` when nobody listens.
+    /// Sends the progress of the prefill. Returns `false` if the client has disconnected.
     pub fn prefill_progress(&mut self) -> bool {
         if self.generated > 0 {
             return true;
@@ -218,10 +218,9 @@ impl Sequence {
         self.output.sink.send(Event::Prefill { done: self.computed, total: self.tokens.len() })
     }
 
-    /// Tokens that may be guessed in the next step: with the one that is drawn behind them they stay within the answer's
-    /// limit, the context holds them, and the listener takes them. They end with the page: when it is full, the tree may give
-    /// the sequence another with the same tokens, which a larger step computed in another order, and what comes behind
-    /// must see that page as it would without guesses.
+    /// Largest number of draft tokens in the next step: with the sampled token behind them, within the limits of the answer, the context
+    /// and the sink. Drafts end with the page: once it is full, the tree can replace it by a page with the same tokens that another
+    /// step size computed, and later tokens must see the same page as without drafts.
     pub fn guesses_at_most(&self, n_ctx: usize) -> usize {
         let left = self.job.max_tokens.map_or(usize::MAX, |max| max.saturating_sub(self.generated));
         let most = self.guesser.speculation.most.unwrap_or(usize::MAX);

@@ -2,8 +2,8 @@
 
 use std::ops::RangeInclusive;
 
-use crate::top_k_positions::SelectedPositions;
 use crate::kv::CacheLayer;
+use crate::top_k_positions::SelectedPositions;
 use crate::values::WeightId;
 
 /// Attention mask: which positions a token sees.

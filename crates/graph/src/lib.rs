@@ -9,7 +9,6 @@ mod adapter_scales;
 mod attention;
 mod backend;
 mod changes;
-mod top_k_positions;
 mod graph;
 mod kv;
 mod ops;
@@ -17,6 +16,7 @@ mod plan;
 mod pooled;
 mod recurrent;
 mod streams;
+mod top_k_positions;
 mod values;
 
 pub use adapter_scales::AdapterScales;
@@ -26,15 +26,15 @@ pub use backend::{
     StateSpec, StepInput, Weight,
 };
 pub use changes::{Changes, Direction, ExpertChanges, LowRank};
-pub use top_k_positions::{SelectedPositions, TopKPositionsSpec};
 pub use graph::{Graph, HeadLinear, Linear, Node, Norm, Storage, Value};
 pub use kv::{CacheLayer, KvType, UnknownKvType};
 pub use ops::{Activation, Gating, Glu, Groups, MoeSpec, Op, Temperature};
 pub use plan::{Capacity, Place, Plan};
 pub use pooled::Pooled;
 pub use recurrent::{
-    ConvSpec, DeltaSpec, Fading, GramHead, GramSpec, PoolSpec, Recurrence, RetentionSpec, ScanSpec, Wkv7Spec,
-    WkvSpec,
+    ConvSpec, DecayKind, DeltaSpec, GramHead, GramSpec, PoolSpec, Recurrence, RetentionSpec, ScanSpec,
+    Wkv7Spec, WkvSpec,
 };
-pub use streams::{StreamSpec, Writing};
+pub use streams::{StreamSpec, StreamWrite};
+pub use top_k_positions::{SelectedPositions, TopKPositionsSpec};
 pub use values::{Index, Rope, RopeId, RopeKind, Rows, ValueId, WeightId};

@@ -5,9 +5,9 @@
 
 use crate::attention::AttentionSpec;
 use crate::changes::{Direction, ExpertChanges};
-use crate::top_k_positions::TopKPositionsSpec;
 use crate::recurrent::Recurrence;
 use crate::streams::StreamSpec;
+use crate::top_k_positions::TopKPositionsSpec;
 use crate::values::{Index, RopeId, ValueId, WeightId};
 
 /// Element-wise functions.

@@ -1,26 +1,25 @@
-//! Attention to what is near, and beside it to rows that blocks of earlier tokens were pooled into (DeepSeek-AI, 2026).
+//! Attention over near positions and pooled rows of earlier blocks with one softmax (DeepSeek-AI, 2026).
 
 use crate::attention::{AttentionSpec, Mask};
-use crate::top_k_positions::SelectedPositions;
 use crate::graph::Graph;
+use crate::top_k_positions::SelectedPositions;
 use crate::values::ValueId;
 
-/// Rows of blocks, which are keys and their own values.
+/// Pooled rows, which are keys and values at once.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pooled {
-    /// Their layer of the cache.
+    /// Cache layer of the rows.
     pub layer: usize,
     /// [`Mask::Pooled`].
     pub mask: Mask,
-    /// Each at the last token of its block.
+    /// Pooled rows, each at the last token of its block.
     pub rows: ValueId,
-    /// What is seen of them, if not all.
+    /// Selected rows; `None` for all.
     pub chosen: Option<(ValueId, SelectedPositions)>,
 }
 
 impl Graph {
-    /// Attention of cache layer `layer` together with attention to pooled rows, with one softmax over both. The form is that of the
-    /// first; values lie in keys.
+    /// Attention over cache layer `layer` and over pooled rows, with one softmax. `spec` is that of the first; values are columns of keys.
     pub fn attention_and_pooled(
         &mut self,
         name: &'static str,
@@ -30,7 +29,10 @@ impl Graph {
         spec: AttentionSpec,
     ) -> ValueId {
         assert!(spec.values_in_keys && matches!(pooled.mask, Mask::Pooled(_)));
-        assert!(spec.alibi.is_none() && spec.shifts.is_none(), "distances of pooled rows are not known");
+        assert!(
+            spec.alibi.is_none() && spec.shifts.is_none(),
+            "attention to pooled rows has no position biases"
+        );
         let near = AttentionSpec { is_part: true, sinks: None, ..spec };
         let near = self.attention(name, layer, [q, k, k], near);
         let form = pooled.chosen.map(|(_, form)| form);

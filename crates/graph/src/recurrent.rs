@@ -1,7 +1,7 @@
-//! Operations that carry a state of fixed size from token to token: what recurrent layers are made of.
+//! Operations of recurrent layers, which carry a state of fixed size from token to token.
 //!
-//! A step continues the states of each of its sequences ([`crate::Segment::state`]) token by token; a sequence without a past
-//! begins with zeros. The order of a state's values is the backend's own.
+//! A step updates the states of each sequence ([`crate::Segment::state`]) token by token; a new sequence starts from zero. The layout
+//! of a state is private to the backend.
 
 use std::sync::Arc;
 
@@ -9,31 +9,31 @@ use crate::graph::Graph;
 use crate::ops::Op;
 use crate::values::{Rows, ValueId, WeightId};
 
-/// One of these operations and what it reads. Each has a state of its own: its position in [`crate::StateSpec::states`].
+/// A recurrent operation with its inputs. Each has its own state, by its index in [`crate::StateSpec::states`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Recurrence {
-    /// A causal convolution of each column by itself: a token's row and some before it, weighed and added.
+    /// Depthwise causal convolution: for each column, the weighted sum of a token's row and earlier rows.
     Conv {
         /// Input.
         x: ValueId,
-        /// The form.
+        /// Specification.
         spec: ConvSpec,
     },
-    /// A selective scan (Gu and Dao, 2023; Dao and Gu, 2024). For each head, with the step `δ = softplus(dt + dt_bias)`:
+    /// Selective scan (Mamba; Gu and Dao, 2023; Dao and Gu, 2024). For each head, with the step size `δ = softplus(dt + dt_bias)`:
     /// `S ← exp(δ a) · S + δ x bᵀ`, and the result is `S c + d x`.
     Scan {
         /// `heads · head_dim` columns.
         x: ValueId,
-        /// A column a head.
+        /// One column per head.
         dt: ValueId,
-        /// `groups · state_dim` columns: what is written.
+        /// `groups · state_dim` columns: input weights.
         b: ValueId,
-        /// `groups · state_dim` columns: what is read.
+        /// `groups · state_dim` columns: output weights.
         c: ValueId,
-        /// The form.
+        /// Specification.
         spec: ScanSpec,
     },
-    /// The gated delta rule (Yang et al., 2024). For each value head, with `g` as [`Fading`] has it and `β = σ(beta)`: `S ← exp(g) S`,
+    /// Gated delta rule (DeltaNet; Yang et al., 2024). For each value head, with `g` of [`DecayKind`] and `β = σ(beta)`: `S ← exp(g) S`,
     /// then `S ← S + k (β (v - Sᵀ k))ᵀ`, and the result is `Sᵀ q`. Queries and keys are multiplied by `spec.scales` before.
     Delta {
         /// `key_heads · key_dim` columns.
@@ -42,14 +42,14 @@ pub enum Recurrence {
         k: ValueId,
         /// `value_heads · value_dim` columns.
         v: ValueId,
-        /// A column a value head, or one for each of its `key_dim` rows of the state.
+        /// One column per value head, or one for each of its `key_dim` state rows.
         decay: ValueId,
-        /// A column a value head.
+        /// One column per value head.
         beta: ValueId,
-        /// The form.
+        /// Specification.
         spec: DeltaSpec,
     },
-    /// The sixth RWKV's memory (Peng et al., 2024). For each head, with the decay `w = exp(-exp(decay))`: the result is
+    /// RWKV 6 (Peng et al., 2024). For each head, with the decay `w = exp(-exp(decay))`: the result is
     /// `(S + (u ⊙ k) vᵀ)ᵀ r`, then `S ← diag(w) S + k vᵀ`. Without `u` (`spec.first`) it is gated linear attention (Yang et al., 2023):
     /// `S ← diag(w) S + ((1 - w) ⊙ k) vᵀ`, then the result is `Sᵀ r / √dim`.
     Wkv {
@@ -59,70 +59,70 @@ pub enum Recurrence {
         k: ValueId,
         /// `kv_heads · dim` columns: values.
         v: ValueId,
-        /// `heads · dim` columns: logarithm of the decay's negative logarithm.
+        /// `heads · dim` columns: logarithm of the negative logarithm of the decay.
         decay: ValueId,
-        /// The form.
+        /// Specification.
         spec: WkvSpec,
     },
-    /// The seventh RWKV's memory (Peng et al., 2025), a delta rule whose keys for forgetting are not those for learning. For each head, with
-    /// the decay `w = exp(-σ(decay) / √e)` and `κ = forget / |forget|`: `S ← diag(w) S - (rate ⊙ κ) (Sᵀ κ)ᵀ + k vᵀ`. The result is
-    /// `Sᵀ r` of all heads and behind these columns, of all heads too, what a token reads of itself: `(r · (u ⊙ k)) v`.
+    /// RWKV 7 (Peng et al., 2025): a delta rule with separate removal keys. For each head, with
+    /// the decay `w = exp(-σ(decay) / √e)` and `κ = forget / |forget|`: `S ← diag(w) S - (rate ⊙ κ) (Sᵀ κ)ᵀ + k vᵀ`. The result has
+    /// the columns `Sᵀ r` of all heads, then the columns `(r · (u ⊙ k)) v` of all heads (bonus of the token itself).
     Wkv7 {
-        /// `heads · dim` columns, as all of these.
+        /// `heads · dim` columns, like all inputs.
         r: ValueId,
         /// Keys.
         k: ValueId,
         /// Values.
         v: ValueId,
-        /// What the decay's logarithm is the sigmoid of.
+        /// Input of the sigmoid of the decay.
         decay: ValueId,
-        /// Keys of what is forgotten, of any length.
+        /// Removal keys, not normalised.
         forget: ValueId,
-        /// How much of it is forgotten.
+        /// In-context learning rate: part of the value at the removal key that is forgotten.
         rate: ValueId,
-        /// The form.
+        /// Specification.
         spec: Wkv7Spec,
     },
-    /// Linear attention whose heads forget at rates of their own (Sun et al., 2023; Qin et al., 2024). For each head:
+    /// Retention: linear attention with a fixed decay per head (RetNet, Sun et al., 2023; Lightning Attention, Qin et al., 2024). For each head:
     /// `S ← exp(-rate) S + k vᵀ`, and the result is `Sᵀ q`.
     Retention {
-        /// `heads · dim` columns, as all of these.
+        /// `heads · dim` columns, like all inputs.
         q: ValueId,
         /// Keys.
         k: ValueId,
         /// Values.
         v: ValueId,
-        /// The form.
+        /// Specification.
         spec: RetentionSpec,
     },
-    /// Blocks of tokens that become one row each (DeepSeek-AI, 2026): column by column the softmax of `gate + bias` over a block's
-    /// tokens weighs their `x`. Where blocks overlap, a token has a second half of columns for its own block, and the first is for the
-    /// block that follows. The result is the row at the last token of a block, and zeros at others.
+    /// Pooling of blocks of tokens to one row each (DeepSeek-AI, 2026): for each column, the average of `x` with weights softmax(`gate +
+    /// bias`) over the tokens of the block. If blocks overlap, the second half of a token's columns is for its own block and the first
+    /// half for the next block. The result is the pooled row at the last token of a block, and zeros at other tokens.
     Pool {
-        /// `dim` columns, or twice as many where blocks overlap.
+        /// `dim` columns; `2 · dim` if blocks overlap.
         x: ValueId,
-        /// As many; zeros if absent.
+        /// Same number of columns; 0 if absent.
         gate: Option<ValueId>,
-        /// The form.
+        /// Specification.
         spec: PoolSpec,
     },
-    /// Which rows of a table stand for the n-grams that end with a token, see [`GramSpec`]. Reads no value but the tokens' ids.
+    /// Table rows of the n-grams that end with each token ([`GramSpec`]). Its input is the token ids only.
     Grams {
-        /// The form.
+        /// Specification.
         spec: Arc<GramSpec>,
     },
 }
 
-/// The form of a [`Recurrence::Conv`].
+/// Specification of [`Recurrence::Conv`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ConvSpec {
-    /// The state, of [`Self::values`] values.
+    /// Index of the state, which has [`Self::values`] values.
     pub state: usize,
-    /// Rows that are weighed: a token's and those before it.
+    /// Number of rows: the token's own and earlier ones.
     pub taps: usize,
-    /// From each of them to the next one: 1 where they follow each other.
+    /// Distance of rows in tokens (dilation); usually 1.
     pub stride: usize,
-    /// `[taps, columns]`, the token's own last; without, the result is the oldest row as it is.
+    /// `[taps, columns]`, with the token's own tap last; `None` returns the oldest row.
     pub w: Option<WeightId>,
     /// `[columns]`.
     pub bias: Option<WeightId>,
@@ -131,88 +131,88 @@ pub struct ConvSpec {
 }
 
 impl ConvSpec {
-    /// Values of the state for so many columns.
+    /// Length of the state for `cols` columns.
     pub fn values(&self, cols: usize) -> usize {
         self.before() * cols
     }
 
-    /// Rows before a token's that it, or one of those that follow, is made of.
+    /// Number of earlier rows in the state.
     pub fn before(&self) -> usize {
         (self.taps - 1) * self.stride
     }
 }
 
-/// The form of a [`Recurrence::Scan`].
+/// Specification of [`Recurrence::Scan`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScanSpec {
-    /// The state, of [`Self::values`] values.
+    /// Index of the state, which has [`Self::values`] values.
     pub state: usize,
-    /// Heads: parts of the columns with a step of their own. Mamba's first version has one a column.
+    /// Number of heads, each with its own step size. Mamba 1 has one head per column.
     pub heads: usize,
-    /// Columns of a head.
+    /// Columns per head.
     pub head_dim: usize,
-    /// Values of the state for each column.
+    /// State values per column.
     pub state_dim: usize,
-    /// Groups of heads that follow each other and share `b` and `c`.
+    /// Groups of consecutive heads that share `b` and `c`.
     pub groups: usize,
     /// `[heads]`, or with `head_dim` one `[state_dim, heads]`; negative.
     pub a: WeightId,
     /// `[heads]`.
     pub d: WeightId,
-    /// `[heads]`, added to steps.
+    /// `[heads]`: bias of step sizes.
     pub dt_bias: Option<WeightId>,
 }
 
 impl ScanSpec {
-    /// Values of the state.
+    /// Length of the state.
     pub fn values(&self) -> usize {
         self.heads * self.head_dim * self.state_dim
     }
 }
 
-/// The form of a [`Recurrence::Delta`].
+/// Specification of [`Recurrence::Delta`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeltaSpec {
-    /// The state, of [`Self::values`] values.
+    /// Index of the state, which has [`Self::values`] values.
     pub state: usize,
-    /// Heads of queries and keys.
+    /// Number of query and key heads.
     pub key_heads: usize,
-    /// Heads of values, a multiple.
+    /// Number of value heads, a multiple of `key_heads`.
     pub value_heads: usize,
-    /// Features of a query or key head.
+    /// Dimensions of a query or key head.
     pub key_dim: usize,
-    /// Features of a value head.
+    /// Dimensions of a value head.
     pub value_dim: usize,
     /// Whether value head h uses key head `h mod key_heads`, and not `h · key_heads / value_heads`.
     pub tiled: bool,
-    /// Columns of `decay` and `beta` of heads that lie side by side, and from one such run to the next.
+    /// Layout of `decay` and `beta`: heads per run of consecutive columns, and distance of runs in columns.
     pub runs: (usize, usize),
-    /// Multiply queries and keys.
+    /// Factors of queries and keys.
     pub scales: [f32; 2],
-    /// How fast the state fades.
-    pub fading: Fading,
+    /// Kind of decay.
+    pub decay_kind: DecayKind,
     /// `[value_heads]`.
     pub a: WeightId,
-    /// `[value_heads]`, or one for each column of `decay` where a head has several.
+    /// `[value_heads]`, or one value for each column of `decay` if a head has several.
     pub dt_bias: WeightId,
 }
 
-/// The logarithm `g` of what stays of a [`Recurrence::Delta`]'s state, from `x = decay + dt_bias`.
+/// Logarithm `g` of the decay of a [`Recurrence::Delta`] state, from `x = decay + dt_bias`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Fading {
-    /// `a · softplus(x)`, of negative `a`.
-    Free,
-    /// `least · σ(by · a · x)`: never less.
+pub enum DecayKind {
+    /// `a · softplus(x)` with negative `a`.
+    Unbounded,
+    /// `least · σ(sign · a · x)`, so `g ≥ least`.
     Bounded {
-        /// Negative.
+        /// Lower bound, negative.
         least: f32,
-        /// One, or minus one where `a` is stored with the other sign.
-        by: f32,
+        /// 1, or -1 if the file stores `a` with the opposite sign.
+        sign: f32,
     },
 }
 
 impl DeltaSpec {
-    /// Values of the state.
+    /// Length of the state.
     pub fn values(&self) -> usize {
         self.value_heads * self.key_dim * self.value_dim
     }
@@ -222,114 +222,114 @@ impl DeltaSpec {
         if self.tiled { head % self.key_heads } else { head * self.key_heads / self.value_heads }
     }
 
-    /// The column of `beta` (and `decay`, where that has one a head) of a value head.
+    /// Column of `beta` of a value head; also of `decay`, if that has one column per head.
     pub fn column(&self, head: usize) -> usize {
         head / self.runs.0 * self.runs.1 + head % self.runs.0
     }
 }
 
-/// The form of a [`Recurrence::Wkv`].
+/// Specification of [`Recurrence::Wkv`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WkvSpec {
-    /// The state, of [`Self::values`] values.
+    /// Index of the state, which has [`Self::values`] values.
     pub state: usize,
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
-    /// Heads of keys and values, each for as many heads that follow each other.
+    /// Number of key and value heads, each for a group of consecutive heads.
     pub kv_heads: usize,
-    /// Features of a head.
+    /// Dimensions of a head.
     pub dim: usize,
     /// `u`: `[heads · dim]`.
     pub first: Option<WeightId>,
 }
 
 impl WkvSpec {
-    /// Values of the state.
+    /// Length of the state.
     pub fn values(&self) -> usize {
         self.heads * self.dim * self.dim
     }
 }
 
-/// The form of a [`Recurrence::Wkv7`].
+/// Specification of [`Recurrence::Wkv7`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Wkv7Spec {
-    /// The state, of [`Self::values`] values.
+    /// Index of the state, which has [`Self::values`] values.
     pub state: usize,
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
-    /// Features of a head.
+    /// Dimensions of a head.
     pub dim: usize,
     /// `u`: `[heads · dim]`.
     pub itself: WeightId,
 }
 
 impl Wkv7Spec {
-    /// Values of the state.
+    /// Length of the state.
     pub fn values(&self) -> usize {
         self.heads * self.dim * self.dim
     }
 }
 
-/// The form of a [`Recurrence::Retention`].
+/// Specification of [`Recurrence::Retention`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RetentionSpec {
-    /// The state, of [`Self::values`] values.
+    /// Index of the state, which has [`Self::values`] values.
     pub state: usize,
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
-    /// Features of a head.
+    /// Dimensions of a head.
     pub dim: usize,
-    /// Multiplies the rates of all heads.
+    /// Factor of the decay rates of all heads.
     pub rate: f32,
 }
 
 impl RetentionSpec {
-    /// Values of the state.
+    /// Length of the state.
     pub fn values(&self) -> usize {
         self.heads * self.dim * self.dim
     }
 
-    /// How fast a head forgets: of n heads, the h-th from one on has `2^(-8 h / n)`, the slopes of ALiBi (Press et al., 2022).
+    /// Decay rate of a head: `2^(-8 h / n)` for head h (from 1) of n, as the slopes of ALiBi (Press et al., 2022).
     pub fn rate_of(&self, head: usize) -> f32 {
         self.rate * (-8.0 * (head + 1) as f32 / self.heads as f32).exp2()
     }
 }
 
-/// The form of a [`Recurrence::Pool`].
+/// Specification of [`Recurrence::Pool`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PoolSpec {
-    /// The state, of [`Self::values`] values.
+    /// Index of the state, which has [`Self::values`] values.
     pub state: usize,
-    /// Tokens of a block; the first begins with the sequence.
+    /// Tokens per block; block 0 begins at position 0.
     pub block: usize,
-    /// Columns of a row.
+    /// Columns of a pooled row.
     pub dim: usize,
-    /// Whether a token is of two blocks.
+    /// Whether blocks overlap, so that a token belongs to two.
     pub overlaps: bool,
-    /// `[columns, block]`: added to the gates, by the token's place in its block; zeros if absent.
+    /// `[columns, block]`: bias of gates by the position in the block; 0 if absent.
     pub bias: Option<WeightId>,
 }
 
 impl PoolSpec {
-    /// Columns of what is read.
+    /// Columns of the input.
     pub fn cols(&self) -> usize {
         if self.overlaps { 2 * self.dim } else { self.dim }
     }
 
-    /// Values of the state: the largest gate, the sum of weights and the weighed sum, for each block that has begun.
+    /// Length of the state: largest gate, sum of weights and weighted sum of each unfinished block.
     pub fn values(&self) -> usize {
         3 * self.cols()
     }
 }
 
-/// The form of a [`Recurrence::Grams`]: n-grams of two ids, of three and so on, each of which has some rows of one table (Qwen, 2026).
+/// Specification of [`Recurrence::Grams`]: n-grams of two ids, of three and so on, each of which has some rows of one table (Qwen, 2026).
 ///
 /// An n-gram's number is the exclusive or of its ids, each times its multiplier, modulo 2⁶⁴. It has no sign, where
 /// it is divided by a head's rows too. Its ids end at the end of a text: where
 /// that lies before the token, and before a sequence's first, there are no further ids but `end` itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GramSpec {
-    /// The state, of [`Self::values`] values.
+    /// Index of the state, which has [`Self::values`] values.
     pub state: usize,
     /// Of the token's id, and of each before it: one more than there are lengths of n-grams.
     pub multipliers: Vec<u64>,
@@ -354,7 +354,7 @@ impl GramSpec {
         self.multipliers.len() - 1
     }
 
-    /// Values of the state.
+    /// Length of the state.
     pub fn values(&self) -> usize {
         self.before()
     }

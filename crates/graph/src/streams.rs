@@ -1,23 +1,23 @@
-//! Several residual streams in the place of one (hyper-connections, Zhu et al., 2024): they lie side by side in the columns of a value.
-//! A part of a layer reads a weighed sum of them, and what it gives is added to each; the weights depend on the token.
+//! Hyper-connections (Zhu et al., 2024): several residual streams in consecutive columns of a value. A sublayer reads a weighted sum
+//! of the streams, and its result is added to each stream with weights that depend on the token.
 
 use crate::graph::Graph;
 use crate::ops::Op;
 use crate::values::ValueId;
 
-/// How a token's weights come from numbers that were computed from its streams: first one a stream for reading, then one a stream for
-/// writing, then for each stream what it hands on to each. Files may end after any of these three kinds.
+/// From projected numbers to the weights of a token. There are up to three kinds of numbers: a read weight per stream, a write weight
+/// per stream, and a mixing matrix of streams × streams. Models can have only the first kinds.
 ///
-/// With `x = scale · number + base`, `scale` being that of the kind: a stream is read by `σ(x) + floor` and written to by
-/// `magnitude · σ(x) + write_floor`. What a stream hands on is the softmax of its row plus `floor`, of which columns and rows are then
-/// divided in turns by their sum plus `floor` (Sinkhorn and Knopp, 1967), so that no stream takes or gives more than the others.
+/// With `x = scale · number + base` (one `scale` per kind): read weights are `σ(x) + floor`, write weights `magnitude · σ(x) + write_floor`.
+/// Mixing weights are the row-wise softmax plus `floor`, normalised by `rounds` alternating divisions of columns and rows by their sums plus
+/// `floor` (Sinkhorn and Knopp, 1967).
 #[derive(Debug, Clone, PartialEq)]
 pub struct StreamSpec {
-    /// How many streams there are.
+    /// Number of streams.
     pub streams: usize,
-    /// One for each kind of number that there is.
+    /// Scale of each kind of numbers.
     pub scales: Vec<f32>,
-    /// One for each number.
+    /// Base of each number.
     pub base: Vec<f32>,
     /// See above.
     pub floor: f32,
@@ -25,58 +25,64 @@ pub struct StreamSpec {
     pub magnitude: f32,
     /// See above.
     pub write_floor: f32,
-    /// How often columns are divided; rows between.
+    /// Number of column normalisations, with row normalisations between them.
     pub rounds: usize,
 }
 
 impl StreamSpec {
-    /// More streams than any model has.
+    /// Limit of streams.
     pub const MAX_STREAMS: usize = 16;
 
-    /// How many numbers of so many kinds there are.
+    /// Count of numbers for `kinds` kinds.
     pub fn numbers(streams: usize, kinds: usize) -> usize {
         streams * kinds.min(2) + if kinds > 2 { streams * streams } else { 0 }
     }
 }
 
-/// Columns of the weights that a part of a layer writes by.
+/// Write and mixing weights of a sublayer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Writing {
-    /// A column a stream: how much of what the part gave is added to it.
+pub struct StreamWrite {
+    /// Write weight of each stream, one column each.
     pub by: ValueId,
-    /// For each stream what it hands on to each of them; without, they stay what they are.
+    /// Mixing matrix; `None` leaves the streams as they are.
     pub mix: Option<ValueId>,
 }
 
 impl Graph {
-    /// A token's weights from its numbers.
+    /// Weights of each token from its numbers.
     pub fn stream_weights(&mut self, name: &'static str, spec: StreamSpec, x: ValueId) -> ValueId {
         let numbers = StreamSpec::numbers(spec.streams, spec.scales.len());
         assert!(spec.base.len() == numbers && self.value(x).cols == numbers);
         self.push_like(name, Op::StreamWeights { x, spec: Box::new(spec) }, x)
     }
 
-    /// The sum of all streams, each times its column of `by`.
+    /// Weighted sum of the streams.
     pub fn read_streams(&mut self, name: &'static str, streams: ValueId, by: ValueId) -> ValueId {
         let (of, count) = (self.value(streams), self.value(by).cols);
         assert!(of.cols.is_multiple_of(count) && of.rows == self.value(by).rows);
         self.push(name, Op::ReadStreams { streams, by }, of.rows, of.cols / count)
     }
 
-    /// How far each of so many streams of `a` agrees with that of `b`, see [`Op::StreamSimilarityGate`].
-    pub fn agree(&mut self, name: &'static str, a: ValueId, b: ValueId, streams: usize) -> ValueId {
+    /// Gate of each stream by the similarity of `a` and `b`, see [`Op::StreamSimilarityGate`].
+    pub fn stream_similarity_gate(
+        &mut self,
+        name: &'static str,
+        a: ValueId,
+        b: ValueId,
+        streams: usize,
+    ) -> ValueId {
         let (of, other) = (self.value(a), self.value(b));
         assert!(of.cols.is_multiple_of(streams) && of.cols == other.cols && of.rows == other.rows);
         self.push(name, Op::StreamSimilarityGate { a, b, streams }, of.rows, streams)
     }
 
-    /// The streams behind a part of a layer that gave `part`.
+    /// Streams after a sublayer with the result `part`.
     pub fn write_streams(
         &mut self,
         name: &'static str,
         streams: ValueId,
         part: ValueId,
-        Writing { by, mix }: Writing,
+        StreamWrite { by, mix }: StreamWrite,
     ) -> ValueId {
         let cols = |x| self.value(x).cols;
         let count = cols(by);

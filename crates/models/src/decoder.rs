@@ -250,7 +250,7 @@ impl Decoder {
     }
 
     /// What a part of layer `i` reads, and how it writes where there are several streams.
-    fn read(&self, g: &mut Graph, i: usize, part: usize, x: ValueId) -> (ValueId, Option<Writing>) {
+    fn read(&self, g: &mut Graph, i: usize, part: usize, x: ValueId) -> (ValueId, Option<StreamWrite>) {
         let Some(streams) = &self.streams else { return (x, None) };
         let (read, writing) = streams.links[i][part].read(g, x);
         (read, Some(writing))

@@ -97,7 +97,7 @@ impl DeltaNet {
                 runs: if is_next { (each, 2 * each) } else { (heads, heads) },
                 // To length one, and scores over the root of their number.
                 scales: [1.0 / (root * root), 1.0 / root],
-                fading: Fading::Free,
+                decay_kind: DecayKind::Unbounded,
                 a: b.tensor("ssm_a", &[heads])?,
                 dt_bias: b.tensor("ssm_dt.bias", &[heads])?,
             },

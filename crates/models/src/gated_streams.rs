@@ -147,7 +147,7 @@ impl Residual for GatedStreams {
 
     fn join(&self, g: &mut Graph, stream: &mut Stream, (_, part): (usize, Part), given: ValueId) {
         let name = if part == Part::Mixer { "ffn_inp" } else { "l_out" };
-        stream.x = g.write_streams(name, stream.x, given, Writing { by: stream.kept[0], mix: None });
+        stream.x = g.write_streams(name, stream.x, given, StreamWrite { by: stream.kept[0], mix: None });
         stream.kept.clear();
     }
 

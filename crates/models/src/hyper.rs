@@ -107,12 +107,12 @@ impl Hyper {
     }
 
     /// What the part reads, and how it writes.
-    pub fn read(&self, g: &mut Graph, streams: ValueId) -> (ValueId, Writing) {
+    pub fn read(&self, g: &mut Graph, streams: ValueId) -> (ValueId, StreamWrite) {
         let (count, weights) = (self.spec.streams, self.weights(g, streams));
         let by = g.slice(weights, 0, count);
         let read = g.read_streams("hc_pre", streams, by);
         let mix = self.spec.scales.get(2).map(|_| g.slice(weights, 2 * count, count * count));
-        (read, Writing { by: g.slice(weights, count, count), mix })
+        (read, StreamWrite { by: g.slice(weights, count, count), mix })
     }
 
     /// What comes behind all layers.
@@ -123,9 +123,9 @@ impl Hyper {
 }
 
 /// The rows of the weights of writing whose tokens' results are wanted.
-pub fn gather_outputs(g: &mut Graph, writing: Writing) -> Writing {
+pub fn gather_outputs(g: &mut Graph, writing: StreamWrite) -> StreamWrite {
     let by = g.gather_outputs(writing.by);
-    Writing { by, mix: writing.mix.map(|mix| g.gather_outputs(mix)) }
+    StreamWrite { by, mix: writing.mix.map(|mix| g.gather_outputs(mix)) }
 }
 
 /// `x` with what a part of a layer gave.
@@ -134,7 +134,7 @@ pub fn add(
     name: &'static str,
     x: ValueId,
     part: ValueId,
-    writing: Option<Writing>,
+    writing: Option<StreamWrite>,
 ) -> ValueId {
     match writing {
         None => g.add(name, x, part),
@@ -220,7 +220,7 @@ impl Residual for Streams {
 
     fn join(&self, g: &mut Graph, stream: &mut Stream, (_, part): (usize, Part), given: ValueId) {
         let name = if part == Part::Mixer { "ffn_inp" } else { "l_out" };
-        let writing = Writing { by: stream.kept[0], mix: stream.kept.get(1).copied() };
+        let writing = StreamWrite { by: stream.kept[0], mix: stream.kept.get(1).copied() };
         stream.x = g.write_streams(name, stream.x, given, writing);
         stream.kept.clear();
     }

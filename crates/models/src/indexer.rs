@@ -45,8 +45,10 @@ impl IndexerForm {
         let dim = bounded("key_length", MAX_SIZE, "must be at most 16384")?;
         let count = bounded("top_k", MAX_SELECTED, "must be at most 16384")?;
         if rope_dim > dim {
-            let (key, value) =
-                (keys.name("attention.indexer.key_length"), format!("{dim}, of which {rope_dim} are rotated"));
+            let (key, value) = (
+                keys.name("attention.indexer.key_length"),
+                format!("{dim}, of which {rope_dim} are rotated"),
+            );
             let reason = "must not be less than rope.dimension_count";
             return Err(ModelError::KeyValue { key, value, reason });
         }

@@ -16,7 +16,7 @@ pub struct KdaForm {
     /// Features of a head.
     pub dim: usize,
     /// How fast states fade.
-    pub fading: Fading,
+    pub decay_kind: DecayKind,
     /// Of the norm that brings queries and keys to length one.
     pub eps: f32,
     /// Projection to decays.
@@ -40,19 +40,19 @@ impl KdaForm {
         Ok(Self {
             taps: taps(keys, "ssm.conv_kernel")?,
             dim: keys.count("kda.head_dim")?,
-            fading: Fading::Free,
+            decay_kind: DecayKind::Unbounded,
             eps: keys.rms_eps()?,
             decay: Projection::LowRank("ssm_f"),
             gate: Projection::LowRank("ssm_g"),
         })
     }
 
-    /// The same with the bound `kda.gate_lower_bound` of fading, where the file has one; `by` is the sign of what it stores as `ssm_a`.
-    pub fn bounded(self, keys: &Keys<'_>, by: f32) -> Result<Self, ModelError> {
+    /// With the lower bound of the decay (`kda.gate_lower_bound`), if the file has one; `sign` is that of the stored `ssm_a`.
+    pub fn bounded(self, keys: &Keys<'_>, sign: f32) -> Result<Self, ModelError> {
         const KEY: &str = "kda.gate_lower_bound";
         match keys.opt_f32(KEY)? {
             None => Ok(self),
-            Some(least) if least < 0.0 => Ok(Self { fading: Fading::Bounded { least, by }, ..self }),
+            Some(least) if least < 0.0 => Ok(Self { decay_kind: DecayKind::Bounded { least, sign }, ..self }),
             Some(least) => {
                 let (key, value) = (keys.name(KEY), least.to_string());
                 Err(ModelError::KeyValue { key, value, reason: "must be negative" })
@@ -112,7 +112,7 @@ pub struct DeltaAttention {
 impl DeltaAttention {
     /// `attn_{q,k,v,output}` and `ssm_*` of a layer.
     pub fn load(b: &mut Block<'_, '_>, form: KdaForm) -> Result<Self, ModelError> {
-        let KdaForm { taps, dim, fading, eps, decay, gate } = form;
+        let KdaForm { taps, dim, decay_kind, eps, decay, gate } = form;
         let (n_embd, heads) = (b.hp.n_embd, b.hp.heads[b.i]);
         let cols = heads * dim;
         let mut part = |of: &str| -> Result<(Linear, ConvSpec), ModelError> {
@@ -144,7 +144,7 @@ impl DeltaAttention {
                 runs: (heads, heads),
                 // To length one, and scores over the root of their number.
                 scales: [1.0 / (root * root), 1.0 / root],
-                fading,
+                decay_kind,
                 a: b.tensor("ssm_a", &a)?,
                 dt_bias: b.tensor("ssm_dt.bias", &[cols])?,
             },

@@ -171,7 +171,7 @@ impl Grams {
         let (key, value) = (g.linear("ple_key", &self.key, embd), g.linear("ple_value", &self.value, embd));
         let key = g.rms_norm("ple_key_normed", &self.key_norm, key);
         let query = g.rms_norm("ple_query", &self.query_norm, streams);
-        let gate = g.agree("ple_gate", key, query, self.streams);
+        let gate = g.stream_similarity_gate("ple_gate", key, query, self.streams);
         let said = hyper::copies(g, value, self.streams);
         let said = g.mul("ple_gated_value", said, gate);
         let normed = g.rms_norm("ple_gated_normed", &self.said_norm, said);

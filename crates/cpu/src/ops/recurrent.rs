@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use puna_graph::{ConvSpec, DeltaSpec, Fading, Place, RetentionSpec, ScanSpec, Segment, Wkv7Spec, WkvSpec};
+use puna_graph::{
+    ConvSpec, DecayKind, DeltaSpec, Place, RetentionSpec, ScanSpec, Segment, Wkv7Spec, WkvSpec,
+};
 use puna_kernels::{DeltaStep, ScanStep, Tap, Wkv7Step, WkvStep};
 
 use crate::states::States;
@@ -302,7 +304,7 @@ unsafe impl Instruction for Delta {
                 }
                 decay.copy_from_slice(columns(step, &self.decay, row, at, count));
                 for (decay, bias) in decay.iter_mut().zip(bias) {
-                    *decay = fade(spec.fading, self.a[head], *decay + bias);
+                    *decay = fade(spec.decay_kind, self.a[head], *decay + bias);
                 }
                 let beta = columns(step, &self.beta, row, column, 1)[0];
                 (step.level.vector.recurrent.delta)(DeltaStep {
@@ -324,10 +326,10 @@ unsafe impl Instruction for Delta {
 }
 
 /// What stays of a state in a step.
-fn fade(fading: Fading, a: f32, x: f32) -> f32 {
-    match fading {
-        Fading::Free => (a * softplus(x)).exp(),
-        Fading::Bounded { least, by } => (least * sigmoid(by * a * x)).exp(),
+fn fade(decay_kind: DecayKind, a: f32, x: f32) -> f32 {
+    match decay_kind {
+        DecayKind::Unbounded => (a * softplus(x)).exp(),
+        DecayKind::Bounded { least, sign } => (least * sigmoid(sign * a * x)).exp(),
     }
 }
 

@@ -1,22 +1,22 @@
-//! Recurrent states in the tree: what a sequence had of them after some tokens of a page.
+//! State checkpoints: copies of recurrent states at some positions of the prefix tree.
 //!
-//! Unlike keys and values a state cannot be cut back: it is that after all tokens so far and no others. So copies are kept of those
-//! at some places, and of a prompt no more is known than up to the last of these. A running sequence has a slot for its own
-//! state; all other slots are for copies, of which the one used longest ago goes first.
+//! Unlike keys and values, a recurrent state cannot be truncated. So the tree keeps checkpoints at some positions, and a cached prefix
+//! ends at the last of them. A running sequence has one state slot; all other slots hold checkpoints, of which the least recently
+//! used is evicted first.
 
 use super::{Match, NodeId, PAGE_TOKENS, Pages, PrefixTreeKey};
 
-/// The slots of states: free, of a copy in the tree, or owned by a running sequence.
+/// State slots: free, with a checkpoint of the tree, or of a running sequence.
 #[derive(Debug, Default)]
 pub struct Slots {
     free: Vec<u32>,
     total: usize,
 }
 
-/// A copy that a node has.
+/// A state checkpoint of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StateCopy {
-    /// Tokens of the page up to it.
+pub struct StateCheckpoint {
+    /// Position in the page: number of tokens before it.
     pub tokens: usize,
     pub slot: u32,
     last_used: u64,
@@ -27,35 +27,34 @@ impl Slots {
         Self { free: (0..total as u32).rev().collect(), total }
     }
 
-    pub fn release_page(&mut self, slot: u32) {
+    pub fn release_slot(&mut self, slot: u32) {
         self.free.push(slot);
     }
 }
 
 impl Pages {
-    /// The same with so many slots of states.
+    /// Adds state slots.
     #[must_use]
     pub fn with_states(self, slots: usize) -> Self {
         Self { slots: Slots::new(slots), ..self }
     }
 
-    /// Whether sequences have recurrent states.
+    /// Whether the model has recurrent layers.
     pub fn has_states(&self) -> bool {
         self.slots.total > 0
     }
 
-    /// Slots that a sequence could have: free ones, and those of copies.
+    /// Number of slots that are free or hold a checkpoint.
     pub fn states_available(&self) -> usize {
-        self.slots.free.len() + self.nodes.iter().flatten().map(|node| node.kept.len()).sum::<usize>()
+        self.slots.free.len() + self.nodes.iter().flatten().map(|node| node.checkpoints.len()).sum::<usize>()
     }
 
-    /// A slot of its own for a sequence or a copy, dropping the copy used longest ago if need be; `None` when all slots are those
-    /// of sequences.
+    /// Takes a slot; evicts the least recently used checkpoint if needed. `None` if running sequences use all slots.
     pub fn take_state(&mut self) -> Option<u32> {
         self.slots.free.pop().or_else(|| {
             let copies = self.nodes.iter_mut().flatten().flat_map(|node| {
-                let oldest = node.kept.iter().map(|kept| kept.last_used).min();
-                oldest.map(|oldest| (oldest, &mut node.kept))
+                let oldest = node.checkpoints.iter().map(|kept| kept.last_used).min();
+                oldest.map(|oldest| (oldest, &mut node.checkpoints))
             });
             let (oldest, kept) = copies.min_by_key(|(oldest, _)| *oldest)?;
             let at = kept.iter().position(|kept| kept.last_used == oldest)?;
@@ -63,35 +62,34 @@ impl Pages {
         })
     }
 
-    /// Gives back a slot that was taken.
+    /// Releases a slot.
     pub fn release_state(&mut self, slot: u32) {
-        self.slots.release_page(slot);
+        self.slots.release_slot(slot);
     }
 
-    /// Keeps the state after `tokens` tokens of a node's page. If there is one already, the slot is given back.
+    /// Adds a checkpoint after `tokens` tokens of a node's page. If there is one already, releases the slot.
     pub fn keep_state(&mut self, id: NodeId, tokens: usize, slot: u32) {
         self.clock += 1;
         let last_used = self.clock;
-        let kept = &mut self.node_mut(id).kept;
+        let kept = &mut self.node_mut(id).checkpoints;
         match kept.iter_mut().find(|kept| kept.tokens == tokens) {
             Some(known) => {
                 known.last_used = last_used;
-                self.slots.release_page(slot);
+                self.slots.release_slot(slot);
             }
-            None => kept.push(StateCopy { tokens, slot, last_used }),
+            None => kept.push(StateCheckpoint { tokens, slot, last_used }),
         }
     }
 
-    /// Notes that a copy is used.
+    /// Marks a checkpoint as used.
     pub fn touch_state(&mut self, slot: u32) {
         self.clock += 1;
         let now = self.clock;
-        let kept = self.nodes.iter_mut().flatten().flat_map(|node| &mut node.kept);
+        let kept = self.nodes.iter_mut().flatten().flat_map(|node| &mut node.checkpoints);
         kept.filter(|kept| kept.slot == slot).for_each(|kept| kept.last_used = now);
     }
 
-    /// The prefix of `tokens` up to the last state that the tree has of it. A page that has more tokens of it may have no state as
-    /// late as another beside it.
+    /// Finds the prefix of `tokens` up to the last checkpoint. A sibling of the longest match can have a later checkpoint.
     pub(super) fn find_state(&self, origin: &PrefixTreeKey, tokens: &[u32]) -> Match {
         let (mut path, mut found) = (Vec::new(), None);
         let (mut children, mut rest) = (self.roots.get(origin).map_or(&[][..], |roots| roots), tokens);
@@ -111,7 +109,7 @@ impl Pages {
         })
     }
 
-    /// So much of what was found as there is a state for.
+    /// Shortens a cached prefix to its last checkpoint.
     pub(super) fn up_to_a_state(&self, found: Match) -> Match {
         let Match { mut path, partial, .. } = found;
         if let Some((id, kept)) = partial.and_then(|(id, most)| Some((id, self.last_state(id, most)?))) {
@@ -125,15 +123,15 @@ impl Pages {
         Match::default()
     }
 
-    /// The last of a node's states that is not after so many tokens of its page.
-    fn last_state(&self, id: NodeId, most: usize) -> Option<StateCopy> {
-        let kept = self.node(id).kept.iter().filter(|kept| kept.tokens <= most);
+    /// Last checkpoint of a node at or before position `most` of its page.
+    fn last_state(&self, id: NodeId, most: usize) -> Option<StateCheckpoint> {
+        let kept = self.node(id).checkpoints.iter().filter(|kept| kept.tokens <= most);
         kept.max_by_key(|kept| kept.tokens).copied()
     }
 }
 
-/// What is found up to a state of the node behind `path`.
-fn up_to(mut path: Vec<NodeId>, id: NodeId, kept: StateCopy) -> Match {
+/// Cached prefix up to a checkpoint of the node after `path`.
+fn up_to(mut path: Vec<NodeId>, id: NodeId, kept: StateCheckpoint) -> Match {
     let partial = if kept.tokens == PAGE_TOKENS {
         path.push(id);
         None

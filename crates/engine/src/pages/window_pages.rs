@@ -1,15 +1,14 @@
-//! Pages of layers that only keep what is near: a sliding window, or a chunk of positions.
+//! Window pages: pages of layers with a sliding window or chunks of positions.
 //!
-//! Such layers have pages of their own, as many as windows take. A running sequence uses those that hold what its next token
-//! sees; behind that they stay with their nodes as long as nobody needs them, for others that begin there. So the tree
-//! may know tokens whose recent pages are gone, and what it has of a prompt ends where all that the next token sees
-//! is still there.
+//! A running sequence pins the window pages that its next token sees. Earlier window pages stay with their nodes until they are
+//! evicted, for sequences that continue there. So the tree can have tokens without window pages, and a cached prefix ends where all
+//! window pages that the next token sees are present.
 
 use puna_graph::Mask;
 
 use super::{Match, NodeId, PAGE_TOKENS, Pages};
 
-/// What layers see, and the pages that nobody has.
+/// Windows of layers, and free window pages.
 #[derive(Debug, Default)]
 pub struct Recent {
     windows: Windows,
@@ -17,23 +16,23 @@ pub struct Recent {
     total: usize,
 }
 
-/// The recent page of a node.
+/// Window page of a node.
 #[derive(Debug)]
 pub struct RecentPage {
     page: u32,
-    /// Running sequences whose next tokens see it.
+    /// Number of running sequences that pin it.
     users: usize,
     last_used: u64,
-    /// It holds what the end of a text, or the place where texts part, sees. Others go first.
-    valued: bool,
+    /// Whether other sequences are likely to continue here (end of a prompt, divergence); evicted last.
+    keep_preferred: bool,
 }
 
-/// How far layers see that do not see everything.
+/// Masks of the layers with a window.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Windows(Vec<Mask>);
 
 impl Windows {
-    /// Those of some layers, each named once.
+    /// Collects the distinct masks with a window.
     pub fn new(masks: impl Iterator<Item = Mask>) -> Self {
         let mut windows = Vec::new();
         for mask in masks.filter(|mask| mask.reach().is_some()) {
@@ -44,43 +43,43 @@ impl Windows {
         Self(windows)
     }
 
-    /// Whether all layers see everything.
+    /// Whether no layer has a window.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The first position that the token at `position` sees in any of them, and those behind it ever will.
+    /// First position that the token at `position`, or any later token, sees in any of these layers.
     pub fn first_seen(&self, position: usize) -> usize {
         self.0.iter().map(|mask| mask.first_seen(position)).min().unwrap_or(0)
     }
 
-    /// Pages that a sequence's next `rows` tokens see at most, wherever they are.
+    /// Largest number of window pages that the next `rows` tokens of a sequence see.
     pub fn pages(&self, rows: usize) -> usize {
         let reach = self.0.iter().filter_map(|mask| mask.reach()).max().unwrap_or(0);
-        // The token before may be computed again, where it was a guess that did not come true.
+        // The token before may be computed again after a rejected draft.
         (reach + rows).div_ceil(PAGE_TOKENS) + 1
     }
 }
 
 impl Pages {
-    /// The same for a model with layers that do not see everything, and so many pages for them.
+    /// Adds `total` window pages for a model with these windows.
     #[must_use]
     pub fn with_recent(self, windows: Windows, total: usize) -> Self {
         let free = if windows.is_empty() { Vec::new() } else { (0..total as u32).rev().collect() };
         Self { recent: Recent { total: free.len(), windows, free }, ..self }
     }
 
-    /// Whether some layers do not see everything.
+    /// Whether the model has layers with a window.
     pub fn has_window_pages(&self) -> bool {
         !self.recent.windows.is_empty()
     }
 
-    /// How far these layers see.
+    /// Windows of layers.
     pub fn windows(&self) -> &Windows {
         &self.recent.windows
     }
 
-    /// Recent pages in all, those that hold something, and those that somebody uses now.
+    /// Numbers of window pages: all, in use or cached, and pinned.
     pub fn window_page_counts(&self) -> [usize; 3] {
         let in_use = self.recent.total - self.recent.free.len();
         [self.recent.total, in_use, in_use - self.idle_recent(self.nodes.iter().flatten())]
@@ -90,33 +89,34 @@ impl Pages {
         nodes.filter(|node| node.recent.as_ref().is_some_and(|kept| kept.users == 0)).count()
     }
 
-    /// Recent pages that a sequence could have beside those of these nodes, without taking one from a running sequence.
+    /// Number of window pages that a sequence with these cached nodes can take without preemption.
     pub fn window_pages_available(&self, path: &[NodeId]) -> usize {
         let own = self.idle_recent(path.iter().map(|&id| self.node(id)));
         self.recent.free.len() + self.idle_recent(self.nodes.iter().flatten()) - own
     }
 
-    /// A recent page, dropping another if need be: one that is worth little, of these the one used longest ago.
+    /// Takes a window page; evicts one if needed: first those that are not preferred, of these the least recently used.
     pub fn take_window_page(&mut self) -> Option<u32> {
         self.recent.free.pop().or_else(|| {
             let kept = self.nodes.iter_mut().flatten().map(|node| &mut node.recent);
             let idle = kept.filter(|kept| kept.as_ref().is_some_and(|kept| kept.users == 0));
-            let first = idle.min_by_key(|kept| kept.as_ref().map(|kept| (kept.valued, kept.last_used)));
+            let first =
+                idle.min_by_key(|kept| kept.as_ref().map(|kept| (kept.keep_preferred, kept.last_used)));
             first.and_then(Option::take).map(|kept| kept.page)
         })
     }
 
-    /// Gives back a recent page that was taken.
+    /// Releases a window page.
     pub fn release_window_page(&mut self, page: u32) {
         self.recent.free.push(page);
     }
 
-    /// What a node is to keep of a page that comes into the tree now.
+    /// Entry of a window page that enters the tree.
     pub(super) fn kept(&self, page: u32) -> RecentPage {
-        RecentPage { page, users: 0, last_used: self.clock, valued: false }
+        RecentPage { page, users: 0, last_used: self.clock, keep_preferred: false }
     }
 
-    /// Has a node keep a recent page. Where it has one it stays, and the page is given back.
+    /// Gives a node a window page. If it has one already, releases the page.
     pub(super) fn keep_recent(&mut self, id: NodeId, page: u32) {
         let kept = self.kept(page);
         match &mut self.node_mut(id).recent {
@@ -125,17 +125,17 @@ impl Pages {
         }
     }
 
-    /// Gives back what a node kept.
+    /// Releases the window page of a node.
     pub(super) fn drop_recent(&mut self, kept: Option<RecentPage>) {
         kept.into_iter().for_each(|kept| self.release_window_page(kept.page));
     }
 
-    /// The recent page of a node, if it is still there.
+    /// Window page of a node, if present.
     pub fn recent_page(&self, id: NodeId) -> Option<u32> {
         self.node(id).recent.as_ref().map(|kept| kept.page)
     }
 
-    /// Marks the recent pages of these nodes as used by one more sequence.
+    /// Pins the window pages of these nodes for one more sequence.
     pub fn pin_window_pages(&mut self, nodes: &[NodeId]) {
         for &id in nodes {
             if let Some(kept) = &mut self.node_mut(id).recent {
@@ -144,36 +144,36 @@ impl Pages {
         }
     }
 
-    /// Undoes [`Pages::pin_window_pages`] for a node. Whether it is of value to others only adds to what is known of it.
-    pub fn unpin_window_page(&mut self, id: NodeId, valued: bool) {
+    /// Undoes [`Pages::pin_window_pages`] for a node; `keep_preferred` makes it evicted last.
+    pub fn unpin_window_page(&mut self, id: NodeId, keep_preferred: bool) {
         self.clock += 1;
         let last_used = self.clock;
         if let Some(kept) = &mut self.node_mut(id).recent {
             kept.users -= 1;
-            kept.valued |= valued;
+            kept.keep_preferred |= keep_preferred;
             kept.last_used = last_used;
         }
     }
 
-    /// Notes that others may begin behind a node.
+    /// Marks the window page of a node as one to evict last.
     pub fn keep_window_page_longer(&mut self, id: NodeId) {
         self.pin_window_pages(&[id]);
         self.unpin_window_page(id, true);
     }
 
-    /// The nodes of a path whose recent pages the next token sees, when the path's sequence has so many tokens.
+    /// Nodes of a path whose window pages the next token of a sequence with `tokens` tokens sees.
     pub fn seen_of<'a>(&self, path: &'a [NodeId], tokens: usize) -> &'a [NodeId] {
         let first = self.recent.windows.first_seen(tokens) / PAGE_TOKENS;
         &path[first.min(path.len())..]
     }
 
-    /// Whether all recent pages of a path that the next token sees are still there.
+    /// Whether all window pages of a path that the next token sees are present.
     pub fn sees_all(&self, path: &[NodeId], tokens: usize) -> bool {
         !self.has_window_pages()
             || self.seen_of(path, tokens).iter().all(|&id| self.node(id).recent.is_some())
     }
 
-    /// So much of what was found as has all recent pages that the token behind it sees.
+    /// Shortens a cached prefix until all window pages that its next token sees are present.
     pub(super) fn up_to_what_is_seen(&self, found: Match) -> Match {
         if !self.has_window_pages() {
             return found;
@@ -182,7 +182,7 @@ impl Pages {
         loop {
             let tokens = path.len() * PAGE_TOKENS + partial.map_or(0, |(_, tokens)| tokens);
             let is_there = |id: NodeId| self.node(id).recent.is_some();
-            // Others may go on from a page that is begun before what this text sees of it.
+            // A partial page without a window page is of no use.
             if partial.is_some_and(|(id, _)| !is_there(id)) {
                 partial = None;
                 continue;
@@ -191,7 +191,7 @@ impl Pages {
             if kept == self.seen_of(&path, tokens).len() {
                 return Match { path, partial, state, seen };
             }
-            // What lies behind the page that is gone can be of use only with it.
+            // The prefix ends before the missing page.
             path.truncate(path.len() - kept - 1);
             partial = None;
         }

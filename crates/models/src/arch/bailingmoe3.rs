@@ -53,7 +53,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
 /// Delta attention without thin ways, whose files must bound how fast it fades.
 fn bounded_kda(keys: &Keys<'_>) -> Result<KdaForm, ModelError> {
     let kda = KdaForm::read(keys)?.bounded(keys, 1.0)?;
-    if keys.opt_bool("kda.safe_gate")? == Some(false) || kda.fading == Fading::Free {
+    if keys.opt_bool("kda.safe_gate")? == Some(false) || kda.decay_kind == DecayKind::Unbounded {
         let (key, value) = (keys.name("kda.gate_lower_bound"), "absent or without kda.safe_gate".into());
         return Err(ModelError::KeyValue { key, value, reason: "states must fade at a bounded rate" });
     }

@@ -11,7 +11,7 @@ use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::hyper::{HyperForm, Streams};
-use crate::indexer::{self, Indexer, IndexerForm, SparseSelection, IndexerRope};
+use crate::indexer::{self, Indexer, IndexerForm, IndexerRope, SparseSelection};
 use crate::latent::LatentSizes;
 use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
