@@ -70,7 +70,7 @@ fn what_an_indexer_needs_is_named() {
     }
     let key = "deepseek32.attention.indexer.key_length";
     let text = refused("deepseek32", with(key, 6u32), "");
-    assert!(text.starts_with(&format!("key `{key}` is 6, of which 8 turn: ")), "{text}");
+    assert!(text.starts_with(&format!("key `{key}` is 6, of which 8 are rotated: ")), "{text}");
     // Where no layer has one there need be no keys of it.
     let keyless = |metadata: &mut Metadata, name: &str| {
         for part in ["head_count", "key_length", "top_k"] {
