@@ -42,7 +42,7 @@ impl WorkQueue {
         self.node_threads.len()
     }
 
-    /// The order in which a thread works on ranges: its own, those of its node, all others. Each part starts at the
+    /// The order in which a thread works on ranges: its own, the ranges of its node, all others. Each part starts at the
     /// thread's own number, so that idle threads do not all steal from the same range.
     fn steal_order(&self, thread: usize) -> impl Iterator<Item = usize> + use<> {
         let Range { start, end } = self.node_threads[thread];

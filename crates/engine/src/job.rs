@@ -18,7 +18,7 @@ pub struct Job {
     /// Stop strings; they are not part of the answer.
     pub stop: Vec<String>,
     /// Largest number of generated tokens; `None` is limited by the context only. A diffusion model starts with this many masked
-    /// positions (`None`: 256), at most those that the context holds.
+    /// positions (`None`: 256), at most the context size.
     pub max_tokens: Option<usize>,
     /// Control tokens that are part of the text; others are removed.
     pub shown: Vec<u32>,

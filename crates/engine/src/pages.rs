@@ -95,7 +95,7 @@ pub struct Match {
     pub partial: Option<(NodeId, usize)>,
     /// State checkpoint after these tokens, if the model has recurrent layers.
     pub state: Option<u32>,
-    /// Tokens in the tree, including those that are useless without a state or window pages; 0 if the model has neither.
+    /// Tokens in the tree, including tokens without the state or window pages to continue from; 0 if the model has neither.
     pub seen: usize,
 }
 

@@ -99,7 +99,8 @@ fn published(folder: &Path, json: &Value) -> Option<Entry> {
 
 #[test]
 fn every_other_level_meets_the_tolerance_for_rounded_activations() {
-    // With `--features puna-cpu/emulated` also levels that the machine lacks and can stand in for.
+    // The first level is `portable`, which has a test with a smaller tolerance above. With `--features puna-cpu/emulated` also
+    // levels that the machine lacks and emulates.
     for level in puna_cpu::kernels::levels().iter().skip(1).chain(puna_cpu::kernels::emulated()).copied() {
         check(level.name, &["whole", "sevens", "one", "batch"]);
     }

@@ -28,7 +28,7 @@ impl EngineLoop {
         chosen
     }
 
-    /// Decoding sequences of the step: all, or those that have waited longest if the step has fewer result rows.
+    /// Decoding sequences of the step: all, or the longest waiting ones if the step has fewer result rows.
     fn next_tokens(&self) -> Vec<(JobId, usize)> {
         let (mut decoding, prompts): (Vec<&Sequence>, Vec<&Sequence>) =
             self.running.iter().filter(|s| s.ready()).partition(|s| s.is_decoding());

@@ -451,7 +451,7 @@ impl EngineLoop {
         let mut input = StepInput::default();
         let mut parts = Vec::new();
         for &(id, rows) in chosen {
-            // Preempted meanwhile.
+            // Preempted by an earlier sequence of this step.
             let Some(running) = self.running.iter().position(|s| s.id == id) else { continue };
             let s = &self.running[running];
             if s.held.room() < s.computed + rows {

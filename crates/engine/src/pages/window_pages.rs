@@ -95,7 +95,7 @@ impl Pages {
         self.recent.free.len() + self.idle_recent(self.nodes.iter().flatten()) - own
     }
 
-    /// Takes a window page; evicts one if needed: first those that are not preferred, of these the least recently used.
+    /// Takes a window page; evicts one if needed: the least recently used one without `keep_preferred`, else the least recently used.
     pub fn take_window_page(&mut self) -> Option<u32> {
         self.recent.free.pop().or_else(|| {
             let kept = self.nodes.iter_mut().flatten().map(|node| &mut node.recent);

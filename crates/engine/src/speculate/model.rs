@@ -187,7 +187,7 @@ impl Drafts {
         is_end: impl Fn(u32) -> bool,
     ) -> Result<DraftTokens, EngineError> {
         let mut answers = DraftTokens { guesses: vec![Vec::new(); questions.len()], guessing: 0.0 };
-        let mut asked = self.resume_deferred_sampling(questions)?;
+        let mut asked = self.compute_missed_tokens(questions)?;
         while !asked.is_empty() {
             let input = self.input(&asked, true);
             self.executor.prepare(Want::Logits, &input)?;
@@ -226,8 +226,8 @@ impl Drafts {
         Ok(answers)
     }
 
-    /// Reads what was missed. Sequences that are still behind, or have no room, do not guess this time.
-    fn resume_deferred_sampling<'a>(
+    /// Computes the tokens that the draft model has not seen yet. Sequences that are still behind, or without free pages, get no draft.
+    fn compute_missed_tokens<'a>(
         &mut self,
         questions: &'a [DraftRequest<'a>],
     ) -> Result<Vec<Asked<'a>>, EngineError> {

@@ -39,7 +39,7 @@ pub struct StepTiming {
 
 /// Guesses for all sequences.
 pub struct Speculator {
-    economy: CostModel,
+    cost_model: CostModel,
     record: Record,
     source: Option<Source>,
     /// Rows of a step whose results do not depend on each other's company.
@@ -58,8 +58,8 @@ enum Plan {
 
 impl Speculator {
     pub fn new(max_bit_exact_rows: usize, source: Option<Source>) -> Self {
-        let (economy, record, counts) = (CostModel::default(), Record::of_loop(), Speculated::default());
-        Self { economy, record, source, max_bit_exact_rows, guessing: 0.0, counts }
+        let (cost_model, record, counts) = (CostModel::default(), Record::of_loop(), Speculated::default());
+        Self { cost_model, record, source, max_bit_exact_rows, guessing: 0.0, counts }
     }
 
     /// Guesses for a step of these sequences, all of which only lack their newest token, and have room for it. `model` runs them, and
@@ -88,11 +88,12 @@ impl Speculator {
             plans.push(plan);
             offers.push(offer);
         }
-        self.economy.meet(company.iter().fold(n as u64, |all, s| all.wrapping_mul(31).wrapping_add(s.id.0)));
+        self.cost_model
+            .meet(company.iter().fold(n as u64, |all, s| all.wrapping_mul(31).wrapping_add(s.id.0)));
         let bounds = Bounds { rows, target: limits.target };
         let taken = match company.iter().all(|s| s.guesser.speculation.always) {
             true => all_of(&offers, rows),
-            false => self.economy.decide(&offers, bounds),
+            false => self.cost_model.decide(&offers, bounds),
         };
         self.ask(company, &mut plans, &taken, (tokenizer, limits.n_ctx), model)?;
         let mut chosen = Vec::new();
@@ -198,10 +199,10 @@ impl Speculator {
     /// Takes note of a step's time.
     pub fn ran(&mut self, ran: StepTiming) {
         if ran.rows > ran.sequences {
-            self.economy.checked(ran.sequences, ran.rows, ran.seconds, self.guessing, ran.accepted);
+            self.cost_model.checked(ran.sequences, ran.rows, ran.seconds, self.guessing, ran.accepted);
         } else {
-            self.economy.plain(ran.seconds);
-            self.economy.lost(self.guessing);
+            self.cost_model.plain(ran.seconds);
+            self.cost_model.lost(self.guessing);
         }
     }
 
