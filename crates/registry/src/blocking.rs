@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use puna_store::{Store, Work};
+use puna_tasks::run_blocking;
 
 use crate::error::RegistryError;
 
@@ -10,7 +11,7 @@ use crate::error::RegistryError;
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, RegistryError> + Send + 'static,
 ) -> Result<T, RegistryError> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(RegistryError::Setup(e.to_string())))
+    run_blocking(work).await.unwrap_or_else(|e| Err(RegistryError::Setup(e.to_string())))
 }
 
 /// Does something as one who is at work on a model of a store: what is pinned meanwhile stays so until its end.

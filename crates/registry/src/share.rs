@@ -94,7 +94,7 @@ impl Downloads {
         let sender = Arc::new(sender);
         running.insert(key.clone(), Arc::downgrade(&sender));
         let (all, session, store, what) = (self.clone(), session.clone(), store.clone(), what.clone());
-        tokio::spawn(async move {
+        puna_tasks::spawn(async move {
             let end = download(session, store, what, &sender).await;
             // Whoever comes from now on begins anew, or finds the blob.
             lock(&all.0).remove(&key);

@@ -11,6 +11,7 @@ use puna_api::KeepAlive;
 use puna_api::native::ModelDetails;
 use puna_registry::Registry;
 use puna_store::{Details, Listed, Model, Store, StoreError, Weights};
+use puna_tasks::run_blocking;
 use tokio::sync::mpsc;
 
 use crate::canonical::{Event, Failure, Generate, RunOptions, Task};
@@ -135,7 +136,7 @@ impl App {
         // A mirror does so for the store that it serves.
         let is_served = mirror.serve && mirror.storage.is_none();
         if !(*no_prune || is_served) {
-            tokio::spawn(tidy::clean_up_hourly(self.0.store.clone()));
+            puna_tasks::spawn(tidy::clean_up_hourly(self.0.store.clone()));
         }
     }
 
@@ -204,7 +205,7 @@ impl App {
         work: impl FnOnce(&Store) -> T + Send + 'static,
     ) -> Result<T, Failure> {
         let app = self.clone();
-        let done = tokio::task::spawn_blocking(move || work(&app.0.store)).await;
+        let done = run_blocking(move || work(&app.0.store)).await;
         done.map_err(|e| Failure::internal(format!("internal error in the store: {e}")))
     }
 

@@ -185,7 +185,7 @@ impl Models {
             to: to.clone(),
         };
         let (tell, broken) = watch::channel(None);
-        tokio::spawn(async move {
+        puna_tasks::spawn(async move {
             if let Err(panic) = AssertUnwindSafe(manager.run(commands)).catch_unwind().await {
                 tell.send_replace(Some(text_of(&*panic).to_owned()));
             }
@@ -518,7 +518,7 @@ impl Manager {
         let (Some(limit), Some(runner)) = (self.patience.load, self.runners.get_mut(&run)) else { return };
         runner.phase += 1;
         let (phase, to) = (runner.phase, self.to.clone());
-        tokio::spawn(async move {
+        puna_tasks::spawn(async move {
             tokio::time::sleep(limit).await;
             to.push(Command::Stalled(run, phase));
         });

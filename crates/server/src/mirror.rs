@@ -81,7 +81,7 @@ impl Registry {
             Some(_) => Arc::new(Store::open(store.root().join(PASSING))?),
         };
         if prunes {
-            tokio::spawn(tidy::clean_up_hourly(store.clone()));
+            puna_tasks::spawn(tidy::clean_up_hourly(store.clone()));
         }
         let history = History::new()?;
         if !config.upstreams.hosts.is_empty() {
@@ -90,7 +90,7 @@ impl Registry {
         }
         let mirror = Mirror::new(library, Box::new(Holders(guard.clone())), &settings, history)?;
         let tidied = mirror.clone();
-        tokio::spawn(async move { tidied.keep_tidy().await });
+        puna_tasks::spawn(async move { tidied.keep_tidy().await });
         Ok(Self { mirror, guard, machine: machine_name().into() })
     }
 

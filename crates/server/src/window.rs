@@ -50,7 +50,7 @@ impl App {
         }
         drop(planning);
         let (app, planned) = (self.clone(), plans.clone());
-        let windows = tokio::task::spawn_blocking(move || {
+        let windows = puna_tasks::run_blocking(move || {
             let one =
                 |plan: &Option<Arc<Plan>>| plan.as_ref()?.window(app.launcher().as_ref(), &machine, until);
             planned.iter().map(one).collect::<Vec<_>>()

@@ -77,7 +77,7 @@ impl<D: ErrorForm, T: DeserializeOwned + Send + 'static, S: Send + Sync> FromReq
                 return body.decode::<D, T>();
             }
             // Nobody waits for it any more if the client leaves, but what it takes is counted until it ends.
-            let decoding = tokio::task::spawn_blocking(move || body.decode::<D, T>());
+            let decoding = puna_tasks::run_blocking(move || body.decode::<D, T>());
             decoding.await.map_err(|e| Failure::internal(format!("internal error while decoding: {e}")))?
         };
         match decoded.await {
@@ -189,7 +189,7 @@ pub(crate) async fn read_body(request: Request<Body>) -> Result<Received, Failur
         None | Some("" | "identity") => Ok(Received { bytes, share }),
         Some("zstd") => {
             let unpacking = move || unpack(&bytes, &mut share).map(|bytes| Received { bytes, share });
-            let decoded = tokio::task::spawn_blocking(unpacking).await;
+            let decoded = puna_tasks::run_blocking(unpacking).await;
             decoded.map_err(|e| Failure::internal(format!("internal error while decompressing: {e}")))?
         }
         Some(other) => Err(Failure::bad_request(format!(

@@ -17,8 +17,10 @@ pub(crate) enum Dialect {
 }
 
 impl Dialect {
+    #[cfg(test)]
     pub(crate) const ALL: [Self; 4] = [Self::Ollama, Self::OpenAi, Self::Anthropic, Self::Puna];
 
+    #[cfg(test)]
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ollama => "Ollama",

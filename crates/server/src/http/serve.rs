@@ -93,7 +93,13 @@ pub(crate) async fn run(
                     watcher: graceful.watcher(),
                     ending: ending.clone(),
                 };
-                tokio::spawn(connection(stream, place, manner.tls.clone(), manner.write_timeout, answers));
+                puna_tasks::spawn(connection(
+                    stream,
+                    place,
+                    manner.tls.clone(),
+                    manner.write_timeout,
+                    answers,
+                ));
             }
             Err(error) => {
                 // Out of file handles, mostly: others have to end first. The log needs to hear it once in a while only.

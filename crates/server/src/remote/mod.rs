@@ -101,7 +101,7 @@ impl Upstream {
     pub(crate) fn submit(self: &Arc<Self>, task: Task, share: Option<Arc<Share>>) -> mpsc::Receiver<Event> {
         let (to, events) = mpsc::channel(WINDOW);
         let upstream = self.clone();
-        tokio::spawn(async move {
+        puna_tasks::spawn(async move {
             let _held = share;
             let last = tokio::select! {
                 () = to.closed() => return,

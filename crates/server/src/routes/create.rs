@@ -48,7 +48,7 @@ pub(super) async fn create(
     let (to, lines) = mpsc::channel::<Line>(WAITING);
     // Goes on when the client leaves: what was asked for is made.
     let work = app.clone();
-    tokio::spawn(async move {
+    puna_tasks::spawn(async move {
         if let Err(failure) = make_or_fetch(&work, name, wanted, &to).await {
             let _ = to.send(Err(failure)).await;
         }

@@ -8,13 +8,10 @@ use ring::digest::{SHA256, digest};
 
 use crate::openapi;
 
-static DOCUMENT: LazyLock<Fixed> = LazyLock::new(|| {
-    let document = openapi::document(&super::all());
-    Fixed::new(document.to_string().into_bytes(), "application/json")
-});
+static DOCUMENT: LazyLock<Fixed> = LazyLock::new(|| Fixed::new(openapi::DOCUMENT, "application/json"));
 
 static PAGE: LazyLock<Fixed> = LazyLock::new(|| {
-    let page = Fixed::new(openapi::PAGE.into(), "text/html; charset=utf-8");
+    let page = Fixed::new(openapi::PAGE, "text/html; charset=utf-8");
     Fixed { policy: policy(openapi::PAGE), ..page }
 });
 
@@ -30,7 +27,7 @@ pub(super) async fn page(headers: HeaderMap) -> Response {
 
 /// Bytes that stay the same for as long as the server runs.
 struct Fixed {
-    bytes: Vec<u8>,
+    bytes: &'static str,
     kind: &'static str,
     tag: String,
     /// What a page may load and run.
@@ -38,8 +35,8 @@ struct Fixed {
 }
 
 impl Fixed {
-    fn new(bytes: Vec<u8>, kind: &'static str) -> Self {
-        let hash = digest(&SHA256, &bytes);
+    fn new(bytes: &'static str, kind: &'static str) -> Self {
+        let hash = digest(&SHA256, bytes.as_bytes());
         let tag: String = hash.as_ref()[..16].iter().map(|b| format!("{b:02x}")).collect();
         Self { bytes, kind, tag: format!("\"{tag}\""), policy: "default-src 'none'".into() }
     }
@@ -53,7 +50,7 @@ impl Fixed {
         });
         let mut response = match known {
             true => StatusCode::NOT_MODIFIED.into_response(),
-            false => ([(header::CONTENT_TYPE, self.kind)], self.bytes.as_slice()).into_response(),
+            false => ([(header::CONTENT_TYPE, self.kind)], self.bytes).into_response(),
         };
         let headers = response.headers_mut();
         for (name, value) in [

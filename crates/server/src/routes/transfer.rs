@@ -103,7 +103,7 @@ where
     F: Future<Output = Result<(), RegistryError>> + Send,
 {
     let (to, lines) = mpsc::channel::<Line>(WAITING);
-    tokio::spawn(async move {
+    puna_tasks::spawn(async move {
         let (report, mut progress) = mpsc::channel(WAITING);
         let forward = async {
             while let Some(progress) = progress.recv().await {

@@ -41,7 +41,7 @@ pub(super) async fn verify(
     let repair = request.repair.then_some(Repair { insecure: request.insecure });
     let (to, lines) = mpsc::channel::<Line>(WAITING);
     let work = app.clone();
-    tokio::spawn(async move {
+    puna_tasks::spawn(async move {
         let last = match check(&work, model, repair, &to).await {
             Ok(()) => Ok(status("success")),
             Err(failure) => Err(failure),

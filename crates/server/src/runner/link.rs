@@ -112,12 +112,12 @@ impl Link {
             beats: Notify::new(),
         }));
         let (read, write) = launched.stream.into_split();
-        tokio::spawn(send_all(outgoing, write, Arc::downgrade(&link.0)));
+        puna_tasks::spawn(send_all(outgoing, write, Arc::downgrade(&link.0)));
         let watch = StepWatch { limit: step_timeout, rounds: 0, seen: Duration::ZERO, last: None };
         let reader = Reader { link: link.clone(), failed: None, loaded: false, watch };
         // On its own, since it is what ends the process when that is asked for.
         let exit = tokio::spawn(launched.exit);
-        tokio::spawn(reader.run(read, exit, on_notice));
+        puna_tasks::spawn(reader.run(read, exit, on_notice));
         link
     }
 
@@ -271,7 +271,7 @@ async fn send_all(mut outgoing: Receiver<Outgoing>, mut write: OwnedWriteHalf, l
 async fn framed(message: ToRunner) -> io::Result<Vec<u8>> {
     match &message {
         ToRunner::Submit { task, .. } if task.text_bytes() > LARGE => {
-            let writing = tokio::task::spawn_blocking(move || frame(&message));
+            let writing = puna_tasks::run_blocking(move || frame(&message));
             writing.await.map_err(io::Error::other)?
         }
         _ => frame(&message),

@@ -205,7 +205,7 @@ impl ObjectLibrary {
     pub(super) async fn of_manifests<T>(
         &self,
         is_wanted: impl Fn(&Repository) -> bool,
-        work: impl Fn(Repository, Manifest, SystemTime) -> T,
+        work: impl Fn(Repository, Manifest, SystemTime) -> T + Sync,
     ) -> Result<Vec<T>, MirrorError> {
         let mut names = self.all_repositories().await?;
         names.retain(is_wanted);

@@ -43,7 +43,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use puna_registry::Registry;
 use puna_store::{Digest, Store};
@@ -334,7 +334,7 @@ async fn each<I, T, F>(
     work: impl FnMut(I) -> F,
 ) -> Result<Vec<T>, MirrorError>
 where
-    F: Future<Output = Result<Option<T>, MirrorError>>,
+    F: Future<Output = Result<Option<T>, MirrorError>> + Send,
 {
     each_of(items, AT_ONCE, work).await
 }
@@ -343,12 +343,13 @@ where
 async fn each_of<I, T, F>(
     items: impl IntoIterator<Item = I>,
     at_once: usize,
-    work: impl FnMut(I) -> F,
+    mut work: impl FnMut(I) -> F,
 ) -> Result<Vec<T>, MirrorError>
 where
-    F: Future<Output = Result<Option<T>, MirrorError>>,
+    F: Future<Output = Result<Option<T>, MirrorError>> + Send,
 {
-    let done = stream::iter(items).map(work).buffer_unordered(at_once);
+    // In boxes, so that the code of the queue is compiled once for each type of result.
+    let done = stream::iter(items).map(|item| work(item).boxed()).buffer_unordered(at_once);
     done.try_filter_map(|found| async { Ok(found) }).try_collect().await
 }
 

@@ -68,7 +68,7 @@ impl Inner {
         let of = Of::new(&wish, said, found.completed(&self.store).await);
         let pending = Arc::new(Pending { of, found, manifest: manifest.clone() });
         self.begin(Coming::Blobs(pending.clone()));
-        tokio::spawn(self.clone().bring(tag.clone(), pending, permit));
+        puna_tasks::spawn(self.clone().bring(tag.clone(), pending, permit));
         Ok(Some(manifest))
     }
 

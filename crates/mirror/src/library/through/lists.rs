@@ -211,7 +211,7 @@ impl Inner {
         lock(&self.fetches).misses += 1;
         self.moves.fetch_add(1, Relaxed);
         let options = Options { via: via::told(), ..Options::default() };
-        tokio::spawn(self.clone().bring_child(key, name.clone(), child.clone(), options, permit));
+        puna_tasks::spawn(self.clone().bring_child(key, name.clone(), child.clone(), options, permit));
         Ok(Some(child))
     }
 

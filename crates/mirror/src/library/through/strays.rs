@@ -143,7 +143,7 @@ impl Inner {
             stray.set(State::Comes(Instant::now(), found.clone()));
             let brought =
                 self.clone().bring_blob(model, stray.clone(), digest, (found.clone(), first), permit);
-            tokio::spawn(brought);
+            puna_tasks::spawn(brought);
         }
         stray.used();
         let size = found.size();

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::ignored::IGNORED;
 use super::refused::REFUSED;
-use super::{Bench, document, resolved};
+use super::{document, resolved};
 use crate::http::Dialect;
 use crate::openapi::operation::{Body, Operation, State};
 use crate::openapi::operations;
@@ -29,18 +29,28 @@ Every route and every field of the three dialects, and what becomes of it. This 
 
 ";
 
-#[tokio::test]
-async fn the_manual_lists_every_route_and_field() {
-    let document = document(&Bench::new()).await;
-    let text = manual(&document);
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/fields.md");
+#[test]
+fn the_manual_lists_every_route_and_field() {
+    let document = document();
+    assert_current("docs/fields.md", &manual(&document));
+}
+
+#[test]
+fn the_openapi_document_describes_the_routes_and_types() {
+    let document = document();
+    assert_current("crates/server/src/openapi/openapi.json", &format!("{document:#}\n"));
+}
+
+/// Compares a committed file with its generated text, or writes the file where `PUNA_WRITE_DOCS` is set.
+fn assert_current(file: &str, text: &str) {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../").to_owned() + file;
     if std::env::var_os("PUNA_WRITE_DOCS").is_some() {
-        std::fs::write(path, &text).unwrap();
+        std::fs::write(&path, text).unwrap();
     }
-    let committed = std::fs::read_to_string(path).unwrap_or_default();
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         committed == text,
-        "docs/fields.md is not what the routes are: PUNA_WRITE_DOCS=1 cargo test -p puna-server manual writes it anew"
+        "{file} is outdated: PUNA_WRITE_DOCS=1 cargo test -p puna-server --lib description writes it"
     );
 }
 

@@ -15,10 +15,10 @@ use refused::REFUSED;
 
 use super::Bench;
 use crate::openapi::operation::{self, Operation, State};
-use crate::openapi::operations;
+use crate::openapi::{self, operations};
 
-async fn document(b: &Bench) -> Value {
-    b.get("/openapi.json").await.json()
+fn document() -> Value {
+    openapi::document(&super::super::all())
 }
 
 /// Operations that take JSON and do something with it, and the schemas of their bodies.
@@ -104,10 +104,9 @@ fn objects(schema: &Value, document: &Value) -> Vec<Value> {
     (0..most).map(one).collect()
 }
 
-#[tokio::test]
-async fn every_method_of_every_route_is_described_and_no_other() {
-    let b = Bench::new();
-    let document = document(&b).await;
+#[test]
+fn every_method_of_every_route_is_described_and_no_other() {
+    let document = document();
     let routes: BTreeSet<(String, String)> = super::super::all()
         .iter()
         .flat_map(|route| route.methods.iter().map(|m| (m.to_lowercase(), route.path.replace("{*", "{"))))
@@ -155,9 +154,9 @@ async fn the_page_asks_nobody_else_for_anything() {
     }
 }
 
-#[tokio::test]
-async fn names_of_types_are_unambiguous_and_references_lead_somewhere() {
-    let document = document(&Bench::new()).await;
+#[test]
+fn names_of_types_are_unambiguous_and_references_lead_somewhere() {
+    let document = document();
     let types = document["components"]["schemas"].as_object().unwrap();
     let numbered: Vec<_> = types.keys().filter(|name| name.ends_with(|c: char| c.is_ascii_digit())).collect();
     assert!(numbered.is_empty(), "two types of one name: give one a name by schemars(rename): {numbered:?}");
@@ -183,7 +182,7 @@ async fn ignored(b: &Bench, operation: &Operation, body: &Value) -> (u16, String
 #[tokio::test]
 async fn every_field_that_is_described_is_looked_at() {
     let b = Bench::new();
-    let document = document(&b).await;
+    let document = document();
     for (operation, schema) in with_bodies(&document) {
         let bodies = samples(&schema, &document);
         assert!(
@@ -213,7 +212,7 @@ async fn every_field_that_is_described_is_looked_at() {
 #[tokio::test]
 async fn examples_work_and_fields_that_are_required_are() {
     let b = Bench::new();
-    for (operation, _) in with_bodies(&document(&b).await) {
+    for (operation, _) in with_bodies(&document()) {
         let operation::Body::Json { required, example, .. } = &operation.body else { continue };
         let example: Value =
             serde_json::from_str(example).unwrap_or_else(|e| panic!("{}: {e}", operation.path));
