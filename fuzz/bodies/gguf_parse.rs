@@ -9,7 +9,9 @@ pub fn run(data: &[u8]) {
     let file = match Gguf::from_bytes(data.to_vec()) {
         Ok(file) => file,
         Err(error) => {
-            assert!(error.code().starts_with("gguf_") && !error.to_string().contains(char::is_control));
+            assert!(
+                error.code().starts_with("gguf_") && !error.to_string().contains(char::is_control)
+            );
             return;
         }
     };
@@ -33,8 +35,17 @@ pub fn run(data: &[u8]) {
 fn look(key: &str, value: &Value, file: &Gguf) {
     let m = file.metadata();
     assert!(m.contains(key));
-    let _ = (m.architecture(), m.u32(key), m.u64(key), m.f32(key), m.bool(key), m.str(key), m.opt_i32(key));
-    let _ = (m.u8s(key), m.u32s(key), m.i32s(key), m.f32s(key), m.bools(key), m.u32_per_layer(key, 3));
+    let _ = (
+        m.architecture(),
+        m.u32(key),
+        m.u64(key),
+        m.f32(key),
+        m.bool(key),
+        m.str(key),
+        m.opt_i32(key),
+    );
+    let _ =
+        (m.u8s(key), m.u32s(key), m.i32s(key), m.f32s(key), m.bools(key), m.u32_per_layer(key, 3));
     let _ = (value.describe(), value.to_string());
     if let Some(array) = value.as_array() {
         let strings = array.strings().map(|strings| strings.count());

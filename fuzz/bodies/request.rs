@@ -35,7 +35,10 @@ fn agrees(body: &[u8]) {
     let Ok(strict) = serde_json::from_slice::<Value>(body) else { return };
     match json::parse(body) {
         Ok(ours) => assert!(same(&ours, &strict), "{ours} is not {strict}"),
-        Err(error) => assert!(matches!(error, json::SyntaxError::TooDeep | json::SyntaxError::TooMany), "{error}"),
+        Err(error) => assert!(
+            matches!(error, json::SyntaxError::TooDeep | json::SyntaxError::TooMany),
+            "{error}"
+        ),
     }
 }
 
@@ -43,7 +46,9 @@ fn agrees(body: &[u8]) {
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
+        }
         (Value::Object(a), Value::Object(b)) => {
             a.len() == b.len() && a.iter().all(|(key, a)| b.get(key).is_some_and(|b| same(a, b)))
         }

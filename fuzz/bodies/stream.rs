@@ -10,7 +10,9 @@ pub fn run(data: &[u8]) {
     let parameters = serde_json::json!({"type": "object", "required": ["a"], "properties": {
         "a": {"type": "string"}, "b": {"type": ["integer", "null"]}, "c": {"anyOf": [{"type": "array"}, {"type": "object"}]},
     }});
-    let tools = [serde_json::json!({"type": "function", "function": {"name": "f", "parameters": parameters}})];
+    let tools = [
+        serde_json::json!({"type": "function", "function": {"name": "f", "parameters": parameters}}),
+    ];
     let think = Think::Switch(how % 2 == 0);
     let input = ParserInput { tools: &tools, think: Some(&think), ..ParserInput::default() };
     let size = 1 + usize::from(how / 2 % 16);
@@ -29,11 +31,18 @@ pub fn run(data: &[u8]) {
 /// A named parser, or that of a Go template.
 fn parser(choice: u8, input: &ParserInput<'_>) -> OutputParser {
     let names: Vec<&str> = OutputParser::names().collect();
-    if let Some(parser) = names.get(usize::from(choice)).and_then(|name| OutputParser::by_name(name, input)) {
+    if let Some(parser) =
+        names.get(usize::from(choice)).and_then(|name| OutputParser::by_name(name, input))
+    {
         return parser;
     }
-    let source = ["{{ if .ToolCalls }}<tool_call>{{ end }}", "{{ if .ToolCalls }}[{{ end }}", "{{ .Prompt }}"];
-    let template = Template::parse(Kind::Go, source[usize::from(choice) % source.len()]).expect("it parses");
+    let source = [
+        "{{ if .ToolCalls }}<tool_call>{{ end }}",
+        "{{ if .ToolCalls }}[{{ end }}",
+        "{{ .Prompt }}",
+    ];
+    let template =
+        Template::parse(Kind::Go, source[usize::from(choice) % source.len()]).expect("it parses");
     let tags = ThinkTags { open: "<think>".into(), close: "</think>".into() };
     OutputParser::for_template(&template, Some(tags), input)
 }

@@ -1,6 +1,9 @@
 //! What the fuzzer does with every input: the first byte chooses the language, the rest is a template.
 
-use puna_prompt::{Chat, FunctionCall, Kind, Message, Template, OutputParser, ParserInput, Part, Think, ToolCall, fit, render, render_insert};
+use puna_prompt::{
+    Chat, FunctionCall, Kind, Message, OutputParser, ParserInput, Part, Template, Think, ToolCall,
+    fit, render, render_insert,
+};
 
 /// Parses `data` as a template, renders a conversation with it, fits it, and splits its own output.
 pub fn run(data: &[u8]) {
@@ -11,18 +14,36 @@ pub fn run(data: &[u8]) {
         Ok(template) => template,
         Err(error) => return assert!(!error.to_string().is_empty()),
     };
-    let arguments = serde_json::json!({"a": [1, {"b": null}], "c": "é"}).as_object().cloned().unwrap_or_default();
-    let call = ToolCall { id: "c1".into(), function: FunctionCall { index: 0, name: "f".into(), arguments } };
+    let arguments = serde_json::json!({"a": [1, {"b": null}], "c": "é"})
+        .as_object()
+        .cloned()
+        .unwrap_or_default();
+    let call = ToolCall {
+        id: "c1".into(),
+        function: FunctionCall { index: 0, name: "f".into(), arguments },
+    };
     let messages = [
         Message::new("system", "S"),
         Message::new("user", "Hi é"),
-        Message { tool_calls: vec![call], thinking: Some("T".into()), ..Message::new("assistant", "") },
+        Message {
+            tool_calls: vec![call],
+            thinking: Some("T".into()),
+            ..Message::new("assistant", "")
+        },
         Message { tool_name: Some("f".into()), ..Message::new("tool", "r") },
         Message::new("user", "Bye"),
     ];
-    let tools = [serde_json::json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}})];
-    let chat = Chat { tools: &tools, think: Some(Think::Switch(true)), bos: "<s>", ..Chat::new(&messages) };
-    let _ = (template.capabilities(), template.tool_tag(), render_insert(&template, "a", "b", None));
+    let tools = [
+        serde_json::json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}),
+    ];
+    let chat = Chat {
+        tools: &tools,
+        think: Some(Think::Switch(true)),
+        bos: "<s>",
+        ..Chat::new(&messages)
+    };
+    let _ =
+        (template.capabilities(), template.tool_tag(), render_insert(&template, "a", "b", None));
     if let Ok(prompt) = render(&template, &chat) {
         let input = ParserInput { tools: &tools, prompt: &prompt, ..ParserInput::default() };
         let mut parser = OutputParser::for_template(&template, template.think_tags(), &input);

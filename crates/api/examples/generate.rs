@@ -16,7 +16,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{}[{}]{}", request.prompt, answer.response, request.suffix);
     println!(
         "ended by {}, {} of {} prompt tokens from the cache",
-        answer.done_reason, answer.metrics.prompt_eval_cached_count, answer.metrics.prompt_eval_count
+        answer.done_reason,
+        answer.metrics.prompt_eval_cached_count,
+        answer.metrics.prompt_eval_count
     );
     Ok(())
 }

@@ -6,7 +6,8 @@ use puna_api::native::PullRequest;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = std::env::args().nth(1).ok_or("which model?")?;
-    let mut progress = Client::from_env().pull(&PullRequest { model, ..PullRequest::default() }).await?;
+    let mut progress =
+        Client::from_env().pull(&PullRequest { model, ..PullRequest::default() }).await?;
     while let Some(line) = progress.next().await {
         let line = line?;
         match line.total {

@@ -30,6 +30,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let answer = Client::from_env().chat_whole(&request).await?;
     let city: City = serde_json::from_str(&answer.message.content)?;
-    println!("{} in {} has {} inhabitants, if the model is right", city.name, city.country, city.inhabitants);
+    println!(
+        "{} in {} has {} inhabitants, if the model is right",
+        city.name, city.country, city.inhabitants
+    );
     Ok(())
 }

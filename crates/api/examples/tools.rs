@@ -36,8 +36,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         request.messages.push(answer);
         for call in calls {
-            let city =
-                call.function.arguments.get("city").and_then(|city| city.as_str()).unwrap_or("nowhere");
+            let city = call
+                .function
+                .arguments
+                .get("city")
+                .and_then(|city| city.as_str())
+                .unwrap_or("nowhere");
             println!("called {}({city})", call.function.name);
             request.messages.push(Message {
                 tool_name: call.function.name.clone(),

@@ -38,9 +38,10 @@ impl Address {
         let (port, warning) = match port.map(|p| (p, p.parse::<u16>())) {
             None => (default, None),
             Some((_, Ok(port))) => (port, None),
-            Some((text, Err(_))) => {
-                (default, Some(format!("has the port {text:?}: it must be a number from 0 to 65535")))
-            }
+            Some((text, Err(_))) => (
+                default,
+                Some(format!("has the port {text:?}: it must be a number from 0 to 65535")),
+            ),
         };
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let host = if host.is_empty() { "127.0.0.1" } else { host };
@@ -56,12 +57,15 @@ impl Address {
             return Some(format!("begins with {scheme}://: it must be http:// or https://"));
         }
         if host.contains('@') {
-            return Some("has a user or password in it: a key for the server is set as PUNA_API_KEY".into());
+            return Some(
+                "has a user or password in it: a key for the server is set as PUNA_API_KEY".into(),
+            );
         }
         let is_name = || host.chars().all(|c| c.is_alphanumeric() || matches!(c, '.' | '-' | '_'));
         let wrong = host.parse::<IpAddr>().is_err() && !is_name();
-        wrong
-            .then(|| format!("has the host {host:?}: it must be a name or an address, as in 127.0.0.1:11434"))
+        wrong.then(|| {
+            format!("has the host {host:?}: it must be a name or an address, as in 127.0.0.1:11434")
+        })
     }
 
     /// The URL at which a client on this machine finds the server.

@@ -6,7 +6,10 @@ const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 pub fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for group in bytes.chunks(3) {
-        let bits = group.iter().enumerate().fold(0u32, |bits, (i, b)| bits | u32::from(*b) << (16 - 8 * i));
+        let bits = group
+            .iter()
+            .enumerate()
+            .fold(0u32, |bits, (i, b)| bits | u32::from(*b) << (16 - 8 * i));
         for i in 0..4 {
             let digit = ALPHABET[(bits >> (18 - 6 * i)) as usize & 63];
             text.push(if i <= group.len() { char::from(digit) } else { '=' });

@@ -21,7 +21,8 @@ pub const MAX_ELEMENTS: usize = 1 << 16;
 pub const MAX_IGNORED: usize = 32;
 
 /// Requests that take native options by name beside their own fields, which come first. They win over those in `options`.
-const NAMING_OPTIONS: [&str; 3] = ["ChatCompletionRequest", "CompletionRequest", "ResponsesRequest"];
+const NAMING_OPTIONS: [&str; 3] =
+    ["ChatCompletionRequest", "CompletionRequest", "ResponsesRequest"];
 
 /// Reads a request from a body.
 pub fn from_slice<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
@@ -30,7 +31,9 @@ pub fn from_slice<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
 
 /// Reads a request from a body, and the names of the fields that were left aside: dotted paths without numbers of list
 /// elements, each once, and no more than [`MAX_IGNORED`].
-pub fn from_slice_noting<T: DeserializeOwned>(body: &[u8]) -> Result<(T, Vec<String>), DecodeError> {
+pub fn from_slice_noting<T: DeserializeOwned>(
+    body: &[u8],
+) -> Result<(T, Vec<String>), DecodeError> {
     from_value_noting(&json::parse(body).map_err(DecodeError::Syntax)?)
 }
 
@@ -218,7 +221,11 @@ impl<'a> de::Deserializer<'a> for Node<'a> {
         }
     }
 
-    fn deserialize_tuple<V: Visitor<'a>>(self, _: usize, visitor: V) -> Result<V::Value, DecodeError> {
+    fn deserialize_tuple<V: Visitor<'a>>(
+        self,
+        _: usize,
+        visitor: V,
+    ) -> Result<V::Value, DecodeError> {
         self.deserialize_seq(visitor)
     }
 
@@ -245,9 +252,12 @@ impl<'a> de::Deserializer<'a> for Node<'a> {
         visitor: V,
     ) -> Result<V::Value, DecodeError> {
         let result = match self.0 {
-            Value::Object(map) => {
-                visitor.visit_map(Fields::of_struct(map, fields, NAMING_OPTIONS.contains(&name), self.1))
-            }
+            Value::Object(map) => visitor.visit_map(Fields::of_struct(
+                map,
+                fields,
+                NAMING_OPTIONS.contains(&name),
+                self.1,
+            )),
             _ => Err(self.mismatch(name)),
         };
         // The outermost struct writes its name last, and so its name stays.
@@ -308,8 +318,9 @@ mod tests {
         use crate::openai::{ChatCompletionRequest, CompletionRequest};
         use crate::responses::ResponsesRequest;
         fn read<T: DeserializeOwned>(of: fn(T) -> Option<Map<String, Value>>, own: &[&str]) {
-            let named =
-                Map::from_iter(OPTIONS.fields.iter().map(|name| ((*name).to_owned(), json!([*name]))));
+            let named = Map::from_iter(
+                OPTIONS.fields.iter().map(|name| ((*name).to_owned(), json!([*name]))),
+            );
             let mut named = Value::Object(named);
             own.iter().for_each(|name| drop(named.as_object_mut().unwrap().remove(*name)));
             let mut body = named.clone();
@@ -320,17 +331,29 @@ mod tests {
             named["temperature"] = json!(2);
             named["min_p"] = json!(0.5);
             let (request, ignored) = from_value_noting::<T>(&body).unwrap();
-            assert_eq!(Value::Object(of(request).unwrap()), named, "beside `options` wins over in it");
+            assert_eq!(
+                Value::Object(of(request).unwrap()),
+                named,
+                "beside `options` wins over in it"
+            );
             let mut ignored = ignored;
             ignored.sort();
             assert_eq!(ignored, ["options.mirostat", "zz"]);
             let alone = from_value::<T>(&json!({"top_k": null, "xtc_threshold": 1})).unwrap();
             assert_eq!(of(alone), json!({"xtc_threshold": 1}).as_object().cloned());
-            let wrong = from_value::<T>(&json!({"num_ctx": 1, "options": 5})).err().unwrap().to_string();
+            let wrong =
+                from_value::<T>(&json!({"num_ctx": 1, "options": 5})).err().unwrap().to_string();
             assert!(wrong.contains(".options of type map"), "{wrong}");
         }
-        let own =
-            ["seed", "stop", "temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias"];
+        let own = [
+            "seed",
+            "stop",
+            "temperature",
+            "top_p",
+            "frequency_penalty",
+            "presence_penalty",
+            "logit_bias",
+        ];
         read::<ChatCompletionRequest>(|request| request.options, &own);
         read::<CompletionRequest>(|request| request.options, &own);
         read::<ResponsesRequest>(|request| request.options, &["temperature", "top_p"]);
@@ -349,13 +372,19 @@ mod tests {
             double: Option<Vec<f64>>,
         }
         for (body, want) in [
-            (r#"{"small": 4294967296}"#, "number 4294967296 into Go struct field Numbers.small of type int"),
+            (
+                r#"{"small": 4294967296}"#,
+                "number 4294967296 into Go struct field Numbers.small of type int",
+            ),
             (r#"{"small": -1}"#, "number -1 into Go struct field Numbers.small of type int"),
             (
                 r#"{"byte": 18446744073709551615}"#,
                 "number 18446744073709551615 into Go struct field Numbers.byte",
             ),
-            (r#"{"small": 1180591620717411303424}"#, "into Go struct field Numbers.small of type int"),
+            (
+                r#"{"small": 1180591620717411303424}"#,
+                "into Go struct field Numbers.small of type int",
+            ),
             (r#"{"small": 1e400}"#, "into Go struct field Numbers.small of type int"),
             (
                 r#"{"single": 1e39}"#,
@@ -367,7 +396,10 @@ mod tests {
             ),
         ] {
             let text = from_slice::<Numbers>(body.as_bytes()).unwrap_err().to_string();
-            assert!(text.starts_with("json: cannot unmarshal ") && text.contains(want), "{body}: {text}");
+            assert!(
+                text.starts_with("json: cannot unmarshal ") && text.contains(want),
+                "{body}: {text}"
+            );
         }
         let fits = br#"{"small": 4294967295, "byte": -128, "single": 3e38, "double": [1e308]}"#;
         from_slice::<Numbers>(fits).unwrap();
@@ -376,7 +408,8 @@ mod tests {
     #[test]
     fn lists_have_a_limit_that_is_told() {
         let body = |count: usize| format!(r#"{{"messages":[{}{{}}]}}"#, "{},".repeat(count - 1));
-        let read = |count| from_slice::<ChatRequest>(body(count).as_bytes()).map(|r| r.messages.len());
+        let read =
+            |count| from_slice::<ChatRequest>(body(count).as_bytes()).map(|r| r.messages.len());
         assert_eq!(read(MAX_ELEMENTS), Ok(MAX_ELEMENTS));
         let text = "messages: 65537 elements, and a list holds at most 65536";
         assert_eq!(read(MAX_ELEMENTS + 1), Err(DecodeError::Field(text.into())));
@@ -397,7 +430,8 @@ mod tests {
         assert_eq!(ignored, ["frob", "messages.x", "options.y"]);
         let many: String = (0..99).map(|i| format!(r#""f{i}":0,"#)).collect();
         let (_, ignored) =
-            from_slice_noting::<ChatRequest>(format!("{{{many}\"model\":\"m\"}}").as_bytes()).unwrap();
+            from_slice_noting::<ChatRequest>(format!("{{{many}\"model\":\"m\"}}").as_bytes())
+                .unwrap();
         assert_eq!((ignored.len(), ignored[31].as_str()), (MAX_IGNORED, "f31"));
     }
 
@@ -417,18 +451,23 @@ mod tests {
             wrong(json!({"messages": [{"role": "user", "content": [1]}]})),
             "json: cannot unmarshal array into Go struct field ChatRequest.messages.content of type string"
         );
-        assert_eq!(wrong(json!("x")), "json: cannot unmarshal string into Go value of type ChatRequest");
+        assert_eq!(
+            wrong(json!("x")),
+            "json: cannot unmarshal string into Go value of type ChatRequest"
+        );
         assert_eq!(
             wrong(json!({"top_logprobs": 1.5})),
             "json: cannot unmarshal number 1.5 into Go struct field ChatRequest.top_logprobs of type int"
         );
-        assert!(wrong(json!({"options": [1]})).contains("array into Go struct field ChatRequest.options"));
+        assert!(
+            wrong(json!({"options": [1]}))
+                .contains("array into Go struct field ChatRequest.options")
+        );
     }
 
     #[test]
     fn fields_with_their_own_rules_keep_their_own_words() {
-        let think =
-            "think must be a boolean or string (\"high\", \"medium\", \"low\", \"max\", true, or false)";
+        let think = "think must be a boolean or string (\"high\", \"medium\", \"low\", \"max\", true, or false)";
         assert_eq!(chat(json!({"think": 3})).unwrap_err(), think);
         assert_eq!(
             chat(json!({"keep_alive": "5x"})).unwrap_err(),

@@ -23,7 +23,9 @@ impl std::fmt::Display for DurationError {
         match self {
             Self::Invalid(text) => write!(f, "time: invalid duration {text:?}"),
             Self::MissingUnit(text) => write!(f, "time: missing unit in duration {text:?}"),
-            Self::UnknownUnit(unit, text) => write!(f, "time: unknown unit {unit:?} in duration {text:?}"),
+            Self::UnknownUnit(unit, text) => {
+                write!(f, "time: unknown unit {unit:?} in duration {text:?}")
+            }
         }
     }
 }
@@ -115,7 +117,8 @@ impl KeepAlive {
         if seconds < 0.0 {
             return Self::Forever;
         }
-        Duration::try_from_secs_f64(seconds).map_or(Self::Forever, |time| Self::For(time.min(Self::LONGEST)))
+        Duration::try_from_secs_f64(seconds)
+            .map_or(Self::Forever, |time| Self::For(time.min(Self::LONGEST)))
     }
 
     /// Whether the model is to be unloaded as soon as it is idle.
@@ -145,7 +148,9 @@ impl<'de> Deserialize<'de> for KeepAlive {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         let kind = match Value::deserialize(d)? {
             Value::Number(n) => return Ok(Self::from_seconds(n.as_f64().unwrap_or(0.0))),
-            Value::String(s) => return parse_duration(&s).map(Self::from_nanos).map_err(de::Error::custom),
+            Value::String(s) => {
+                return parse_duration(&s).map(Self::from_nanos).map_err(de::Error::custom);
+            }
             Value::Bool(_) => "bool",
             Value::Array(_) => "[]interface {}",
             Value::Object(_) => "map[string]interface {}",

@@ -97,7 +97,12 @@ impl Parser<'_> {
             self.skip_space();
             match self.peek()? {
                 b'"' => {}
-                b => return Err(SyntaxError::Unexpected(b, "looking for beginning of object key string")),
+                b => {
+                    return Err(SyntaxError::Unexpected(
+                        b,
+                        "looking for beginning of object key string",
+                    ));
+                }
             }
             let key = self.string()?;
             self.skip_space();
@@ -203,8 +208,8 @@ impl Parser<'_> {
         for _ in 0..4 {
             let b = self.peek()?;
             let digit = char::from(b).to_digit(16);
-            code =
-                code * 16 + digit.ok_or(SyntaxError::Unexpected(b, r"in \u hexadecimal character escape"))?;
+            code = code * 16
+                + digit.ok_or(SyntaxError::Unexpected(b, r"in \u hexadecimal character escape"))?;
             self.at += 1;
         }
         Ok(code)
@@ -258,7 +263,12 @@ impl Parser<'_> {
         }
     }
 
-    fn literal(&mut self, word: &[u8], place: &'static str, value: Value) -> Result<Value, SyntaxError> {
+    fn literal(
+        &mut self,
+        word: &[u8],
+        place: &'static str,
+        value: Value,
+    ) -> Result<Value, SyntaxError> {
         for &want in word {
             match self.peek()? {
                 b if b == want => self.at += 1,
@@ -290,7 +300,8 @@ mod tests {
 
     #[test]
     fn values_of_every_kind_are_read() {
-        let text = r#" {"a":[1,-2,1.5e1,true,false,null],"b":{"c":"x\n\u00e9\ud83d\ude00"}} trailing"#;
+        let text =
+            r#" {"a":[1,-2,1.5e1,true,false,null],"b":{"c":"x\n\u00e9\ud83d\ude00"}} trailing"#;
         let want = json!({"a":[1,-2,15.0,true,false,null],"b":{"c":"x\né😀"}});
         assert_eq!(parse(text.as_bytes()).unwrap(), want);
     }
@@ -311,9 +322,18 @@ mod tests {
     fn errors_have_the_texts_that_clients_know() {
         assert_eq!(error(" \n"), "EOF");
         assert_eq!(error(r#"{"model":"smol","#), "unexpected EOF");
-        assert_eq!(error("{bad"), "invalid character 'b' looking for beginning of object key string");
-        assert_eq!(error("{'a':1}"), r"invalid character '\'' looking for beginning of object key string");
-        assert_eq!(error(r#"{"a":1 /* c */}"#), "invalid character '/' after object key:value pair");
+        assert_eq!(
+            error("{bad"),
+            "invalid character 'b' looking for beginning of object key string"
+        );
+        assert_eq!(
+            error("{'a':1}"),
+            r"invalid character '\'' looking for beginning of object key string"
+        );
+        assert_eq!(
+            error(r#"{"a":1 /* c */}"#),
+            "invalid character '/' after object key:value pair"
+        );
         assert_eq!(error("\u{1f}"), r"invalid character '\x1f' looking for beginning of value");
         assert_eq!(
             parse(b"\xef\xbb\xbf{}").unwrap_err().to_string(),
@@ -333,6 +353,9 @@ mod tests {
     #[test]
     fn numbers_beyond_all_ranges_stay_finite() {
         assert_eq!(parse(b"1e999").unwrap().as_f64(), Some(f64::MAX));
-        assert_eq!(parse(b"123456789012345678901234567890").unwrap().as_f64(), Some(1.2345678901234568e29));
+        assert_eq!(
+            parse(b"123456789012345678901234567890").unwrap().as_f64(),
+            Some(1.2345678901234568e29)
+        );
     }
 }

@@ -6,7 +6,8 @@
 /// It is no speed; what it must be.
 pub fn parse_rate(text: &str) -> Result<u64, String> {
     let plain = text.trim().trim_end_matches("/s").trim_end_matches("ps");
-    parse_bytes(plain).ok_or_else(|| "it must be bytes a second, such as 500KB, 20MB or 1.5GB".into())
+    parse_bytes(plain)
+        .ok_or_else(|| "it must be bytes a second, such as 500KB, 20MB or 1.5GB".into())
 }
 
 /// Reads a number of bytes: `500KB`, `1.5 GB`, `2TiB`; `None` where it is none, or no byte, or more than anybody has.
@@ -36,11 +37,14 @@ mod tests {
 
     #[test]
     fn speeds_have_the_units_that_people_write() {
-        let good = [("1000", 1000), ("500KB", 500_000), ("20mb/s", 20_000_000), ("1.5G", 1_500_000_000)];
-        for (text, rate) in good.into_iter().chain([(" 16 MiB ", 16 << 20), ("2 MBps", 2_000_000)]) {
+        let good =
+            [("1000", 1000), ("500KB", 500_000), ("20mb/s", 20_000_000), ("1.5G", 1_500_000_000)];
+        for (text, rate) in good.into_iter().chain([(" 16 MiB ", 16 << 20), ("2 MBps", 2_000_000)])
+        {
             assert_eq!(parse_rate(text), Ok(rate), "{text}");
         }
-        for bad in ["", "0", "MB", "-5MB", "5 apples", "1e3", "1.2.3", "nan", "9999999999GB", "0.5"] {
+        for bad in ["", "0", "MB", "-5MB", "5 apples", "1e3", "1.2.3", "nan", "9999999999GB", "0.5"]
+        {
             assert!(parse_rate(bad).is_err(), "{bad}");
         }
     }

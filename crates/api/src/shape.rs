@@ -228,11 +228,15 @@ pub(crate) static INFO: Shape = Shape::of(&[
 /// Functions that a response may call.
 pub(crate) static RESPONSES_TOOL: Shape = Shape {
     fields: &["type", "name", "description", "parameters", "strict", "format", "tools"],
-    inside: &[("tools", &Shape::of(&["type", "name", "description", "parameters", "strict", "format"]))],
+    inside: &[(
+        "tools",
+        &Shape::of(&["type", "name", "description", "parameters", "strict", "format"]),
+    )],
 };
 
 /// The list of tools that may be called.
-static ALLOWED_TOOLS: Shape = Shape { fields: &["mode", "tools"], inside: &[("tools", &ALLOWED_TOOL)] };
+static ALLOWED_TOOLS: Shape =
+    Shape { fields: &["mode", "tools"], inside: &[("tools", &ALLOWED_TOOL)] };
 
 /// One of these tools.
 static ALLOWED_TOOL: Shape = Shape {
@@ -254,12 +258,16 @@ static ANTHROPIC_RESULT: Shape = Shape {
 static RESPONSES_CONTENT: Shape = Shape::of(&["type", "text", "refusal", "image_url"]);
 
 /// Parameters by name; nothing else than an object or `null`.
-pub(crate) fn options<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Map<String, Value>>, D::Error> {
+pub(crate) fn options<'de, D: Deserializer<'de>>(
+    d: D,
+) -> Result<Option<Map<String, Value>>, D::Error> {
     d.deserialize_option(Object(&OPTIONS))
 }
 
 /// What replaces facts of a model's file; nothing else than an object or `null`.
-pub(crate) fn info<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Map<String, Value>>, D::Error> {
+pub(crate) fn info<'de, D: Deserializer<'de>>(
+    d: D,
+) -> Result<Option<Map<String, Value>>, D::Error> {
     d.deserialize_option(Object(&INFO))
 }
 

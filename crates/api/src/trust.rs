@@ -7,7 +7,9 @@ use puna_trust::{Named, is_authority_itself};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, InvalidMessage, SignatureScheme};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, InvalidMessage, SignatureScheme,
+};
 
 /// What connections with TLS need. Nothing is read before the first of them.
 pub(crate) fn config() -> ClientConfig {
@@ -39,9 +41,16 @@ impl ServerCertVerifier for System {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         let verifier = self.verifier.get_or_init(|| {
-            Ok(Box::new(Named::system(Vec::new(), self.provider.clone())?) as Box<dyn ServerCertVerifier>)
+            Ok(Box::new(Named::system(Vec::new(), self.provider.clone())?)
+                as Box<dyn ServerCertVerifier>)
         });
-        verifier.as_ref().map_err(Clone::clone)?.verify_server_cert(certificate, between, name, ocsp, now)
+        verifier.as_ref().map_err(Clone::clone)?.verify_server_cert(
+            certificate,
+            between,
+            name,
+            ocsp,
+            now,
+        )
     }
 
     fn verify_tls12_signature(
@@ -50,7 +59,12 @@ impl ServerCertVerifier for System {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+        verify_tls12_signature(
+            message,
+            certificate,
+            signed,
+            &self.provider.signature_verification_algorithms,
+        )
     }
 
     fn verify_tls13_signature(
@@ -59,7 +73,12 @@ impl ServerCertVerifier for System {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+        verify_tls13_signature(
+            message,
+            certificate,
+            signed,
+            &self.provider.signature_verification_algorithms,
+        )
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -82,7 +101,9 @@ pub(crate) fn problem(error: &(dyn Error + 'static)) -> Option<String> {
 }
 
 fn explained(error: &rustls::Error) -> String {
-    use CertificateError::{Expired, ExpiredContext, NotValidForName, NotValidForNameContext, UnknownIssuer};
+    use CertificateError::{
+        Expired, ExpiredContext, NotValidForName, NotValidForNameContext, UnknownIssuer,
+    };
     let hint = match error {
         rustls::Error::InvalidCertificate(UnknownIssuer) => {
             "this machine does not know who has signed the server's certificate: set SSL_CERT_FILE to the authority's \

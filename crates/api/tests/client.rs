@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use puna_api::native::{
-    ChatRequest, ChatResponse, EmbedResponse, EmbeddingsResponse, GenerateRequest, GenerateResponse,
-    ListResponse, ProcessResponse, Progress, ShowResponse, VersionResponse,
+    ChatRequest, ChatResponse, EmbedResponse, EmbeddingsResponse, GenerateRequest,
+    GenerateResponse, ListResponse, ProcessResponse, Progress, ShowResponse, VersionResponse,
 };
 use puna_api::{Client, ClientError};
 use serde::de::DeserializeOwned;
@@ -54,13 +54,18 @@ async fn read_request(peer: &mut tokio::net::TcpStream) -> String {
 }
 
 fn ok(body: &str) -> Vec<u8> {
-    format!("HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: close\r\n\r\n{body}")
-        .into_bytes()
+    format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: close\r\n\r\n{body}"
+    )
+    .into_bytes()
 }
 
 fn refusal(status: &str, body: &str) -> Vec<u8> {
-    format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
-        .into_bytes()
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
+    .into_bytes()
 }
 
 async fn chat(answer: Vec<u8>, step: usize) -> Result<Vec<String>, ClientError> {
@@ -91,9 +96,12 @@ async fn an_error_inside_a_stream_is_its_last_item() {
 
 #[tokio::test]
 async fn refusals_carry_the_servers_words() {
-    let (base, _asked) = server(refusal("404 Not Found", "{\"error\":\"model 'x' not found\"}"), 100).await;
+    let (base, _asked) =
+        server(refusal("404 Not Found", "{\"error\":\"model 'x' not found\"}"), 100).await;
     match Client::new(base).generate_whole(&GenerateRequest::default()).await {
-        Err(ClientError::Status { status: 404, message }) => assert_eq!(message, "model 'x' not found"),
+        Err(ClientError::Status { status: 404, message }) => {
+            assert_eq!(message, "model 'x' not found")
+        }
         other => panic!("{other:?}"),
     }
     let (base, _asked) = server(refusal("502 Bad Gateway", "<html>nginx</html>"), 100).await;
@@ -122,7 +130,8 @@ async fn a_connection_that_breaks_is_an_error_and_no_end() {
 async fn whole_answers_are_asked_for_and_keys_are_shown() {
     let (base, asked) = server(refusal("200 OK", LINES.lines().next().unwrap()), 30).await;
     let request = ChatRequest { model: "m".into(), stream: Some(true), ..ChatRequest::default() };
-    let answer = Client::new(base).with_key(Some("secret".into())).chat_whole(&request).await.unwrap();
+    let answer =
+        Client::new(base).with_key(Some("secret".into())).chat_whole(&request).await.unwrap();
     assert_eq!(answer.message.content, "Grüße");
     let asked = asked.await.unwrap();
     assert!(asked.starts_with("POST /api/chat HTTP/1.1\r\n"), "{asked}");
@@ -145,8 +154,10 @@ async fn dropping_a_stream_ends_the_request() {
     let mut stream = Client::new(base).chat(&ChatRequest::default()).await.unwrap();
     assert_eq!(stream.next().await.unwrap().unwrap().message.content, "Grüße");
     drop(stream);
-    let read =
-        tokio::time::timeout(Duration::from_secs(10), server).await.expect("the request goes on").unwrap();
+    let read = tokio::time::timeout(Duration::from_secs(10), server)
+        .await
+        .expect("the request goes on")
+        .unwrap();
     assert!(!matches!(read, Ok(1..)), "the client said something more");
 }
 
@@ -160,7 +171,8 @@ fn answers_of_the_original_server_are_read_without_loss() {
         if case["response"]["status"] != 200 {
             continue;
         }
-        let (Some(path), Some(body)) = (case["request"]["path"].as_str(), body(&case["response"])) else {
+        let (Some(path), Some(body)) = (case["request"]["path"].as_str(), body(&case["response"]))
+        else {
             continue;
         };
         let check: fn(&str) -> Result<(), String> = match path {
@@ -175,7 +187,9 @@ fn answers_of_the_original_server_are_read_without_loss() {
             "/api/create" | "/api/pull" => same::<Progress>,
             _ => continue,
         };
-        for line in body.lines().filter(|line| !line.trim().is_empty() && !line.starts_with("{\"error\"")) {
+        for line in
+            body.lines().filter(|line| !line.trim().is_empty() && !line.starts_with("{\"error\""))
+        {
             check(line).unwrap_or_else(|e| panic!("{}: {e}", case["id"]));
             read += 1;
         }
@@ -215,9 +229,11 @@ fn lost(before: &Value, after: &Value) -> Option<String> {
                 lost(value, found).map(|place| format!("{key}.{place}"))
             }
         }),
-        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
-            a.iter().zip(b).enumerate().find_map(|(i, (a, b))| lost(a, b).map(|place| format!("{i}.{place}")))
-        }
+        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => a
+            .iter()
+            .zip(b)
+            .enumerate()
+            .find_map(|(i, (a, b))| lost(a, b).map(|place| format!("{i}.{place}"))),
         (Value::Number(a), Value::Number(b)) => {
             let (a, b) = (a.as_f64().unwrap_or(f64::NAN), b.as_f64().unwrap_or(f64::NAN));
             ((a - b).abs() > a.abs() * 1e-6).then(|| format!(" {a} became {b}"))

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use puna_cpu::{Config, CpuBackend};
 use puna_graph::{
-    AttentionSpec, Backend, CacheLayer, CacheSpec, Capacity, Graph, Index, KvType, Mask, Plan, Segment,
-    StepInput, Weight, WeightId,
+    AttentionSpec, Backend, CacheLayer, CacheSpec, Capacity, Graph, Index, KvType, Mask, Plan,
+    Segment, StepInput, Weight, WeightId,
 };
 use puna_quant::TensorType;
 
@@ -61,7 +61,8 @@ impl Shape {
             x ^= x << 17;
             ((x >> 40) as f32 / (1 << 24) as f32 - 0.5) * 4.0
         };
-        let data: Vec<u8> = (0..self.cols() * VOCABULARY).flat_map(|_| value().to_le_bytes()).collect();
+        let data: Vec<u8> =
+            (0..self.cols() * VOCABULARY).flat_map(|_| value().to_le_bytes()).collect();
         let shape = vec![self.cols(), VOCABULARY];
         Weight { name: "embd".into(), ty: TensorType::F32, shape, data: Arc::new(data) }
     }
@@ -72,7 +73,12 @@ fn input(past: usize, rows: usize, pages: usize) -> StepInput {
     StepInput {
         tokens: positions.clone().map(|p| (p * 37 % VOCABULARY) as u32).collect(),
         positions: positions.map(|p| p as u32).collect(),
-        segments: vec![Segment { rows, past, pages: (0..pages as u32).collect(), ..Segment::default() }],
+        segments: vec![Segment {
+            rows,
+            past,
+            pages: (0..pages as u32).collect(),
+            ..Segment::default()
+        }],
         outputs: vec![rows as u32 - 1],
         ..StepInput::default()
     }
@@ -86,7 +92,9 @@ fn main() {
     };
     let threads: usize = arg(1, "2").parse().expect("a number of threads");
     let (depths, rows) = (numbers(2, "4096", ','), numbers(3, "1,512", ','));
-    let &[heads, kv_heads, dim] = &numbers(5, "32/8/64", '/')[..] else { panic!("HEADS/KV HEADS/VALUES") };
+    let &[heads, kv_heads, dim] = &numbers(5, "32/8/64", '/')[..] else {
+        panic!("HEADS/KV HEADS/VALUES")
+    };
     let shape = Shape { heads, kv_heads, dim };
     let kernels = args.first().cloned();
     println!("{LAYERS} layers of {heads} heads of {dim}, {kv_heads} key heads; {threads} threads");
@@ -95,9 +103,16 @@ fn main() {
         "cache", "depth", "rows", "ms a step", "GB/s", "G multiply-adds/s"
     );
     for name in arg(4, "f16").split(',') {
-        let ty = KvType::ALL.into_iter().find(|ty| ty.name() == name).expect("f32, f16, bf16, q8_0 or q4_0");
-        let config =
-            Config { threads: Some(threads), kernels: kernels.clone(), deterministic: false, capped: false };
+        let ty = KvType::ALL
+            .into_iter()
+            .find(|ty| ty.name() == name)
+            .expect("f32, f16, bf16, q8_0 or q4_0");
+        let config = Config {
+            threads: Some(threads),
+            kernels: kernels.clone(),
+            deterministic: false,
+            capped: false,
+        };
         let mut backend = CpuBackend::new(&config).expect("a backend");
         let most = depths.iter().max().expect("a depth") + rows.iter().max().expect("rows") + FILL;
         let pages = most.div_ceil(PAGE);
@@ -105,7 +120,8 @@ fn main() {
         let (key_dim, value_dim, mask) = (dim, dim, Mask::Causal);
         let layer = CacheLayer { kv_heads, key_dim, value_dim, values_in_keys: false, mask };
         let (layers, key_type, value_type) = (vec![layer; LAYERS], ty, ty);
-        let spec = CacheSpec { layers, key_type, value_type, page_tokens: PAGE, pages, recent_pages: 0 };
+        let spec =
+            CacheSpec { layers, key_type, value_type, page_tokens: PAGE, pages, recent_pages: 0 };
         backend.create_cache(spec).expect("a cache");
         let plan = |mask, tokens| Plan::new(shape.graph(mask), Capacity { tokens, outputs: 1 });
         let fill = backend.compile(plan(Mask::Window(1), FILL)).expect("a program");
@@ -120,8 +136,9 @@ fn main() {
                 while start.elapsed() < Duration::from_secs(2) || times.len() < 3 {
                     backend.measure(true);
                     backend.run(program, &input);
-                    let of =
-                        |op: &str| backend.measured().into_iter().find(|t| t.op == op).expect("measured");
+                    let of = |op: &str| {
+                        backend.measured().into_iter().find(|t| t.op == op).expect("measured")
+                    };
                     times.push((of("attention").seconds, of("attention")));
                 }
                 times.sort_by(|a, b| a.0.total_cmp(&b.0));

@@ -10,8 +10,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use puna_cpu::kernels::{
-    ActKind, Acts, AttendRun, KvLayout, KvRows, KvType, Level, OutMut, Q8Rows, RUN, RunningSoftmax, Scratch,
-    WeightRows, best, level,
+    ActKind, Acts, AttendRun, KvLayout, KvRows, KvType, Level, OutMut, Q8Rows, RUN, RunningSoftmax,
+    Scratch, WeightRows, best, level,
 };
 use puna_quant::TensorType;
 
@@ -38,7 +38,9 @@ fn main() {
         "all" => TensorType::all().filter(|&ty| (level.linear)(ty).is_some()).collect(),
         list => {
             let list = if list.is_empty() { usual } else { list };
-            list.split(',').map(|name| TensorType::from_name(name).expect("a format's name")).collect()
+            list.split(',')
+                .map(|name| TensorType::from_name(name).expect("a format's name"))
+                .collect()
         }
     };
     println!(
@@ -124,8 +126,12 @@ fn linear(level: &Level, ty: TensorType, batches: &[usize]) {
         let mut out = vec![0.0; m * piece];
         let gbs = rate((piece * row_bytes) as f64 / 1e9, |i| {
             let from = i % (rows / piece) * piece;
-            let w =
-                WeightRows { ty, rows: piece, k: K, data: &data[from * row_bytes..][..piece * row_bytes] };
+            let w = WeightRows {
+                ty,
+                rows: piece,
+                k: K,
+                data: &data[from * row_bytes..][..piece * row_bytes],
+            };
             let acts = acts.acts(kernel.acts, m);
             (kernel.stream)(w, acts, OutMut::new(&mut out, piece, m, piece), &mut scratch);
         });
@@ -138,7 +144,12 @@ fn linear(level: &Level, ty: TensorType, batches: &[usize]) {
         let mut out = vec![0.0; m * 64];
         let gmacs = rate((64 * K * m) as f64 / 1e9, |i| {
             let from = i % (rows / 64) * 64;
-            let w = WeightRows { ty, rows: 64, k: K, data: &data[from * row_bytes..][..64 * row_bytes] };
+            let w = WeightRows {
+                ty,
+                rows: 64,
+                k: K,
+                data: &data[from * row_bytes..][..64 * row_bytes],
+            };
             let acts = acts.acts(kernel.acts, m);
             (kernel.panel)(w, acts, OutMut::new(&mut out, 64, m, 64), &mut scratch);
         });
@@ -151,7 +162,10 @@ fn attention(level: &Level) {
     println!(
         "attention over a cache of 32 MiB in pages of 64 positions: GB/s of cache and G multiply-adds/s"
     );
-    println!("{:6} {:>5} {:>12} {:>12} {:>12} {:>12}", "type", "rows", "64: GB/s", "G/s", "128: GB/s", "G/s");
+    println!(
+        "{:6} {:>5} {:>12} {:>12} {:>12} {:>12}",
+        "type", "rows", "64: GB/s", "G/s", "128: GB/s", "G/s"
+    );
     for ty in KvType::ALL {
         let layout = KvLayout::Columns;
         for g in [1, 4, 8, 16, 32, 64] {
@@ -199,7 +213,8 @@ fn attention(level: &Level) {
                     }
                 };
                 let runs = rate(8.0, run);
-                let (gbs, macs) = (2.0 * runs * page as f64 / 1e9, 2.0 * runs * (RUN * dim * g) as f64 / 1e9);
+                let (gbs, macs) =
+                    (2.0 * runs * page as f64 / 1e9, 2.0 * runs * (RUN * dim * g) as f64 / 1e9);
                 print!(" {gbs:>12.1} {macs:>12.1}");
             }
             println!();
@@ -214,7 +229,10 @@ fn vector(level: &Level) {
     let n = K as f64 / 1e9;
     let show = |name: &str, gs: f64| println!("{name:14} {gs:>8.2} G values/s");
     let (mut codes, mut scales, mut sums) = (vec![0; K], vec![0.0; K / 32], vec![0; K / 16]);
-    show("quantize_q8", rate(n, |_| (v.quantize_q8)(black_box(&x), &mut codes, &mut scales, &mut sums)));
+    show(
+        "quantize_q8",
+        rate(n, |_| (v.quantize_q8)(black_box(&x), &mut codes, &mut scales, &mut sums)),
+    );
     show("rms_norm", rate(n, |_| (v.rms_norm)(black_box(&x), &x, 1e-5, &mut y)));
     show("layer_norm", rate(n, |_| (v.layer_norm)(black_box(&x), &x, &x, 1e-5, &mut y)));
     show("add", rate(n, |_| (v.add)(black_box(&mut y), &x)));
@@ -227,7 +245,10 @@ fn vector(level: &Level) {
     show("max", rate(n, |_| _ = black_box((v.max)(black_box(&x)))));
     let mut row = vec![0; KvType::F32.row_bytes(K)];
     for ty in KvType::ALL {
-        show(&format!("store_kv {}", ty.name()), rate(n, |_| (v.store_kv)(ty, black_box(&x), &mut row)));
+        show(
+            &format!("store_kv {}", ty.name()),
+            rate(n, |_| (v.store_kv)(ty, black_box(&x), &mut row)),
+        );
     }
 }
 

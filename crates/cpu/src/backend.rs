@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use puna_graph::{
-    Backend, BackendError, CacheSpec, Description, Observed, OpTime, Place, Plan, ProgramId, Rope, Rows,
-    StateSpec, StepInput, Weight,
+    Backend, BackendError, CacheSpec, Description, Observed, OpTime, Place, Plan, ProgramId, Rope,
+    Rows, StateSpec, StepInput, Weight,
 };
 use puna_kernels::{KernelError, Level, STREAM_ROWS};
 
@@ -73,7 +73,9 @@ pub enum CpuError {
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// The system refuses threads.
-    #[error("cannot start {threads} threads: {reason}; ask for fewer with num_thread or PUNA_THREADS")]
+    #[error(
+        "cannot start {threads} threads: {reason}; ask for fewer with num_thread or PUNA_THREADS"
+    )]
     Threads {
         /// How many were wanted.
         threads: usize,
@@ -273,7 +275,8 @@ impl Backend for CpuBackend {
         };
         program.instructions.iter_mut().for_each(|i| i.prepare(&step));
         let rows = |place: &Place| step.rows(place.rows);
-        let extra_outputs: Vec<_> = program.extra_outputs.iter().map(|place| (*place, rows(place))).collect();
+        let extra_outputs: Vec<_> =
+            program.extra_outputs.iter().map(|place| (*place, rows(place))).collect();
         self.result = (Some(program.result), rows(&program.result));
         let mut times = Vec::new();
         if self.measuring {
@@ -284,13 +287,20 @@ impl Backend for CpuBackend {
                 self.queue.reset();
                 let (queue, thread_scratch) = (&self.queue, &self.thread_scratch);
                 self.pool.run(&|w| {
-                    run(one, queue, &step, w, &mut thread_scratch[w.index()].lock().expect("own lock"))
+                    run(
+                        one,
+                        queue,
+                        &step,
+                        w,
+                        &mut thread_scratch[w.index()].lock().expect("own lock"),
+                    )
                 });
                 times.push((one[0].name(), start.elapsed().as_secs_f64(), one[0].work(&step)));
             }
         } else {
             self.queue.reset();
-            let (all, queue, thread_scratch) = (&program.instructions[..], &self.queue, &self.thread_scratch);
+            let (all, queue, thread_scratch) =
+                (&program.instructions[..], &self.queue, &self.thread_scratch);
             self.pool.run(&|w| {
                 run(all, queue, &step, w, &mut thread_scratch[w.index()].lock().expect("own lock"))
             });
@@ -341,7 +351,8 @@ impl Backend for CpuBackend {
         let tiles = self.tiles.iter().map(|buffer| buffer.values() * 2).sum::<usize>();
         let own = self.programs.iter().map(|p| p.own_bytes).sum::<usize>();
         let shared = self.constants.bytes() + self.split_scratch.len() * 4;
-        let handed = self.extra_outputs.iter().map(Vec::capacity).sum::<usize>() + self.gathered.capacity();
+        let handed =
+            self.extra_outputs.iter().map(Vec::capacity).sum::<usize>() + self.gathered.capacity();
         self.arena.len() * 4 + q8 + tiles + own + shared + handed * 4
     }
 
@@ -355,7 +366,8 @@ impl Backend for CpuBackend {
     }
 
     fn observed(&self) -> Vec<Observed> {
-        let all = self.observations.as_ref().map(|observations| observations.all()).unwrap_or_default();
+        let all =
+            self.observations.as_ref().map(|observations| observations.all()).unwrap_or_default();
         let one = |(weight, sums): (usize, crate::ops::observe::Sums)| Observed {
             name: self.weights[weight].name.clone(),
             squares: sums.squares.iter().map(|&sum| sum as f32).collect(),
@@ -393,7 +405,9 @@ fn check(input: &StepInput, program: &Program, cache: Option<&Cache>, states: Op
     let fits = program.result.rows == Rows::Tokens || outputs <= program.capacity.outputs;
     assert!(tokens <= program.capacity.tokens && fits, "the step fits its program");
     assert_eq!(input.given.len(), tokens * program.given, "the step brings the rows that are read");
-    assert!(input.positions.len() == tokens && input.outputs.iter().all(|&row| (row as usize) < tokens));
+    assert!(
+        input.positions.len() == tokens && input.outputs.iter().all(|&row| (row as usize) < tokens)
+    );
     let distinct = |mut all: Vec<u32>| {
         all.sort_unstable();
         all.windows(2).all(|pair| pair[0] != pair[1])

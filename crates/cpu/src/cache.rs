@@ -29,7 +29,10 @@ struct Pool {
 
 impl Pool {
     fn new(pages: usize, page_bytes: usize) -> Result<Self, BackendError> {
-        Ok(Self { bytes: Shared::named(pages.saturating_mul(page_bytes), "the cache")?, page_bytes })
+        Ok(Self {
+            bytes: Shared::named(pages.saturating_mul(page_bytes), "the cache")?,
+            page_bytes,
+        })
     }
 
     fn copy(&mut self, from: u32, to: u32) {
@@ -142,7 +145,8 @@ impl Cache {
     /// Page and row in the page of a sequence's cache row.
     pub fn place_of(&self, layer: usize, s: &Segment, row: usize) -> (u32, usize) {
         let last = (row + 1) * self.spec.layers[layer].mask.pooled() - 1;
-        let (number, at) = self.place(layer, last).expect("a pooled row is written at its last position");
+        let (number, at) =
+            self.place(layer, last).expect("a pooled row is written at its last position");
         (s.page(self.is_recent(layer), number), at)
     }
 
@@ -176,7 +180,9 @@ impl Cache {
         assert!(head < half.heads && first + rows <= half.rows);
         let start = self.head_start(half, page, head);
         let (start, stride, bytes) = match half.layout {
-            KvLayout::Rows => (start + first * half.row_bytes, half.row_bytes, rows * half.row_bytes),
+            KvLayout::Rows => {
+                (start + first * half.row_bytes, half.row_bytes, rows * half.row_bytes)
+            }
             KvLayout::Columns if half.ty.block_values() > 1 => {
                 // One run after the other.
                 let run = RUN * half.row_bytes;
@@ -184,7 +190,11 @@ impl Cache {
             }
             KvLayout::Columns => {
                 let stride = half.ty.row_bytes(half.rows);
-                (start + half.ty.row_bytes(first), stride, (half.dim - 1) * stride + half.ty.row_bytes(RUN))
+                (
+                    start + half.ty.row_bytes(first),
+                    stride,
+                    (half.dim - 1) * stride + half.ty.row_bytes(RUN),
+                )
             }
         };
         // SAFETY: the caller keeps the same contract.
@@ -228,7 +238,14 @@ impl Cache {
             let source = unsafe { self.rows(layer, kind, page, head, from, rows) };
             copy_position(&source, token - from, into, (stride, i));
         }
-        KvRows { ty: half.ty, layout: half.layout, rows: places.len(), stride, dim: half.dim, data: into }
+        KvRows {
+            ty: half.ty,
+            layout: half.layout,
+            rows: places.len(),
+            stride,
+            dim: half.dim,
+            data: into,
+        }
     }
 
     /// Converts `values` to the storage type and writes them as one position of a head in a page.
@@ -253,7 +270,8 @@ impl Cache {
         match half.layout {
             KvLayout::Rows => {
                 // SAFETY: the caller keeps the same contract.
-                let row = unsafe { bytes.slice_mut(start + token * half.row_bytes, half.row_bytes) };
+                let row =
+                    unsafe { bytes.slice_mut(start + token * half.row_bytes, half.row_bytes) };
                 (level.vector.store_kv)(half.ty, values, row);
             }
             KvLayout::Columns => {
@@ -266,7 +284,8 @@ impl Cache {
                     for (d, value) in row.chunks_exact(block_bytes).enumerate() {
                         let d = i * RUN / block + d;
                         if block > 1 {
-                            let at = start + token / RUN * RUN * half.row_bytes + d * RUN * block_bytes;
+                            let at =
+                                start + token / RUN * RUN * half.row_bytes + d * RUN * block_bytes;
                             // SAFETY: the caller keeps the same contract; other positions of the block are not touched.
                             unsafe { store_block(bytes, at, token % RUN, value) };
                             continue;
@@ -343,7 +362,13 @@ mod tests {
     const PAGE: usize = 2 * RUN;
     const HEADS: usize = 2;
 
-    fn layer(kv_heads: usize, key_dim: usize, value_dim: usize, within: bool, mask: Mask) -> CacheLayer {
+    fn layer(
+        kv_heads: usize,
+        key_dim: usize,
+        value_dim: usize,
+        within: bool,
+        mask: Mask,
+    ) -> CacheLayer {
         CacheLayer { kv_heads, key_dim, value_dim, values_in_keys: within, mask }
     }
 
@@ -355,7 +380,9 @@ mod tests {
     #[test]
     fn positions_are_read_as_they_were_stored() {
         let portable = level("portable").unwrap();
-        for (key_type, value_type) in KvType::ALL.into_iter().flat_map(|k| KvType::ALL.map(|v| (k, v))) {
+        for (key_type, value_type) in
+            KvType::ALL.into_iter().flat_map(|k| KvType::ALL.map(|v| (k, v)))
+        {
             let layers = vec![
                 layer(HEADS, 96, 32, false, Mask::Causal),
                 layer(1, 64, 128, false, Mask::Window(9)),
@@ -376,20 +403,25 @@ mod tests {
             let mut places = Vec::new();
             for (layer, form) in layers.iter().enumerate() {
                 let halves = [(Kind::Key, form.key_dim), (Kind::Value, form.value_dim)];
-                for (kind, dim) in halves.into_iter().take(if form.values_in_keys { 1 } else { 2 }) {
+                for (kind, dim) in halves.into_iter().take(if form.values_in_keys { 1 } else { 2 })
+                {
                     for page in 0..2 {
-                        places.extend((0..form.kv_heads).map(|head| (layer, kind, dim, page, head)));
+                        places
+                            .extend((0..form.kv_heads).map(|head| (layer, kind, dim, page, head)));
                     }
                 }
             }
-            let values = |(layer, kind, dim, page, head): (usize, Kind, usize, u32, usize), token| {
+            let values = |(layer, kind, dim, page, head): (usize, Kind, usize, u32, usize),
+                          token| {
                 (0..dim).map(|d| value(layer, kind, page, head, token, d)).collect::<Vec<_>>()
             };
             for &place in &places {
                 let (layer, kind, _, page, head) = place;
                 for token in 0..layers[layer].page_rows(PAGE) {
                     // SAFETY: this test uses one thread.
-                    unsafe { cache.store(portable, layer, kind, page, head, token, &values(place, token)) };
+                    unsafe {
+                        cache.store(portable, layer, kind, page, head, token, &values(place, token))
+                    };
                 }
             }
             cache.copy_page(1, 2);
@@ -400,17 +432,27 @@ mod tests {
                 for token in 0..rows {
                     let mut row = vec![0; ty.row_bytes(dim)];
                     (portable.vector.store_kv)(ty, &values(place, token), &mut row);
-                    let alone =
-                        KvRows { ty, layout: KvLayout::Rows, rows: 1, stride: row.len(), dim, data: &row };
+                    let alone = KvRows {
+                        ty,
+                        layout: KvLayout::Rows,
+                        rows: 1,
+                        stride: row.len(),
+                        dim,
+                        data: &row,
+                    };
                     let (mut expected, mut got) = (vec![0.0; dim], vec![0.0; dim]);
                     load_position(&alone, 0, &mut expected);
                     for page in [page, if page == 1 { 2 } else { 0 }] {
                         let first = token / RUN * RUN;
                         // SAFETY: this test uses one thread.
-                        let run =
-                            unsafe { cache.rows(layer, kind, page, head, first, RUN.min(rows - first)) };
+                        let run = unsafe {
+                            cache.rows(layer, kind, page, head, first, RUN.min(rows - first))
+                        };
                         load_position(&run, token - first, &mut got);
-                        assert_eq!(got, expected, "{key_type:?} {value_type:?} {place:?}, token {token}");
+                        assert_eq!(
+                            got, expected,
+                            "{key_type:?} {value_type:?} {place:?}, token {token}"
+                        );
                     }
                 }
             }

@@ -83,7 +83,8 @@ fn limit(folder: &Path) -> Option<MilliCpus> {
 mod tests {
     use super::*;
 
-    const V2: &str = "35 24 0:30 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
+    const V2: &str =
+        "35 24 0:30 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
     const V1: &str = "20 1 8:1 / / rw - ext4 /dev/sda rw\n\
         31 20 0:29 /docker/abc /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct\n\
         32 20 0:31 /docker/abc /sys/fs/cgroup/cpuset ro - cgroup cgroup rw,cpuset\n";
@@ -141,7 +142,8 @@ mod tests {
 
     #[test]
     fn malformed_files_set_no_limit() {
-        for text in ["", "max", "100000", "x y", "100000 0", "99999999999999999999 1", "-5 100000"] {
+        for text in ["", "max", "100000", "x y", "100000 0", "99999999999999999999 1", "-5 100000"]
+        {
             let files = [
                 ("proc/self/mountinfo", V2),
                 ("proc/self/cgroup", "0::/\n"),
@@ -150,7 +152,8 @@ mod tests {
             assert_eq!(read(machine(&files).path()), None, "{text}");
         }
         let lines = ["- -\n", "1 2 3 - cgroup2\n", "1 2 3 / - cgroup x cpu\n"].concat();
-        let files = [("proc/self/mountinfo", lines.as_str()), ("proc/self/cgroup", "::\n0\n0::\n1:cpu\n")];
+        let files =
+            [("proc/self/mountinfo", lines.as_str()), ("proc/self/cgroup", "::\n0\n0::\n1:cpu\n")];
         assert_eq!(read(machine(&files).path()), None);
     }
 }

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use puna_graph::{
-    AttentionSpec, BackendError, Capacity, Node, Op, Place, Plan, Recurrence, Rope, Rows, Shifts, ValueId,
-    Weight, WeightId,
+    AttentionSpec, BackendError, Capacity, Node, Op, Place, Plan, Recurrence, Rope, Rows, Shifts,
+    ValueId, Weight, WeightId,
 };
 use puna_kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRows};
 
@@ -108,7 +108,11 @@ pub fn compile(
         tiles: c.tiles.into_iter().map(|buffer| buffer.values).collect(),
         result: plan.place(result),
         extra_outputs: plan.graph.extra_outputs().iter().map(|&value| plan.place(value)).collect(),
-        given: nodes.iter().filter(|node| node.op == Op::Given).map(|node| plan.place(node.out).cols).sum(),
+        given: nodes
+            .iter()
+            .filter(|node| node.op == Op::Given)
+            .map(|node| plan.place(node.out).cols)
+            .sum(),
         stores: nodes.iter().any(|node| node.op.stores()),
         capacity: plan.capacity,
         own_bytes: c.own_bytes,
@@ -206,7 +210,20 @@ impl Compiler<'_> {
                 let tasks = AttentionTasks::default();
                 let (slopes, shifts) = (spec.slopes(), self.shifts(&spec)?);
                 let [chosen, before] = [chosen, before].map(|id| id.map(|id| self.place(id)));
-                self.push(Attend { q, k, v, chosen, before, out, layer, spec, sinks, slopes, shifts, tasks });
+                self.push(Attend {
+                    q,
+                    k,
+                    v,
+                    chosen,
+                    before,
+                    out,
+                    layer,
+                    spec,
+                    sinks,
+                    slopes,
+                    shifts,
+                    tasks,
+                });
             }
             Op::TopKPositions { q, k, weights, layer, spec } => {
                 let [q, k] = [q, k].map(|id| self.place(id));
@@ -270,7 +287,8 @@ impl Compiler<'_> {
                 self.push(GroupNorm { x, out, w, b, eps, groups });
             }
             Op::DynamicConv { x, own, constant, .. } => {
-                let (x, own, constant) = (self.place(x), self.place(own), self.floats(Some(constant))?);
+                let (x, own, constant) =
+                    (self.place(x), self.place(own), self.floats(Some(constant))?);
                 self.push(DynamicConv { x, own, out, constant });
             }
             Op::StreamWeights { x, ref spec } => {
@@ -327,7 +345,8 @@ impl Compiler<'_> {
                 self.push(Wkv { r, k, v, decay, out, spec, first });
             }
             Recurrence::Wkv7 { r, k, v, decay, forget, rate, spec } => {
-                let [r, k, v, decay, forget, rate] = [r, k, v, decay, forget, rate].map(|id| self.place(id));
+                let [r, k, v, decay, forget, rate] =
+                    [r, k, v, decay, forget, rate].map(|id| self.place(id));
                 let itself = self.floats(Some(spec.itself))?;
                 self.push(Wkv7 { r, k, v, decay, forget, rate, out, spec, itself });
             }
@@ -371,7 +390,8 @@ impl Compiler<'_> {
             let Op::Linear { w, scale, bias, .. } = node.op else { continue };
             let matrix = self.matrix(w, scale, bias, self.place(node.out))?;
             let kernel = &matrix.kernel;
-            groups[usize::from(kernel.acts == ActKind::Q8)][usize::from(kernel.tiles.is_some())].push(matrix);
+            groups[usize::from(kernel.acts == ActKind::Q8)][usize::from(kernel.tiles.is_some())]
+                .push(matrix);
         }
         assert!(x.is_contiguous(), "products read whole values");
         if let Some(into) = self.observations {
@@ -380,7 +400,9 @@ impl Compiler<'_> {
         }
         let forms = self.round(input)?;
         for (rounded, groups) in groups.into_iter().enumerate() {
-            for (tiled, matrices) in groups.into_iter().enumerate().filter(|(_, group)| !group.is_empty()) {
+            for (tiled, matrices) in
+                groups.into_iter().enumerate().filter(|(_, group)| !group.is_empty())
+            {
                 let q8 = forms.q8.filter(|_| rounded == 1).map(|q8| q8.buffer);
                 let tiles = forms.tiles.filter(|_| tiled == 1);
                 self.push(LinearGroup { matrices, x, k: x.cols, q8, tiles });
@@ -402,7 +424,13 @@ impl Compiler<'_> {
             matrix.each = 0;
         }
         if let Some(into) = self.observations {
-            self.push(ObserveHeads { x, heads, k: matrix.k, weight: matrix.w, into: Arc::clone(into) });
+            self.push(ObserveHeads {
+                x,
+                heads,
+                k: matrix.k,
+                weight: matrix.w,
+                into: Arc::clone(into),
+            });
         }
         let now = self.plan.graph.nodes().len() - nodes.len();
         let values = self.plan.capacity.rows(x.rows) * heads * matrix.k;
@@ -459,7 +487,8 @@ impl Compiler<'_> {
         let Some(shifts) = spec.shifts else { return Ok(Vec::new()) };
         let table = &self.floats(Some(shifts.table))?;
         let far = Shifts::FAR as i64;
-        let of_head = |head| (-far..=far).map(move |behind| table[shifts.bucket(behind) * spec.heads + head]);
+        let of_head =
+            |head| (-far..=far).map(move |behind| table[shifts.bucket(behind) * spec.heads + head]);
         Ok((0..spec.heads).flat_map(of_head).collect())
     }
 

@@ -121,7 +121,8 @@ impl Pool {
             return job(&Worker { index: 0, shared });
         }
         // Unpinned after each run, since the limits watcher reads the caller's affinity between runs.
-        let _pinned = (!self.caller_cpus.is_empty()).then(|| affinity::PinnedThread::to(&self.caller_cpus));
+        let _pinned =
+            (!self.caller_cpus.is_empty()).then(|| affinity::PinnedThread::to(&self.caller_cpus));
         // SAFETY: only the lifetime changes. Every worker drops the reference before it arrives at `done`, and this function
         // returns only after all have arrived; a panic in the caller's part aborts.
         let job: Job<'static> = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
@@ -379,7 +380,11 @@ mod tests {
         };
         // The shortest of many: losing the core makes one seem long.
         let shortest = (0..50).map(|_| wait()).min().unwrap();
-        assert!(shortest > SPIN_TIME / 5 && shortest < SPIN_TIME * 5, "{} checks take {shortest:?}", spins());
+        assert!(
+            shortest > SPIN_TIME / 5 && shortest < SPIN_TIME * 5,
+            "{} checks take {shortest:?}",
+            spins()
+        );
     }
 
     #[cfg(target_os = "linux")]

@@ -98,7 +98,8 @@ fn together(threads: usize, time: Duration, work: &(dyn Fn(Duration) -> (f64, f6
 /// A thread's own best time may be one in which others waited, and would count memory's speed several times.
 fn read(threads: usize) -> f64 {
     let (barrier, epoch) = (Barrier::new(threads), Instant::now());
-    let beyond_cache = System::real().largest_cache().unwrap_or(0).saturating_mul(2).min(MOST_FOR_CACHE);
+    let beyond_cache =
+        System::real().largest_cache().unwrap_or(0).saturating_mul(2).min(MOST_FOR_CACHE);
     let words = (beyond_cache / threads).max(BUFFER).min(MOST_BUFFERS / threads) / 8;
     let run = || {
         // Large pages, or looking for pages would be what limits it; the kernel must know before they are touched.
@@ -292,7 +293,8 @@ mod units {
             // Another operand each round, so that the products are not computed once for all.
             let a = _mm256_xor_si256(a, _mm256_set1_epi8((round & 1) as i8));
             for x in &mut sums {
-                let pairs = _mm256_maddubs_epi16(_mm256_or_si256(a, _mm256_srli_epi32::<31>(*x)), b);
+                let pairs =
+                    _mm256_maddubs_epi16(_mm256_or_si256(a, _mm256_srli_epi32::<31>(*x)), b);
                 *x = _mm256_add_epi32(*x, _mm256_madd_epi16(pairs, ones));
             }
         }

@@ -41,7 +41,9 @@ impl States {
         assert!((slot as usize) < self.spec.slots);
         assert!(start.checked_add(len).is_some_and(|end| end <= self.spec.states[state]));
         // SAFETY: the caller keeps the same contract.
-        unsafe { self.values.slice_mut(slot as usize * self.slot + self.starts[state] + start, len) }
+        unsafe {
+            self.values.slice_mut(slot as usize * self.slot + self.starts[state] + start, len)
+        }
     }
 
     /// Copies slot `from` to slot `to`.
@@ -70,7 +72,10 @@ mod tests {
             }
         }
         states.copy(1, 2);
-        assert_eq!((part(&states, 0, 0, 3), part(&states, 0, 1, 2)), (vec![1.0; 3], vec![0.0, 0.5]));
+        assert_eq!(
+            (part(&states, 0, 0, 3), part(&states, 0, 1, 2)),
+            (vec![1.0; 3], vec![0.0, 0.5])
+        );
         for slot in [1, 2] {
             assert_eq!(
                 (part(&states, slot, 0, 3), part(&states, slot, 1, 2)),
@@ -82,7 +87,8 @@ mod tests {
     #[test]
     fn more_slots_than_there_is_memory_for_are_an_error() {
         for slots in [1 << 40, usize::MAX] {
-            let error = States::new(StateSpec { states: vec![1 << 20], slots }).map(drop).unwrap_err();
+            let error =
+                States::new(StateSpec { states: vec![1 << 20], slots }).map(drop).unwrap_err();
             assert!(error.to_string().ends_with("bytes for recurrent states"), "{error}");
         }
     }

@@ -34,7 +34,12 @@ struct Interval {
 impl ThreadBackoff {
     /// Starts with all threads.
     pub fn new(now: Instant) -> Self {
-        Self { halvings: 0, interval: Interval::default(), retry_delay: RETRY_DELAY[0], changed: now }
+        Self {
+            halvings: 0,
+            interval: Interval::default(),
+            retry_delay: RETRY_DELAY[0],
+            changed: now,
+        }
     }
 
     /// Number of threads to use of `all`, at least one.

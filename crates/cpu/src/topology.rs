@@ -55,10 +55,14 @@ impl System {
 
     /// The processors of each NUMA node, if the system tells.
     fn nodes(&self) -> Vec<BTreeSet<usize>> {
-        let Ok(entries) = fs::read_dir(self.root.join("sys/devices/system/node")) else { return Vec::new() };
+        let Ok(entries) = fs::read_dir(self.root.join("sys/devices/system/node")) else {
+            return Vec::new();
+        };
         let number = |name: String| name.strip_prefix("node")?.parse::<usize>().ok();
-        let numbers: BTreeSet<usize> =
-            entries.flatten().filter_map(|entry| number(entry.file_name().into_string().ok()?)).collect();
+        let numbers: BTreeSet<usize> = entries
+            .flatten()
+            .filter_map(|entry| number(entry.file_name().into_string().ok()?))
+            .collect();
         numbers.iter().filter_map(|n| self.list(&format!("node/node{n}/cpulist"))).collect()
     }
 
@@ -132,14 +136,18 @@ impl Topology {
 
     /// Largest number of threads that can run at the same time.
     pub fn most_threads(&self) -> usize {
-        let paid = self.quota.map_or(usize::MAX, |milli| usize::try_from(milli / 1000).unwrap_or(usize::MAX));
+        let paid = self
+            .quota
+            .map_or(usize::MAX, |milli| usize::try_from(milli / 1000).unwrap_or(usize::MAX));
         self.cpus().min(paid).max(1)
     }
 
     /// One thread per physical core, at most the quota rounded down. More threads would use up the quota early, and the
     /// kernel would then throttle all of them until the next period, in the middle of a step.
     pub fn default_threads(&self) -> usize {
-        let paid = self.quota.map_or(usize::MAX, |milli| usize::try_from(milli / 1000).unwrap_or(usize::MAX));
+        let paid = self
+            .quota
+            .map_or(usize::MAX, |milli| usize::try_from(milli / 1000).unwrap_or(usize::MAX));
         self.cores().min(paid).max(1)
     }
 
@@ -366,9 +374,13 @@ mod tests {
     #[test]
     fn threads_are_spread_over_nodes_by_their_cores() {
         let (_root, mut system) = machine(4, 4, false);
-        for (threads, want) in
-            [(1, vec![1]), (2, vec![1, 1]), (4, vec![1; 4]), (7, vec![2, 2, 2, 1]), (16, vec![4; 4])]
-        {
+        for (threads, want) in [
+            (1, vec![1]),
+            (2, vec![1, 1]),
+            (4, vec![1; 4]),
+            (7, vec![2, 2, 2, 1]),
+            (16, vec![4; 4]),
+        ] {
             let layout = topology(&system).layout(Some(threads));
             assert_eq!(sizes(&layout), want, "{threads}");
             assert_eq!(layout.groups.len() == 1, layout.groups[0].cpus.is_empty());
@@ -384,14 +396,18 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let system = System { root: root.path().into(), affinity: Some(vec![2, 3, 7]) };
         let topology = topology(&system);
-        assert_eq!(topology, Topology { nodes: vec![Node { cpus: vec![2, 3, 7], cores: 3 }], quota: None });
+        assert_eq!(
+            topology,
+            Topology { nodes: vec![Node { cpus: vec![2, 3, 7], cores: 3 }], quota: None }
+        );
     }
 
     #[test]
     fn fewer_threads_are_spread_like_all() {
         let (_root, system) = machine(2, 4, false);
         let layout = topology(&system).layout(None);
-        for (threads, want) in [(8, vec![4, 4]), (4, vec![2, 2]), (2, vec![1, 1]), (1, vec![1]), (0, vec![1])]
+        for (threads, want) in
+            [(8, vec![4, 4]), (4, vec![2, 2]), (2, vec![1, 1]), (1, vec![1]), (0, vec![1])]
         {
             assert_eq!(sizes(&layout.with(threads)), want, "{threads}");
         }

@@ -133,7 +133,8 @@ mod tests {
     #[test]
     fn threads_steal_from_their_own_node_first() {
         let queue = WorkQueue::new(&Layout::of(&[2, 3, 1]));
-        let orders: Vec<Vec<usize>> = (0..6).map(|thread| queue.steal_order(thread).collect()).collect();
+        let orders: Vec<Vec<usize>> =
+            (0..6).map(|thread| queue.steal_order(thread).collect()).collect();
         assert_eq!(orders[0], [0, 1, 2, 3, 4, 5]);
         assert_eq!(orders[1], [1, 0, 2, 3, 4, 5]);
         assert_eq!(orders[3], [3, 4, 2, 5, 0, 1]);
@@ -161,7 +162,10 @@ mod tests {
                 // The last thread stalls in its first task until the others have run all other tasks.
                 let start = std::time::Instant::now();
                 while worker.index() == 2 && done.load(Ordering::Relaxed) < TASKS - 1 {
-                    assert!(start.elapsed().as_secs() < 60, "no thread steals the tasks of a delayed thread");
+                    assert!(
+                        start.elapsed().as_secs() < 60,
+                        "no thread steals the tasks of a delayed thread"
+                    );
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
                 done.fetch_add(1, Ordering::Relaxed);

@@ -19,7 +19,9 @@ fn step(past: usize, tokens: &[u32], positions: Vec<u32>) -> StepInput {
 
 /// Positions `0 .. len`, so many a step.
 fn steps(len: usize, each: usize) -> impl Iterator<Item = (usize, Vec<u32>)> {
-    (0..len).step_by(each).map(move |past| (past, (past as u32..(past + each).min(len) as u32).collect()))
+    (0..len)
+        .step_by(each)
+        .map(move |past| (past, (past as u32..(past + each).min(len) as u32).collect()))
 }
 
 fn with_cache(mut backend: CpuBackend, layer: CacheLayer, ty: KvType, tokens: usize) -> CpuBackend {
@@ -45,8 +47,9 @@ struct Case {
 impl Case {
     /// The blocks of a list, ascending: the last ones of those that the case names.
     fn list(&self, token: usize, list: usize) -> Vec<usize> {
-        let mut blocks: Vec<usize> =
-            (0..=token / self.chosen.block).filter(|&block| (self.has)(token, list, block)).collect();
+        let mut blocks: Vec<usize> = (0..=token / self.chosen.block)
+            .filter(|&block| (self.has)(token, list, block))
+            .collect();
         blocks.drain(..blocks.len().saturating_sub(self.chosen.count));
         blocks
     }
@@ -74,7 +77,8 @@ impl Case {
     fn backend(&self, level: &str, threads: usize, ty: KvType) -> CpuBackend {
         let Self { spec, chosen, .. } = self;
         let table = |cols: usize, seed| table_of(cols, &numbers(cols * ROWS, seed));
-        let lists = (0..ROWS).flat_map(|token| (0..chosen.lists).map(move |list| self.list(token, list)));
+        let lists =
+            (0..ROWS).flat_map(|token| (0..chosen.lists).map(move |list| self.list(token, list)));
         let entries: Vec<f32> = lists
             .flat_map(|list| {
                 let numbers = list
@@ -101,7 +105,8 @@ impl Case {
         let out = g.sparse_attention("out", 0, inputs, (lists, self.chosen), self.spec);
         g.set_result(out);
         let mut backend = self.backend(level, threads, ty);
-        let program = backend.compile(Plan::new(g, Capacity { tokens: ROWS, outputs: ROWS })).unwrap();
+        let program =
+            backend.compile(Plan::new(g, Capacity { tokens: ROWS, outputs: ROWS })).unwrap();
         let mut all = Vec::new();
         for (past, tokens) in steps(ROWS, each) {
             backend.run(program, &step(past, &tokens, tokens.clone()));
@@ -111,7 +116,13 @@ impl Case {
     }
 
     /// What a key head's queries of `token` get in a text that is only what they see.
-    fn alone(&self, backend: &mut CpuBackend, program: ProgramId, token: usize, kv_head: usize) -> Vec<u32> {
+    fn alone(
+        &self,
+        backend: &mut CpuBackend,
+        program: ProgramId,
+        token: usize,
+        kv_head: usize,
+    ) -> Vec<u32> {
         let seen = self.seen(token, kv_head);
         backend.run(program, &step(0, &seen, vec![token as u32; seen.len()]));
         let cols = self.spec.heads * self.spec.value_dim;
@@ -124,17 +135,30 @@ impl Case {
 fn cases() -> [Case; 4] {
     let within = AttentionSpec { values_in_keys: true, ..AttentionSpec::causal(4, 1, 96, 64) };
     let shared = AttentionSpec { softcap: Some(3.0), ..AttentionSpec::causal(6, 2, 32, 64) };
-    let scattered = |token: usize, list: usize, block: usize| (token * 31 + block * 17 + list) % 8 != 3;
+    let scattered =
+        |token: usize, list: usize, block: usize| (token * 31 + block * 17 + list) % 8 != 3;
     let few = |token: usize, list: usize, block: usize| {
         (token + block * 5 + list * 3).is_multiple_of(7) || block == 0
     };
     [
         // More than a span of them, and few.
-        Case { spec: within, chosen: SelectedPositions { lists: 1, count: 530, block: 1 }, has: scattered },
+        Case {
+            spec: within,
+            chosen: SelectedPositions { lists: 1, count: 530, block: 1 },
+            has: scattered,
+        },
         Case { spec: within, chosen: SelectedPositions { lists: 1, count: 9, block: 1 }, has: few },
         // A list for each key head, whose last block is not whole; whole runs of positions.
-        Case { spec: shared, chosen: SelectedPositions { lists: 2, count: 40, block: 3 }, has: scattered },
-        Case { spec: shared, chosen: SelectedPositions { lists: 1, count: 3, block: 128 }, has: few },
+        Case {
+            spec: shared,
+            chosen: SelectedPositions { lists: 2, count: 40, block: 3 },
+            has: scattered,
+        },
+        Case {
+            spec: shared,
+            chosen: SelectedPositions { lists: 1, count: 3, block: 128 },
+            has: few,
+        },
     ]
 }
 
@@ -149,8 +173,9 @@ fn a_token_gets_what_it_would_get_if_nothing_else_were_there() {
                 let out = g.attention("out", 0, inputs, case.spec);
                 g.set_result(out);
                 let mut backend = case.backend(level.name, 1, ty);
-                let program =
-                    backend.compile(Plan::new(g, Capacity { tokens: ROWS, outputs: ROWS })).unwrap();
+                let program = backend
+                    .compile(Plan::new(g, Capacity { tokens: ROWS, outputs: ROWS }))
+                    .unwrap();
                 let (cols, heads) = (case.spec.heads * case.spec.value_dim, case.spec.kv_heads);
                 let room = case.chosen.room();
                 for token in [0, room / 2, room - 1, room, room + 1, ROWS - 2, ROWS - 1] {
@@ -158,8 +183,10 @@ fn a_token_gets_what_it_would_get_if_nothing_else_were_there() {
                         let want = case.alone(&mut backend, program, token, kv_head);
                         let each = cols / heads;
                         let got = &got[token * cols + kv_head * each..][..each];
-                        let what =
-                            format!("{} {ty} {:?}: token {token}, head {kv_head}", level.name, case.chosen);
+                        let what = format!(
+                            "{} {ty} {:?}: token {token}, head {kv_head}",
+                            level.name, case.chosen
+                        );
                         assert!(got == want, "{what}");
                     }
                 }
@@ -195,9 +222,16 @@ struct Choice {
 
 impl Choice {
     fn new(spec: TopKPositionsSpec, weighed: bool, rows: usize) -> Self {
-        let whole = |n: usize, seed| numbers(n, seed).into_iter().map(|x| (x * 2.4).round()).collect();
+        let whole =
+            |n: usize, seed| numbers(n, seed).into_iter().map(|x| (x * 2.4).round()).collect();
         let q = whole(rows * spec.heads * spec.dim, 1);
-        Self { spec, weighed, q, k: whole(rows * spec.dim, 2), weights: whole(rows * spec.heads, 3) }
+        Self {
+            spec,
+            weighed,
+            q,
+            k: whole(rows * spec.dim, 2),
+            weights: whole(rows * spec.heads, 3),
+        }
     }
 
     fn rows(&self) -> usize {
@@ -211,13 +245,18 @@ impl Choice {
         let q = g.embed("q", WeightId(0), heads * dim, Index::Token);
         let k = g.embed("k", WeightId(1), dim, Index::Token);
         let weights = g.embed("weights", WeightId(2), heads, Index::Token);
-        let lists = g.top_k_positions("lists", 0, [q, k], self.weighed.then_some(weights), self.spec);
+        let lists =
+            g.top_k_positions("lists", 0, [q, k], self.weighed.then_some(weights), self.spec);
         g.set_result(lists);
-        let weights =
-            vec![table_of(heads * dim, &self.q), table_of(dim, &self.k), table_of(heads, &self.weights)];
+        let weights = vec![
+            table_of(heads * dim, &self.q),
+            table_of(dim, &self.k),
+            table_of(heads, &self.weights),
+        ];
         let mut backend =
             with_cache(backend(level, threads, weights), self.spec.cache_layer(), ty, self.rows());
-        let program = backend.compile(Plan::new(g, Capacity { tokens: each, outputs: each })).unwrap();
+        let program =
+            backend.compile(Plan::new(g, Capacity { tokens: each, outputs: each })).unwrap();
         let mut all = Vec::new();
         for (past, tokens) in steps(self.rows(), each) {
             backend.run(program, &step(past, &tokens, tokens.clone()));
@@ -233,7 +272,8 @@ impl Choice {
         let product = |head: usize| {
             let q = &self.q[(token * self.spec.heads + head) * dim..][..dim];
             let product: f32 = q.iter().zip(&self.k[position * dim..]).map(|(q, k)| q * k).sum();
-            let weight = if self.weighed { self.weights[token * self.spec.heads + head] } else { 1.0 };
+            let weight =
+                if self.weighed { self.weights[token * self.spec.heads + head] } else { 1.0 };
             weight * if rectified { product.max(0.0) } else { product }
         };
         (list * heads..(list + 1) * heads).map(product).sum()
@@ -247,12 +287,18 @@ impl Choice {
             for list in 0..lists {
                 let scores: Vec<f32> =
                     (0..=token).map(|position| self.score(token, list, position)).collect();
-                let of_blocks =
-                    scores.chunks(block).map(|scores| scores.iter().copied().fold(f32::MIN, f32::max));
+                let of_blocks = scores
+                    .chunks(block)
+                    .map(|scores| scores.iter().copied().fold(f32::MIN, f32::max));
                 let mut blocks: Vec<(u32, f32)> = (0..).zip(of_blocks).collect();
-                blocks.iter_mut().rev().take(self.spec.near).for_each(|(_, score)| *score = f32::MAX);
+                blocks
+                    .iter_mut()
+                    .rev()
+                    .take(self.spec.near)
+                    .for_each(|(_, score)| *score = f32::MAX);
                 blocks.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-                let mut chosen: Vec<u32> = blocks.into_iter().take(count).map(|(block, _)| block).collect();
+                let mut chosen: Vec<u32> =
+                    blocks.into_iter().take(count).map(|(block, _)| block).collect();
                 chosen.sort();
                 all.extend(chosen);
             }
@@ -264,10 +310,23 @@ impl Choice {
 #[test]
 fn the_blocks_with_the_largest_scores_are_chosen_and_of_equal_ones_the_first() {
     let chosen = SelectedPositions { lists: 1, count: 11, block: 1 };
-    let plain = TopKPositionsSpec { heads: 5, dim: 32, rectified: true, mask: Mask::Causal, near: 0, chosen };
+    let plain = TopKPositionsSpec {
+        heads: 5,
+        dim: 32,
+        rectified: true,
+        mask: Mask::Causal,
+        near: 0,
+        chosen,
+    };
     let chosen = SelectedPositions { lists: 2, count: 4, block: 7 };
-    let heads =
-        TopKPositionsSpec { heads: 2, dim: 13, rectified: false, mask: Mask::Causal, near: 0, chosen };
+    let heads = TopKPositionsSpec {
+        heads: 2,
+        dim: 13,
+        rectified: false,
+        mask: Mask::Causal,
+        near: 0,
+        chosen,
+    };
     for (choice, types) in [
         (Choice::new(plain, true, 150), &[KvType::F32, KvType::F16, KvType::Bf16][..]),
         (Choice::new(heads, false, 200), &[KvType::F16]),
@@ -275,7 +334,8 @@ fn the_blocks_with_the_largest_scores_are_chosen_and_of_equal_ones_the_first() {
         (Choice::new(TopKPositionsSpec { near: 3, ..heads }, false, 200), &[KvType::F16]),
     ] {
         let want = choice.sorted();
-        for (level, &ty) in kernels::levels().iter().flat_map(|level| types.iter().map(move |ty| (level, ty)))
+        for (level, &ty) in
+            kernels::levels().iter().flat_map(|level| types.iter().map(move |ty| (level, ty)))
         {
             for (threads, each) in [(1, 200), (2, 200), (5, 7), (3, 1)] {
                 let got = choice.lists(level.name, threads, ty, each);
@@ -289,7 +349,14 @@ fn the_blocks_with_the_largest_scores_are_chosen_and_of_equal_ones_the_first() {
 fn tasks_of_spans_choose_what_one_task_does() {
     let chosen = SelectedPositions { lists: 1, count: 4000, block: 1 };
     let choice = Choice::new(
-        TopKPositionsSpec { heads: 3, dim: 32, rectified: true, mask: Mask::Causal, near: 2, chosen },
+        TopKPositionsSpec {
+            heads: 3,
+            dim: 32,
+            rectified: true,
+            mask: Mask::Causal,
+            near: 2,
+            chosen,
+        },
         true,
         4150,
     );

@@ -22,10 +22,17 @@ fn attended(level: &str, threads: usize, ty: KvType, values_in_keys: bool) -> Ve
     let v = if values_in_keys { k } else { g.slice(k, 0, VALUE) };
     let out = g.attention("out", 0, [q, k, v], spec);
     g.set_result(out);
-    let mut backend = backend(level, threads, vec![table(HEADS * KEY, rows, 1).0, table(KEY, rows, 2).0]);
+    let mut backend =
+        backend(level, threads, vec![table(HEADS * KEY, rows, 1).0, table(KEY, rows, 2).0]);
     let layers = vec![spec.cache_layer()];
-    let cache =
-        CacheSpec { layers, key_type: ty, value_type: ty, page_tokens: 64, pages: 4, recent_pages: 0 };
+    let cache = CacheSpec {
+        layers,
+        key_type: ty,
+        value_type: ty,
+        page_tokens: 64,
+        pages: 4,
+        recent_pages: 0,
+    };
     let values = if values_in_keys { 0 } else { ty.row_bytes(VALUE) };
     assert_eq!(cache.page_bytes(), 64 * (ty.row_bytes(KEY) + values));
     backend.create_cache(cache).unwrap();
@@ -45,7 +52,8 @@ fn values_that_lie_in_keys_are_read_with_the_bits_of_values_of_their_own() {
         for ty in KvType::ALL {
             let want = attended(level.name, 1, ty, false);
             assert!(
-                want.iter().all(|&bits| f32::from_bits(bits).is_finite()) && want.iter().any(|&x| x != 0)
+                want.iter().all(|&bits| f32::from_bits(bits).is_finite())
+                    && want.iter().any(|&x| x != 0)
             );
             for threads in [1, 2, 5] {
                 let got = attended(level.name, threads, ty, true);
@@ -60,7 +68,8 @@ fn a_cache_of_blocks_needs_whole_ones_of_values_within_keys_too() {
     let spec = AttentionSpec { values_in_keys: true, ..AttentionSpec::causal(4, 1, 64, 48) };
     let layers = vec![spec.cache_layer()];
     let (key_type, value_type) = (KvType::Q8_0, KvType::F16);
-    let cache = CacheSpec { layers, key_type, value_type, page_tokens: 64, pages: 1, recent_pages: 0 };
+    let cache =
+        CacheSpec { layers, key_type, value_type, page_tokens: 64, pages: 1, recent_pages: 0 };
     let error = backend("portable", 1, Vec::new()).create_cache(cache).unwrap_err();
     assert!(matches!(error, BackendError::CacheType { multiple: 32, dim: 48, .. }), "{error}");
 }
@@ -84,8 +93,9 @@ fn heads_are_multiplied_by_their_own_matrices_and_keep_what_follows() {
         let matrices = Weight { name: "heads".into(), ty, shape, data: Arc::new(data) };
         for level in kernels::levels() {
             let mut backend = backend(level.name, 3, vec![x.clone(), matrices.clone()]);
-            let program =
-                backend.compile(Plan::new(heads(), Capacity { tokens: 300, outputs: 300 })).unwrap();
+            let program = backend
+                .compile(Plan::new(heads(), Capacity { tokens: 300, outputs: 300 }))
+                .unwrap();
             // Packed weights meet activations of 8 bits.
             let bound = if level.name == "portable" { 1e-5 } else { 0.01 };
             for count in [1, 9, 300] {
@@ -94,7 +104,8 @@ fn heads_are_multiplied_by_their_own_matrices_and_keep_what_follows() {
                 for (i, got) in backend.result().iter().enumerate() {
                     let (want, size) = expected(i, &rows, &w);
                     let error = (f64::from(*got) - want).abs();
-                    let what = format!("{ty} {}, {count} rows: {i} is {got}, not {want}", level.name);
+                    let what =
+                        format!("{ty} {}, {count} rows: {i} is {got}, not {want}", level.name);
                     assert!(error <= bound * size, "{what}");
                 }
             }

@@ -37,15 +37,21 @@ fn attended(level: &str, threads: usize, ty: KvType, steps: &[usize]) -> Vec<f32
     let pooled = Pooled { layer: 1, mask: Mask::Pooled(EACH as u32), rows, chosen: None };
     let out = g.attention_and_pooled("out", 0, [q, k], pooled, spec);
     g.set_result(out);
-    let config = Config { kernels: Some(level.into()), threads: Some(threads), ..Config::default() };
+    let config =
+        Config { kernels: Some(level.into()), threads: Some(threads), ..Config::default() };
     let mut backend = CpuBackend::new(&config).unwrap();
-    let weights =
-        vec![table(HEADS * DIM, ROWS, 1), table(DIM, ROWS, 2), table(DIM, ROWS, 3), table(HEADS, 1, 4)];
+    let weights = vec![
+        table(HEADS * DIM, ROWS, 1),
+        table(DIM, ROWS, 2),
+        table(DIM, ROWS, 3),
+        table(HEADS, 1, 4),
+    ];
     backend.adopt(weights, Vec::new()).unwrap();
     let near = spec.cache_layer();
     let layers = vec![near, CacheLayer { mask: pooled.mask, ..near }];
     let (page_tokens, pages, recent_pages) = (64, 4, 4);
-    let cache = CacheSpec { layers, key_type: ty, value_type: ty, page_tokens, pages, recent_pages };
+    let cache =
+        CacheSpec { layers, key_type: ty, value_type: ty, page_tokens, pages, recent_pages };
     // Of 64 tokens 22 blocks can end in a page.
     assert_eq!(
         [cache.recent_page_bytes(), cache.page_bytes()],
@@ -59,8 +65,13 @@ fn attended(level: &str, threads: usize, ty: KvType, steps: &[usize]) -> Vec<f32
         let recent = RecentPages { first: 0, pages: vec![1, 3, 0, 2] };
         let segment = Segment { rows, past, pages: vec![3, 0, 2, 1], recent, ..Segment::default() };
         let (segments, outputs) = (vec![segment], (0..rows as u32).collect());
-        let input =
-            StepInput { tokens: positions.clone(), positions, segments, outputs, ..StepInput::default() };
+        let input = StepInput {
+            tokens: positions.clone(),
+            positions,
+            segments,
+            outputs,
+            ..StepInput::default()
+        };
         backend.run(program, &input);
         read.extend_from_slice(backend.result());
         past += rows;
@@ -70,7 +81,8 @@ fn attended(level: &str, threads: usize, ty: KvType, steps: &[usize]) -> Vec<f32
 
 /// The same, as defined.
 fn expected() -> Vec<f32> {
-    let (q, keys, rows) = (numbers(ROWS * HEADS * DIM, 1), numbers(ROWS * DIM, 2), numbers(ROWS * DIM, 3));
+    let (q, keys, rows) =
+        (numbers(ROWS * HEADS * DIM, 1), numbers(ROWS * DIM, 2), numbers(ROWS * DIM, 3));
     let sinks = numbers(HEADS, 4);
     let mut all = Vec::new();
     for position in 0..ROWS {
@@ -80,10 +92,15 @@ fn expected() -> Vec<f32> {
         let seen: Vec<&[f32]> = near.chain(far).collect();
         for (head, sink) in sinks.iter().enumerate() {
             let q = &q[(position * HEADS + head) * DIM..][..DIM];
-            let score = |k: &&[f32]| q.iter().zip(*k).map(|(q, k)| q * k).sum::<f32>() / (DIM as f32).sqrt();
+            let score = |k: &&[f32]| {
+                q.iter().zip(*k).map(|(q, k)| q * k).sum::<f32>() / (DIM as f32).sqrt()
+            };
             let weights: Vec<f32> = seen.iter().map(|k| score(k).exp()).collect();
             let sum: f32 = weights.iter().sum::<f32>() + sink.exp();
-            all.extend((0..DIM).map(|d| seen.iter().zip(&weights).map(|(v, w)| v[d] * w).sum::<f32>() / sum));
+            all.extend(
+                (0..DIM)
+                    .map(|d| seen.iter().zip(&weights).map(|(v, w)| v[d] * w).sum::<f32>() / sum),
+            );
         }
     }
     all
@@ -95,7 +112,8 @@ fn one_softmax_is_over_the_window_and_all_rows_behind_it() {
     for level in kernels::levels() {
         for (ty, bound) in [(KvType::F32, 1e-4), (KvType::F16, 2e-3), (KvType::Q8_0, 3e-2)] {
             let got = attended(level.name, 2, ty, &STEPS);
-            let worst = got.iter().zip(&want).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
+            let worst =
+                got.iter().zip(&want).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
             assert!(got.len() == want.len() && worst < bound, "{} {ty}: {worst}", level.name);
         }
     }
@@ -107,8 +125,11 @@ fn neither_threads_nor_chunks_change_a_bit_of_it() {
     for level in kernels::levels() {
         for ty in KvType::ALL {
             let want = bits(attended(level.name, 1, ty, &STEPS));
-            assert!(want.iter().all(|&x| f32::from_bits(x).is_finite()) && want.iter().any(|&x| x != 0));
-            for (threads, steps) in [(2, &STEPS[..]), (5, &STEPS), (2, &[ROWS]), (3, &[64, 64, 72])] {
+            assert!(
+                want.iter().all(|&x| f32::from_bits(x).is_finite()) && want.iter().any(|&x| x != 0)
+            );
+            for (threads, steps) in [(2, &STEPS[..]), (5, &STEPS), (2, &[ROWS]), (3, &[64, 64, 72])]
+            {
                 let got = bits(attended(level.name, threads, ty, steps));
                 assert!(got == want, "{} {ty}, {threads} threads, {steps:?}", level.name);
             }

@@ -13,11 +13,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let (path, text) = (args.next().ok_or("which model?")?, args.next().ok_or("what question?")?);
     let view = View::new(Arc::new(Gguf::open(path.as_ref())?))?;
-    let engine =
-        Engine::open(view, Box::new(CpuBackend::new(&Config::default())?), &EngineOptions::default())?;
-    let prompt = engine.tokenizer().encode(&text, Encode { add_special: true, parse_special: true });
+    let engine = Engine::open(
+        view,
+        Box::new(CpuBackend::new(&Config::default())?),
+        &EngineOptions::default(),
+    )?;
+    let prompt =
+        engine.tokenizer().encode(&text, Encode { add_special: true, parse_special: true });
     let (sender, events) = channel();
-    engine.submit(Job::new(prompt, Params::default()), Box::new(move |event| sender.send(event).is_ok()))?;
+    engine.submit(
+        Job::new(prompt, Params::default()),
+        Box::new(move |event| sender.send(event).is_ok()),
+    )?;
     for event in events {
         match event {
             Event::Piece(piece) => print!("{}", piece.text),

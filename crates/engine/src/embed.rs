@@ -68,7 +68,9 @@ impl EngineLoop {
         match embedded {
             Ok(vectors) => self.hand_out_vectors(&owners, vectors),
             // Others have the pages: wait until one of them ends, before anybody new begins.
-            Err(EngineError::PromptTooLong { .. }) if self.is_running() || self.embeds_hold_pages() => {
+            Err(EngineError::PromptTooLong { .. })
+                if self.is_running() || self.embeds_hold_pages() =>
+            {
                 self.embedding_blocked_on_pages = true;
                 self.embeds.rotate_left(1);
             }
@@ -129,7 +131,8 @@ impl EngineLoop {
         if !owners.is_empty() {
             return (owners, self.embed_texts(&input, borrowed));
         }
-        let (tokens, n_ctx) = (self.embeds[0].next().map_or(0, <[u32]>::len), self.executor.info.n_ctx);
+        let (tokens, n_ctx) =
+            (self.embeds[0].next().map_or(0, <[u32]>::len), self.executor.info.n_ctx);
         (vec![self.embeds[0].id], Err(EngineError::PromptTooLong { tokens, n_ctx }))
     }
 
@@ -206,10 +209,13 @@ impl EngineLoop {
         long: &mut Option<LongText>,
     ) -> Result<Option<Vec<f32>>, EngineError> {
         if long.is_none() {
-            let too_long =
-                EngineError::PromptTooLong { tokens: tokens.len(), n_ctx: self.executor.info.n_ctx };
+            let too_long = EngineError::PromptTooLong {
+                tokens: tokens.len(),
+                n_ctx: self.executor.info.n_ctx,
+            };
             let pages = self.take_temporary_pages(tokens.len()).ok_or(too_long)?;
-            *long = Some(LongText { pages, computed: 0, pool: Pool::new(self.executor.info.pooling) });
+            *long =
+                Some(LongText { pages, computed: 0, pool: Pool::new(self.executor.info.pooling) });
         }
         let (num_batch, pooling) = (self.num_batch(), self.executor.info.pooling);
         let Some(text) = long else { return Ok(None) };

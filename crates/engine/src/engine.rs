@@ -60,7 +60,11 @@ struct Inner {
 
 impl Engine {
     /// Loads a model: reads the file's keys, maps its weights, starts the loop. Weights are read when first used.
-    pub fn open(view: View, backend: Box<dyn Backend>, options: &EngineOptions) -> Result<Self, EngineError> {
+    pub fn open(
+        view: View,
+        backend: Box<dyn Backend>,
+        options: &EngineOptions,
+    ) -> Result<Self, EngineError> {
         Self::start(view, backend, options, None, lookups())
     }
 
@@ -108,10 +112,13 @@ impl Engine {
             );
         }
         let draft = draft.filter(|_| executor.info.takes_drafts());
-        let drafts =
-            draft.map(|draft| Drafts::open(draft, &name_of(&view), &tokenizer, &alike)).transpose()?;
-        let drafted = drafts.as_ref().map_or(executor.planned.draft, |drafts| drafts.planned().total());
-        let (info, planned) = (executor.info.clone(), MemoryReport { draft: drafted, ..executor.planned });
+        let drafts = draft
+            .map(|draft| Drafts::open(draft, &name_of(&view), &tokenizer, &alike))
+            .transpose()?;
+        let drafted =
+            drafts.as_ref().map_or(executor.planned.draft, |drafts| drafts.planned().total());
+        let (info, planned) =
+            (executor.info.clone(), MemoryReport { draft: drafted, ..executor.planned });
         let beside = executor.model.guesses().filter(|_| info.takes_drafts());
         let source = drafts.map(|drafts| Source::Model(Box::new(drafts)));
         let source = source.or_else(|| beside.map(Source::beside));
@@ -130,8 +137,9 @@ impl Engine {
             options.max_sequences,
             speculator,
         );
-        let thread =
-            std::thread::Builder::new().name(THREAD.into()).spawn(move || engine_loop.run(&receiver));
+        let thread = std::thread::Builder::new()
+            .name(THREAD.into())
+            .spawn(move || engine_loop.run(&receiver));
         let thread = Mutex::new(Some(thread.map_err(|_| EngineError::Stopped)?));
         let (speculation, next_id) = (options.speculation, AtomicU64::new(1));
         let masks = Arc::new(Masks::new());
@@ -215,15 +223,18 @@ impl Engine {
         let info = &self.inner.info;
         let id = self.next_id();
         if let Some(unmasking) = info.unmasking {
-            let canvas = DiffusionSequence::new(id, job, sink, &self.inner.tokenizer, info, unmasking);
+            let canvas =
+                DiffusionSequence::new(id, job, sink, &self.inner.tokenizer, info, unmasking);
             self.send(Command::Unmask(Box::new(canvas)))?;
             return Ok(id);
         }
         job.speculation.get_or_insert(self.inner.speculation);
         let drafter = (self.inner.drafters)();
         let masks = &self.inner.masks;
-        let constrained = job.grammar.take().map(|grammar| Constrained::new(grammar, Arc::clone(masks)));
-        let sequence = Sequence::new(id, job, sink, &self.inner.tokenizer, info, drafter, constrained);
+        let constrained =
+            job.grammar.take().map(|grammar| Constrained::new(grammar, Arc::clone(masks)));
+        let sequence =
+            Sequence::new(id, job, sink, &self.inner.tokenizer, info, drafter, constrained);
         self.send(Command::Submit(Box::new(sequence)))?;
         Ok(id)
     }
@@ -256,8 +267,9 @@ impl Engine {
             return Err(EngineError::CannotRank);
         }
         let first = |labels: Vec<f32>| labels.first().copied().ok_or(EngineError::CannotRank);
-        let scores =
-            move |labels: Vec<Vec<f32>>| labels.into_iter().map(first).collect::<Result<Vec<_>, _>>();
+        let scores = move |labels: Vec<Vec<f32>>| {
+            labels.into_iter().map(first).collect::<Result<Vec<_>, _>>()
+        };
         self.embed(pairs, Box::new(move |result| done(result.and_then(scores))))
     }
 
@@ -275,7 +287,9 @@ impl Engine {
         let n_vocab = self.inner.info.n_vocab;
         match tokens {
             [] => Err(EngineError::EmptyPrompt),
-            _ if tokens.len() > n_ctx => Err(EngineError::PromptTooLong { tokens: tokens.len(), n_ctx }),
+            _ if tokens.len() > n_ctx => {
+                Err(EngineError::PromptTooLong { tokens: tokens.len(), n_ctx })
+            }
             _ => match tokens.iter().find(|&&t| t as usize >= n_vocab) {
                 Some(&token) => Err(EngineError::UnknownToken { token, n_vocab }),
                 None => Ok(()),

@@ -50,7 +50,11 @@ impl Made {
 impl ModelExecutor {
     /// Loads a model, hands it to a backend and prepares its largest steps, so that what cannot be computed is known
     /// before the first one.
-    pub fn new(view: &View, backend: Box<dyn Backend>, options: &EngineOptions) -> Result<Self, EngineError> {
+    pub fn new(
+        view: &View,
+        backend: Box<dyn Backend>,
+        options: &EngineOptions,
+    ) -> Result<Self, EngineError> {
         Self::accompanied(view, backend, options, None)
     }
 
@@ -131,10 +135,13 @@ impl ModelExecutor {
             // No more sequences are guessed for than a step checks rows.
             let (sequences, each) = (self.backend.max_bit_exact_rows(), guesses.rows());
             kinds.push((Want::Guess, sequences * each, sequences));
-            kinds.extend([(Want::Follow, options.num_batch, 0), (Want::Link, sequences, sequences)]);
+            kinds
+                .extend([(Want::Follow, options.num_batch, 0), (Want::Link, sequences, sequences)]);
             carried = match guesses {
                 Guesses::Chain { state, .. } => 2 * 4 * (options.num_batch * state) as u64,
-                Guesses::Block(_) => 4 * (sequences * (self.info.n_vocab + self.info.n_embd)) as u64,
+                Guesses::Block(_) => {
+                    4 * (sequences * (self.info.n_vocab + self.info.n_embd)) as u64
+                }
             };
         }
         // The largest result as it is handed out, and what is handed out beside it.
@@ -156,7 +163,13 @@ impl ModelExecutor {
         let tokens = kinds.iter().map(|(_, tokens, _)| tokens.next_power_of_two());
         let sizes = u64::from(tokens.max().unwrap_or(1).ilog2());
         let smaller = 2 * half.saturating_sub(largest) + sizes * one.saturating_sub(half);
-        Ok(MemoryReport { weights, cache, states, scratch: largest + smaller + results + carried, draft })
+        Ok(MemoryReport {
+            weights,
+            cache,
+            states,
+            scratch: largest + smaller + results + carried,
+            draft,
+        })
     }
 
     /// Rows of a step that sequences may draw from.
@@ -195,8 +208,10 @@ impl ModelExecutor {
         input: &StepInput,
     ) -> Result<Option<(ProgramId, usize)>, EngineError> {
         // States of all tokens are the same steps whichever of them are wanted.
-        let outputs = if matches!(want, Want::Hidden | Want::Encode) { 1 } else { input.outputs.len() };
-        let made = self.program(want, Capacity::class(input.tokens.len(), outputs.max(self.results)))?;
+        let outputs =
+            if matches!(want, Want::Hidden | Want::Encode) { 1 } else { input.outputs.len() };
+        let made =
+            self.program(want, Capacity::class(input.tokens.len(), outputs.max(self.results)))?;
         Ok(made.map(|made| (made.program, made.cols)))
     }
 
@@ -223,7 +238,7 @@ fn check_draft_cache(model: &Model, options: &EngineOptions) -> Result<(), Engin
     let sizes = model.draft_cache_layers().iter();
     let sizes = sizes.flat_map(|l| [(options.cache_k, l.key_dim), (options.cache_v, l.value_dim)]);
     let mut wrong = sizes.filter(|(ty, dim)| !dim.is_multiple_of(ty.block_values()));
-    wrong
-        .next()
-        .map_or(Ok(()), |(ty, dim)| Err(EngineError::DraftCacheType { ty, multiple: ty.block_values(), dim }))
+    wrong.next().map_or(Ok(()), |(ty, dim)| {
+        Err(EngineError::DraftCacheType { ty, multiple: ty.block_values(), dim })
+    })
 }

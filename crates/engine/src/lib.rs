@@ -31,7 +31,8 @@ pub use error::EngineError;
 pub use evaluator::{Evaluator, Feed, Outputs};
 pub use job::{Event, Finish, Job, Piece, PromptToken, Sink, Stage, Summary};
 pub use options::{
-    EngineOptions, MemoryReport, ModelInfo, check_draft, check_model, plan_memory, plan_memory_with_draft,
+    EngineOptions, MemoryReport, ModelInfo, check_draft, check_model, plan_memory,
+    plan_memory_with_draft,
 };
 pub use pages::PAGE_TOKENS;
 pub use puna_graph::AdapterScales;

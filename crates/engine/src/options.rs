@@ -3,7 +3,8 @@
 use puna_gguf::View;
 use puna_graph::{Backend, CacheSpec, KvType, StateSpec};
 use puna_models::{
-    Adapter, LoadOptions, Model, Pooling, Unmasking, check_architecture, check_companion, is_companion,
+    Adapter, LoadOptions, Model, Pooling, Unmasking, check_architecture, check_companion,
+    is_companion,
 };
 use puna_tokenizer::Tokenizer;
 
@@ -171,7 +172,9 @@ pub fn check_draft(model: &View, draft: &View) -> Result<(), EngineError> {
     let (name, tokenizer) = (name_of(model), Tokenizer::from_metadata(model.metadata())?);
     if is_companion(draft.metadata()) {
         check_companion_tokens(draft, &name, &tokenizer)?;
-        return Ok(Model::load_accompanied(model, &[], LoadOptions::default(), Some(draft)).map(drop)?);
+        return Ok(
+            Model::load_accompanied(model, &[], LoadOptions::default(), Some(draft)).map(drop)?
+        );
     }
     check_model(draft, &[])?;
     let loaded = Model::load(model, LoadOptions::default())?;
@@ -205,7 +208,8 @@ pub fn plan_memory_with_draft(
     if companion.is_some() {
         return Ok(alone);
     }
-    let draft = if executor.info.takes_drafts() { Drafts::plan(draft, options)?.total() } else { 0 };
+    let draft =
+        if executor.info.takes_drafts() { Drafts::plan(draft, options)?.total() } else { 0 };
     Ok(MemoryReport { draft, ..alone })
 }
 
@@ -318,7 +322,12 @@ mod tests {
 
     /// A model of so many layers of which each `nth` sees everything and the others 1024 tokens (Gemma 3), with a cache of so many
     /// pages.
-    fn gemma(layers: usize, nth: usize, (kv_heads, dim): (usize, usize), pages: usize) -> CacheSpec {
+    fn gemma(
+        layers: usize,
+        nth: usize,
+        (kv_heads, dim): (usize, usize),
+        pages: usize,
+    ) -> CacheSpec {
         let layer = |i: usize| {
             let mask = if (i + 1).is_multiple_of(nth) { Mask::Causal } else { Mask::Window(1024) };
             CacheLayer { kv_heads, key_dim: dim, value_dim: dim, values_in_keys: false, mask }
@@ -340,8 +349,9 @@ mod tests {
         let pages = |tokens: usize| tokens / PAGE_TOKENS + 1;
         // Gemma 3 4B and 27B.
         let (small, large) = ((34, 6, (4, 256)), (62, 6, (16, 128)));
-        let of =
-            |(layers, nth, heads), tokens, most| millions(&gemma(layers, nth, heads, pages(tokens)), most);
+        let of = |(layers, nth, heads), tokens, most| {
+            millions(&gemma(layers, nth, heads, pages(tokens)), most)
+        };
         assert_eq!(of(small, 1 << 15, Some(1)), [4572, 1166]);
         assert_eq!(of(small, 1 << 17, Some(1)), [18262, 3179]);
         assert_eq!(of(small, 1 << 17, None), [18262, 5346]);
@@ -356,7 +366,8 @@ mod tests {
     fn there_are_always_the_pages_of_one_step() {
         let spec = gemma(4, 2, (1, 64), 1000);
         let asked = |recent, num_batch| {
-            let options = EngineOptions { recent_pages: Some(recent), num_batch, ..EngineOptions::default() };
+            let options =
+                EngineOptions { recent_pages: Some(recent), num_batch, ..EngineOptions::default() };
             recent_pages(&spec, &options)
         };
         // 1024 tokens and those of the step, wherever they begin, and one that is copied.

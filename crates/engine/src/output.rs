@@ -32,7 +32,12 @@ impl OutputStream {
     }
 
     /// Emits the next token, unless it ends the generation.
-    pub fn emit_token(&mut self, token: u32, logprobs: Option<TokenLogprobs>, tokenizer: &Tokenizer) -> Emit {
+    pub fn emit_token(
+        &mut self,
+        token: u32,
+        logprobs: Option<TokenLogprobs>,
+        tokenizer: &Tokenizer,
+    ) -> Emit {
         if tokenizer.is_eog(token) {
             return Emit::Finished(Finish::End);
         }

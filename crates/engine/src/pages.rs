@@ -296,7 +296,9 @@ impl Pages {
                     Some(recent) if self.node(id).tokens.len() == tokens.len() => {
                         self.keep_recent(id, recent)
                     }
-                    recent => recent.into_iter().for_each(|recent| self.release_window_page(recent)),
+                    recent => {
+                        recent.into_iter().for_each(|recent| self.release_window_page(recent))
+                    }
                 }
                 return id;
             }
@@ -331,7 +333,9 @@ impl Pages {
         self.nodes[index] = Some(node);
         match parent {
             Parent::Node(parent) => self.node_mut(*parent).children.push(NodeId(index)),
-            Parent::Root(origin) => self.roots.entry(origin.clone()).or_default().push(NodeId(index)),
+            Parent::Root(origin) => {
+                self.roots.entry(origin.clone()).or_default().push(NodeId(index))
+            }
         }
         NodeId(index)
     }
@@ -418,7 +422,8 @@ mod tests {
     #[test]
     fn what_an_encoder_made_of_the_same_beginning_of_another_prompt_is_something_else() {
         let mut pages = Pages::new(2);
-        let read = |prompt: &[u32]| PrefixTreeKey { read: prompt.into(), ..PrefixTreeKey::default() };
+        let read =
+            |prompt: &[u32]| PrefixTreeKey { read: prompt.into(), ..PrefixTreeKey::default() };
         let prompt: Vec<u32> = full(0).into_iter().chain([500, 501]).collect();
         let page = pages.take().unwrap();
         let first = pages.insert(&Parent::Root(read(&prompt)), page, &full(0));

@@ -28,7 +28,9 @@ impl Default for Repetition {
 impl Repetition {
     /// Takes note of a token.
     pub fn push(&mut self, token: u32) {
-        for (period, (run, earlier)) in (1..).zip(self.runs.iter_mut().zip(self.recent.iter().rev())) {
+        for (period, (run, earlier)) in
+            (1..).zip(self.runs.iter_mut().zip(self.recent.iter().rev()))
+        {
             *run = if *earlier == token { *run + 1 } else { 0 };
             let least = if period == 1 { REPEATS } else { REPEATED_MIN.max(period * REPEATS) };
             self.found |= *run >= least;

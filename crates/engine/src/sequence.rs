@@ -21,7 +21,8 @@ use crate::speculate::{Drafter, Guess, Speculation};
 use crate::vocab::SamplerVocab;
 
 /// Error for logits of which none is a number.
-pub const NOT_A_NUMBER: &str = "the model's output is not a number anywhere: the file may be damaged";
+pub const NOT_A_NUMBER: &str =
+    "the model's output is not a number anywhere: the file may be damaged";
 
 /// Tokens reserved for the end of reasoning before an answer that must be complete.
 const THOUGHT_END_MAX: usize = 64;
@@ -224,9 +225,15 @@ impl Sequence {
     pub fn guesses_at_most(&self, n_ctx: usize) -> usize {
         let left = self.job.max_tokens.map_or(usize::MAX, |max| max.saturating_sub(self.generated));
         let most = self.guesser.speculation.most.unwrap_or(usize::MAX);
-        let room =
-            self.output.sink.room().saturating_sub(1).min(PAGE_TOKENS - 1 - self.computed % PAGE_TOKENS);
-        most.min(room).min(left.saturating_sub(1)).min(self.context(n_ctx).saturating_sub(self.tokens.len()))
+        let room = self
+            .output
+            .sink
+            .room()
+            .saturating_sub(1)
+            .min(PAGE_TOKENS - 1 - self.computed % PAGE_TOKENS);
+        most.min(room)
+            .min(left.saturating_sub(1))
+            .min(self.context(n_ctx).saturating_sub(self.tokens.len()))
     }
 
     /// Draws from the rows of a step (`cols` logits each) in order, as long as each draw is the token that the next row
@@ -278,7 +285,11 @@ impl Sequence {
 
     /// Makes up for a postponed draw, if what it needs is known by `end` and the listener takes it. Returns whether a token was
     /// drawn, and whether the sequence goes on.
-    pub fn resume_deferred_sampling(&mut self, tokenizer: &Tokenizer, end: Instant) -> (bool, bool) {
+    pub fn resume_deferred_sampling(
+        &mut self,
+        tokenizer: &Tokenizer,
+        end: Instant,
+    ) -> (bool, bool) {
         if self.postponed.is_none() || !self.ready() || !self.knows_form_by(end) {
             return (false, true);
         }
@@ -397,7 +408,10 @@ impl Sequence {
             return drawn;
         }
         let stays = matches!(drawn, Err(SampleDeferred::Thinks));
-        if (stays || breaks_off.get()) && !self.thought_ended && self.output.decoder.held().is_empty() {
+        if (stays || breaks_off.get())
+            && !self.thought_ended
+            && self.output.decoder.held().is_empty()
+        {
             self.thought_ended = true;
             self.forced.extend(self.output.sink.end_thought());
             if let Some(token) = self.forced.pop_front() {
@@ -419,7 +433,8 @@ impl Sequence {
     fn room(&self) -> Room {
         let by_limit = self.job.max_tokens.map(|most| most.saturating_sub(self.generated));
         // The last token of a context need not be computed.
-        let by_context = (!self.job.shift).then(|| (self.context + 1).saturating_sub(self.tokens.len()));
+        let by_context =
+            (!self.job.shift).then(|| (self.context + 1).saturating_sub(self.tokens.len()));
         let left = by_limit.into_iter().chain(by_context).min();
         Room { left, is_repeating: self.repetition.is_found() }
     }

@@ -54,10 +54,12 @@ impl SequencePages {
         let least = found.partial.map_or(0, |(_, tokens)| tokens);
         let alike = others.filter(|(held, _)| held.origin == *origin && held.path == found.path);
         let unfinished = alike.filter_map(|(held, theirs)| {
-            let common = theirs.get(computed..)?.iter().zip(&tokens[computed..]).take_while(|(a, b)| a == b);
+            let common =
+                theirs.get(computed..)?.iter().zip(&tokens[computed..]).take_while(|(a, b)| a == b);
             Some((*held.own.first()?, common.take(PAGE_TOKENS).count()))
         });
-        let unfinished = unfinished.max_by_key(|(_, tokens)| *tokens).filter(|(_, tokens)| *tokens > least);
+        let unfinished =
+            unfinished.max_by_key(|(_, tokens)| *tokens).filter(|(_, tokens)| *tokens > least);
         let more = unfinished.map_or(least, |(_, tokens)| tokens);
         if computed + more < origin.read.len() {
             return (Self::pin_path(pages, Vec::new(), 0, origin), 0);
@@ -79,7 +81,12 @@ impl SequencePages {
     }
 
     /// Pins a path of the tree for a sequence that continues after `tokens` tokens.
-    fn pin_path(pages: &mut Pages, path: Vec<NodeId>, tokens: usize, origin: &PrefixTreeKey) -> Self {
+    fn pin_path(
+        pages: &mut Pages,
+        path: Vec<NodeId>,
+        tokens: usize,
+        origin: &PrefixTreeKey,
+    ) -> Self {
         pages.retain(&path);
         let seen = pages.seen_of(&path, tokens);
         pages.pin_window_pages(seen);
@@ -112,13 +119,15 @@ impl SequencePages {
     ) -> (Self, usize) {
         let divergence = found.seen / PAGE_TOKENS * PAGE_TOKENS;
         // A checkpoint of a running sequence at a later position, in a page that is not full yet.
-        let copies =
-            others.flat_map(|(held, theirs)| held.checkpoints.iter().map(move |copy| (held, theirs, *copy)));
+        let copies = others.flat_map(|(held, theirs)| {
+            held.checkpoints.iter().map(move |copy| (held, theirs, *copy))
+        });
         let theirs = copies
             .filter(|(held, ..)| held.origin == *origin)
             .filter(|(held, theirs, (at, _))| {
                 let further = *at > found.tokens() && at / PAGE_TOKENS == held.path.len();
-                let same = theirs.len() >= *at && tokens.len() >= *at && theirs[..*at] == tokens[..*at];
+                let same =
+                    theirs.len() >= *at && tokens.len() >= *at && theirs[..*at] == tokens[..*at];
                 further && same && pages.sees_all(&held.path, *at)
             })
             .max_by_key(|(.., (at, _))| *at);
@@ -227,7 +236,8 @@ impl SequencePages {
     /// Position of the next state checkpoint in a prompt of `tokens` tokens, of which `computed` are computed: at regular distances, at
     /// the divergence from the tree, and before the last token, which is always computed again.
     pub fn next_checkpoint(&self, computed: usize, tokens: usize) -> usize {
-        let apart = (tokens / CHECKPOINTS_PER_PROMPT).next_power_of_two().max(MIN_CHECKPOINT_DISTANCE);
+        let apart =
+            (tokens / CHECKPOINTS_PER_PROMPT).next_power_of_two().max(MIN_CHECKPOINT_DISTANCE);
         let places = [(computed / apart + 1) * apart, self.divergence, tokens.saturating_sub(1)];
         places.into_iter().filter(|&at| at > computed).min().unwrap_or(usize::MAX)
     }
@@ -266,8 +276,9 @@ impl SequencePages {
         while pages.has_window_pages() && self.first_window_page < self.path.len() - ahead {
             let from = self.first_window_page * PAGE_TOKENS;
             // One page more, for sequences that diverge a little earlier.
-            let sees =
-                |place: usize| from < place && pages.windows().first_seen(place) < from + 2 * PAGE_TOKENS;
+            let sees = |place: usize| {
+                from < place && pages.windows().first_seen(place) < from + 2 * PAGE_TOKENS
+            };
             let valued = self.places.iter().any(|&place| sees(place));
             pages.unpin_window_page(self.path[self.first_window_page], valued);
             self.first_window_page += 1;

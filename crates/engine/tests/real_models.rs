@@ -19,8 +19,8 @@ fn root() -> PathBuf {
 }
 
 fn model(name: &str) -> Option<PathBuf> {
-    let folder =
-        std::env::var_os("PUNA_TEST_MODELS").map_or_else(|| root().join(".cache/models"), PathBuf::from);
+    let folder = std::env::var_os("PUNA_TEST_MODELS")
+        .map_or_else(|| root().join(".cache/models"), PathBuf::from);
     let path = folder.join(name);
     if !path.exists() {
         eprintln!("SKIPPED: {name} is not in {}", folder.display());
@@ -31,9 +31,14 @@ fn model(name: &str) -> Option<PathBuf> {
 
 fn evaluator(path: &Path, level: &str) -> Evaluator {
     let view = View::new(Arc::new(Gguf::open(path).unwrap())).unwrap();
-    let backend =
-        CpuBackend::new(&Config { threads: None, kernels: Some(level.into()), ..Config::default() }).unwrap();
-    let options = EngineOptions { num_ctx: Some(1024), max_sequences: Some(1), ..EngineOptions::default() };
+    let backend = CpuBackend::new(&Config {
+        threads: None,
+        kernels: Some(level.into()),
+        ..Config::default()
+    })
+    .unwrap();
+    let options =
+        EngineOptions { num_ctx: Some(1024), max_sequences: Some(1), ..EngineOptions::default() };
     Evaluator::open(&view, Box::new(backend), &options).unwrap()
 }
 
@@ -43,8 +48,9 @@ fn each<T: Send>(n: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let (numbers, f) = ((0..n).collect::<Vec<usize>>(), &f);
     std::thread::scope(|scope| {
         let parts = numbers.chunks(n.div_ceil(threads).max(1));
-        let workers: Vec<_> =
-            parts.map(|part| scope.spawn(move || part.iter().map(|&i| f(i)).collect::<Vec<T>>())).collect();
+        let workers: Vec<_> = parts
+            .map(|part| scope.spawn(move || part.iter().map(|&i| f(i)).collect::<Vec<T>>()))
+            .collect();
         workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
     })
 }
@@ -100,9 +106,16 @@ struct Score {
 impl Score {
     /// Notes a row each position, beside the base's, if this is another; `exact` and `next` are the tokens that the exact
     /// results like best and those that come next in the text.
-    fn add(&mut self, rows: &[Distribution], base: &[Distribution], exact: &[usize], next: &[usize]) {
+    fn add(
+        &mut self,
+        rows: &[Distribution],
+        base: &[Distribution],
+        exact: &[usize],
+        next: &[usize],
+    ) {
         self.positions += rows.len();
-        self.agree += each(rows.len(), |i| usize::from(rows[i].argmax() == exact[i])).iter().sum::<usize>();
+        self.agree +=
+            each(rows.len(), |i| usize::from(rows[i].argmax() == exact[i])).iter().sum::<usize>();
         self.kl.extend(each(base.len(), |i| base[i].divergence(&rows[i])));
         for (row, &token) in rows.iter().zip(next) {
             self.log_likelihood += row.log_probability(token);
@@ -150,11 +163,13 @@ fn perplexity_of(reference: &Value, key: &str) -> f64 {
 
 /// Scores of each level over the reference's text; the first level is the base of the divergences.
 fn scores(path: &Path, reference: &Value, levels: &[&str]) -> Vec<Score> {
-    let mut evaluators: Vec<Evaluator> = levels.iter().map(|level| evaluator(path, level)).collect();
+    let mut evaluators: Vec<Evaluator> =
+        levels.iter().map(|level| evaluator(path, level)).collect();
     let mut scores: Vec<Score> = levels.iter().map(|_| Score::default()).collect();
     for (n, chunk) in pieces(reference).iter().enumerate() {
-        let list =
-            |key: &str| chunk[key].as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as usize).collect();
+        let list = |key: &str| {
+            chunk[key].as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as usize).collect()
+        };
         let (tokens, exact): (Vec<usize>, Vec<usize>) = (list("tokens"), list("argmax_exact"));
         let ids: Vec<u32> = tokens.iter().map(|&t| t as u32).collect();
         evaluators.iter_mut().for_each(|e| e.truncate(0, 0));
@@ -166,7 +181,8 @@ fn scores(path: &Path, reference: &Value, levels: &[&str]) -> Vec<Score> {
             let base = distributions(&base, part.len());
             scores[0].add(&base, &[], exact, next);
             let others = evaluators.iter_mut().zip(&mut scores).zip(levels).skip(1);
-            for ((evaluator, score), _) in others.filter(|(_, level)| n == 0 || !is_emulated(level)) {
+            for ((evaluator, score), _) in others.filter(|(_, level)| n == 0 || !is_emulated(level))
+            {
                 let rows = distributions(evaluator.logits(&[feed]).unwrap(), part.len());
                 score.add(&rows, &base, exact, next);
             }
@@ -183,7 +199,8 @@ fn distributions(logits: &[f32], rows: usize) -> Vec<Distribution<'_>> {
 
 fn check(file: &str, reference: &str) {
     let Some(path) = model(file) else { return };
-    let text = std::fs::read_to_string(root().join("tests/data/reference").join(reference)).unwrap();
+    let text =
+        std::fs::read_to_string(root().join("tests/data/reference").join(reference)).unwrap();
     let reference: Value = serde_json::from_str(&text).unwrap();
     let number = |key: &str| reference["llama_cpp"][key].as_f64().unwrap();
     let levels = puna_cpu::kernels::levels().iter().chain(puna_cpu::kernels::emulated()).copied();
@@ -199,8 +216,9 @@ fn check(file: &str, reference: &str) {
                 "{file} portable: arg-max {agreement:.5}, perplexity {perplexity:.4} (exact {exact:.4})"
             );
             if agreement < 0.995 || (perplexity / exact - 1.0).abs() > 0.001 {
-                complaints
-                    .push(format!("portable agrees on {agreement}, perplexity {perplexity} not {exact}"));
+                complaints.push(format!(
+                    "portable agrees on {agreement}, perplexity {perplexity} not {exact}"
+                ));
             }
             continue;
         }

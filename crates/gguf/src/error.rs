@@ -19,7 +19,9 @@ pub enum GgufError {
     #[error("{}: the file had {expected} bytes when it was opened and has {found} now", path.display())]
     FileChanged { path: PathBuf, expected: u64, found: u64 },
 
-    #[error("the file ends at byte {len}, within the GGUF header (24 bytes: magic, version, two counts)")]
+    #[error(
+        "the file ends at byte {len}, within the GGUF header (24 bytes: magic, version, two counts)"
+    )]
     TruncatedHeader { len: u64 },
     #[error("not a GGUF file: it starts with {}{looks_like}", crate::error::shown(found))]
     BadMagic { found: [u8; 4], looks_like: &'static str },
@@ -35,9 +37,13 @@ pub enum GgufError {
         "big-endian GGUF file: convert it with llama.cpp's gguf-py/gguf/scripts/gguf_convert_endian.py FILE little"
     )]
     BigEndian,
-    #[error("tensor_count at byte 8 is {found}, but the {remaining} bytes after it allow 0 to {allowed}")]
+    #[error(
+        "tensor_count at byte 8 is {found}, but the {remaining} bytes after it allow 0 to {allowed}"
+    )]
     TensorCount { found: i64, allowed: u64, remaining: u64 },
-    #[error("kv_count at byte 16 is {found}, but the {remaining} bytes after it allow 0 to {allowed}")]
+    #[error(
+        "kv_count at byte 16 is {found}, but the {remaining} bytes after it allow 0 to {allowed}"
+    )]
     KvCount { found: i64, allowed: u64, remaining: u64 },
 
     #[error("{field} at byte {offset} is {found} bytes long, {allowed} are possible")]
@@ -63,9 +69,13 @@ pub enum GgufError {
     #[error("key `general.alignment` must be a power of two up to 65536, found {found}")]
     AlignmentInvalid { found: u32 },
 
-    #[error("the file ends within the description of tensor {index}, which starts at byte {offset}")]
+    #[error(
+        "the file ends within the description of tensor {index}, which starts at byte {offset}"
+    )]
     TruncatedTensorInfo { index: u64, offset: u64 },
-    #[error("the name of tensor {index} at byte {offset} is {found} bytes long, at most 63 are allowed")]
+    #[error(
+        "the name of tensor {index} at byte {offset} is {found} bytes long, at most 63 are allowed"
+    )]
     TensorNameTooLong { index: u64, offset: u64, found: u64 },
     #[error("the name of tensor {index} at byte {offset}, {name}, {reason}")]
     TensorNameInvalid { index: u64, offset: u64, name: String, reason: &'static str },
@@ -81,9 +91,13 @@ pub enum GgufError {
     TensorShapeOverflow { name: String, shape: Vec<u64> },
     #[error("tensor `{name}`: type {found} is unknown (0 to 42)")]
     TensorTypeUnknown { name: String, found: i32 },
-    #[error("tensor `{name}`: type {found} ({was}) was removed from the format; convert the model again")]
+    #[error(
+        "tensor `{name}`: type {found} ({was}) was removed from the format; convert the model again"
+    )]
     TensorTypeRemoved { name: String, found: i32, was: &'static str },
-    #[error("tensor `{name}`: rows of {row} elements are not a multiple of {block}, the block of {ty}")]
+    #[error(
+        "tensor `{name}`: rows of {row} elements are not a multiple of {block}, the block of {ty}"
+    )]
     TensorRowMisaligned { name: String, ty: TensorType, row: u64, block: u64 },
     #[error("tensor `{name}`: the size of {ty} {shape:?} in bytes does not fit in 64 bits")]
     TensorSizeOverflow { name: String, ty: TensorType, shape: Vec<u64> },
@@ -91,13 +105,17 @@ pub enum GgufError {
     TensorOffsetUnaligned { name: String, found: u64, alignment: u64 },
     #[error("tensor `{name}`: offset {found}, but the tensors before it end at {expected}")]
     TensorOffsetUnexpected { name: String, found: u64, expected: u64 },
-    #[error("tensor `{name}`: offset {found} lies within the tensors before it, which end at {expected}")]
+    #[error(
+        "tensor `{name}`: offset {found} lies within the tensors before it, which end at {expected}"
+    )]
     TensorOverlap { name: String, found: u64, expected: u64 },
     #[error("the sizes of the tensors up to `{name}` add up to more than 64 bits hold")]
     DataSizeOverflow { name: String },
     #[error("the tensor data should start at byte {start}, but the file has {len} bytes")]
     TruncatedData { start: u64, len: u64 },
-    #[error("tensor `{name}` ends at byte {end}, but the file has {len} bytes: it is cut or not whole yet")]
+    #[error(
+        "tensor `{name}` ends at byte {end}, but the file has {len} bytes: it is cut or not whole yet"
+    )]
     TensorOutOfFile { name: String, end: u64, len: u64 },
 
     #[error("tensor `{name}`: {reason}")]
@@ -120,7 +138,9 @@ pub enum GgufError {
     SplitIndex { path: PathBuf, found: String, want: u64 },
     #[error("{}: `split.count` is {found}, the file name says {want}", path.display())]
     SplitCount { path: PathBuf, found: String, want: u64 },
-    #[error("`split.tensors.count` is {want}, but the parts of the split model have {found} tensors")]
+    #[error(
+        "`split.tensors.count` is {want}, but the parts of the split model have {found} tensors"
+    )]
     SplitTotal { want: String, found: u64 },
     #[error("{}: not the first part of the split model: open {}", path.display(), first.display())]
     SplitEntry { path: PathBuf, first: PathBuf },
@@ -207,7 +227,12 @@ impl GgufError {
     }
 
     pub(crate) fn io(action: &'static str, path: &Path, error: &io::Error) -> Self {
-        GgufError::Io { action, path: path.to_owned(), kind: error.kind(), reason: error.to_string() }
+        GgufError::Io {
+            action,
+            path: path.to_owned(),
+            kind: error.kind(),
+            reason: error.to_string(),
+        }
     }
 }
 

@@ -126,7 +126,8 @@ impl Gguf {
 
     /// The tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
-        let at = self.sorted.binary_search_by(|&i| (*self.tensors[i as usize].name).cmp(name)).ok()?;
+        let at =
+            self.sorted.binary_search_by(|&i| (*self.tensors[i as usize].name).cmp(name)).ok()?;
         Some(&self.tensors[self.sorted[at] as usize])
     }
 
@@ -202,9 +203,11 @@ impl Gguf {
 
     /// Checks that a tensor's data decodes to finite numbers. Reads all of it.
     pub fn check_data(&self, tensor: &TensorInfo) -> Result<(), GgufError> {
-        puna_quant::validate(tensor.ty, self.data(tensor)).map_err(|error| GgufError::TensorDataInvalid {
-            name: tensor.name.to_string(),
-            reason: error.to_string(),
+        puna_quant::validate(tensor.ty, self.data(tensor)).map_err(|error| {
+            GgufError::TensorDataInvalid {
+                name: tensor.name.to_string(),
+                reason: error.to_string(),
+            }
         })
     }
 
@@ -216,7 +219,8 @@ impl Gguf {
     pub fn check_unchanged(&self) -> Result<(), GgufError> {
         for part in &self.parts {
             let Some(path) = &part.path else { continue };
-            let found = std::fs::metadata(path).map_err(|e| GgufError::io("look at", path, &e))?.len();
+            let found =
+                std::fs::metadata(path).map_err(|e| GgufError::io("look at", path, &e))?.len();
             let expected = part.bytes.len() as u64;
             if found != expected {
                 return Err(GgufError::FileChanged { path: path.clone(), expected, found });
@@ -227,7 +231,11 @@ impl Gguf {
 }
 
 /// Maps or reads one file and parses its header.
-pub(crate) fn open_part(path: &Path, index: usize, storage: Storage) -> Result<(Part, Header), GgufError> {
+pub(crate) fn open_part(
+    path: &Path,
+    index: usize,
+    storage: Storage,
+) -> Result<(Part, Header), GgufError> {
     // Looked at first: opening a pipe waits for its other end.
     let meta = std::fs::metadata(path).map_err(|e| GgufError::io("open", path, &e))?;
     let file = meta.is_file().then(|| File::open(path)).transpose();
@@ -235,15 +243,24 @@ pub(crate) fn open_part(path: &Path, index: usize, storage: Storage) -> Result<(
     let Some(file) = file else {
         let what = if meta.is_dir() { "it is a directory" } else { "it is not a regular file" };
         let kind = std::io::ErrorKind::InvalidInput;
-        return Err(GgufError::Io { action: "read", path: path.to_owned(), kind, reason: what.to_owned() });
+        return Err(GgufError::Io {
+            action: "read",
+            path: path.to_owned(),
+            kind,
+            reason: what.to_owned(),
+        });
     };
     let meta = file.metadata().map_err(|e| GgufError::io("look at", path, &e))?;
     let bytes = match usize::try_from(meta.len()) {
         // An empty file cannot be mapped.
         Ok(0) => SharedBytes::from_static(&[]),
         Ok(len) => match storage {
-            Storage::Mapped => SharedBytes::map(&file, len).map_err(|e| GgufError::io("map", path, &e))?,
-            Storage::Memory => SharedBytes::read(&file, len).map_err(|e| GgufError::io("read", path, &e))?,
+            Storage::Mapped => {
+                SharedBytes::map(&file, len).map_err(|e| GgufError::io("map", path, &e))?
+            }
+            Storage::Memory => {
+                SharedBytes::read(&file, len).map_err(|e| GgufError::io("read", path, &e))?
+            }
         },
         Err(_) => {
             let reason = "it is larger than the address space".to_owned();

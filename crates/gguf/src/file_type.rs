@@ -179,8 +179,11 @@ mod tests {
         let file = Gguf::from_bytes(bytes).unwrap();
         let guess = file.file_type().unwrap().unwrap();
         assert_eq!((guess.name(), guess.is_guessed()), ("Q4_K_M", true));
-        let shares: Vec<_> =
-            file.type_shares().iter().map(|s| (s.ty.name(), s.tensors, s.elements, s.bytes)).collect();
+        let shares: Vec<_> = file
+            .type_shares()
+            .iter()
+            .map(|s| (s.ty.name(), s.tensors, s.elements, s.bytes))
+            .collect();
         assert_eq!(shares, [("F32", 1, 1024, 4096), ("Q4_K", 2, 768, 432)]);
         writer.set("general.file_type", 7i32);
         let bytes = writer.to_vec([&small[..4096], &small[..144], &small[..288]]).unwrap();

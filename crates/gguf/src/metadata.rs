@@ -28,7 +28,9 @@ impl Metadata {
         sorted.sort_by(|&a, &b| entries[a as usize].0.cmp(&entries[b as usize].0));
         let key = |i: u32| &*entries[i as usize].0;
         if let Some(twice) = sorted.windows(2).find(|pair| key(pair[0]) == key(pair[1])) {
-            return Err(GgufError::KeyDuplicate { key: crate::error::shown(key(twice[0]).as_bytes()) });
+            return Err(GgufError::KeyDuplicate {
+                key: crate::error::shown(key(twice[0]).as_bytes()),
+            });
         }
         Ok(Metadata { entries, sorted })
     }
@@ -168,7 +170,9 @@ impl Metadata {
 
     /// The elements of an array of integers that fit (booleans are 0 and 1).
     pub fn i32s(&self, key: &str) -> Result<Option<Vec<i32>>, GgufError> {
-        self.typed(key, "an array of integers from -2^31 to 2^31-1", |value| ints(value.as_array()?))
+        self.typed(key, "an array of integers from -2^31 to 2^31-1", |value| {
+            ints(value.as_array()?)
+        })
     }
 
     /// The elements of an array of integers that fit.
@@ -203,9 +207,11 @@ impl Metadata {
             return Ok(self.opt_u32(key)?.map(|value| vec![value; layers]));
         }
         match self.u32s(key)? {
-            Some(values) if values.len() != layers => {
-                Err(GgufError::KeyArrayLength { key: key.to_owned(), want: layers, found: values.len() })
-            }
+            Some(values) if values.len() != layers => Err(GgufError::KeyArrayLength {
+                key: key.to_owned(),
+                want: layers,
+                found: values.len(),
+            }),
             values => Ok(values),
         }
     }
@@ -324,7 +330,18 @@ mod tests {
         let keys: Vec<_> = m.iter().map(|(key, _)| key).collect();
         assert_eq!(
             keys,
-            ["general.architecture", "i64", "big", "f64", "yes", "heads", "wide", "mask", "words", "aaa"]
+            [
+                "general.architecture",
+                "i64",
+                "big",
+                "f64",
+                "yes",
+                "heads",
+                "wide",
+                "mask",
+                "words",
+                "aaa"
+            ]
         );
         for key in keys {
             assert!(m.contains(key));

@@ -55,7 +55,8 @@ pub(crate) fn check_header(header: &SharedBytes) -> Result<(), GgufError> {
 fn header(file: &SharedBytes, part: usize) -> Result<(Header, u64), GgufError> {
     let mut reader = Reader { file, pos: 0 };
     let (version, tensor_count, kv_count) = reader.counts()?;
-    let entries = (0..kv_count).map(|index| reader.key_value(index)).collect::<Result<Vec<_>, _>>()?;
+    let entries =
+        (0..kv_count).map(|index| reader.key_value(index)).collect::<Result<Vec<_>, _>>()?;
     let metadata = Metadata::from_entries(entries)?;
     let alignment = alignment(&metadata)?;
     let mut tensors = Vec::new();
@@ -146,12 +147,15 @@ impl Reader<'_> {
         if bytes.contains(&0) {
             return Err(invalid("contains a NUL byte"));
         }
-        let key: Box<str> = std::str::from_utf8(&bytes).map_err(|_| invalid("is not valid UTF-8"))?.into();
+        let key: Box<str> =
+            std::str::from_utf8(&bytes).map_err(|_| invalid("is not valid UTF-8"))?.into();
         let ty = self.value_type(&key)?;
         let value = match ty {
             ValueType::String => {
                 let max = match &*key {
-                    "tokenizer.chat_template" | "tokenizer.huggingface.json" => limit::DOCUMENT_BYTES,
+                    "tokenizer.chat_template" | "tokenizer.huggingface.json" => {
+                        limit::DOCUMENT_BYTES
+                    }
                     _ => limit::STRING_BYTES,
                 };
                 Value::String(Text(
@@ -202,7 +206,9 @@ impl Reader<'_> {
                     found: found.saturating_mul(8),
                     allowed: allowed * 8,
                 },
-                _ => GgufError::ArrayOutOfFile { key: shown(key.as_bytes()), offset, found, allowed },
+                _ => {
+                    GgufError::ArrayOutOfFile { key: shown(key.as_bytes()), offset, found, allowed }
+                }
             });
         }
         let start = self.pos;
@@ -241,7 +247,12 @@ impl Reader<'_> {
             return Err(cut());
         }
         let name: Box<str> = check_name(&self.bytes(found))
-            .map_err(|(name, reason)| GgufError::TensorNameInvalid { index, offset: start, name, reason })?
+            .map_err(|(name, reason)| GgufError::TensorNameInvalid {
+                index,
+                offset: start,
+                name,
+                reason,
+            })?
             .into();
         let dims = self.u32().ok_or_else(cut)?;
         if dims > limit::DIMS {
@@ -290,10 +301,17 @@ fn check_name(bytes: &[u8]) -> Result<&str, (String, &'static str)> {
 }
 
 /// The type of number `id` and the bytes of a tensor of it.
-pub(crate) fn type_and_size(name: &str, shape: &[u64], id: u32) -> Result<(TensorType, u64), GgufError> {
+pub(crate) fn type_and_size(
+    name: &str,
+    shape: &[u64],
+    id: u32,
+) -> Result<(TensorType, u64), GgufError> {
     let elements = shape.iter().try_fold(1i64, |n, &dim| n.checked_mul(i64::try_from(dim).ok()?));
     if elements.is_none() {
-        return Err(GgufError::TensorShapeOverflow { name: name.to_owned(), shape: shape.to_vec() });
+        return Err(GgufError::TensorShapeOverflow {
+            name: name.to_owned(),
+            shape: shape.to_vec(),
+        });
     }
     let ty = TensorType::from_id(id).ok_or_else(|| match removed(id) {
         Some(was) => GgufError::TensorTypeRemoved { name: name.to_owned(), found: id as i32, was },
@@ -373,9 +391,11 @@ fn check_bounds(tensors: &[TensorInfo], start: u64, end: u64, len: u64) -> Resul
     // No sum overflows: none is larger than the one above.
     let ends_outside = |t: &&TensorInfo| start + t.offset + t.size > len;
     match tensors.iter().find(ends_outside) {
-        Some(t) => {
-            Err(GgufError::TensorOutOfFile { name: t.name.to_string(), end: start + t.offset + t.size, len })
-        }
+        Some(t) => Err(GgufError::TensorOutOfFile {
+            name: t.name.to_string(),
+            end: start + t.offset + t.size,
+            len,
+        }),
         None => Ok(()),
     }
 }
@@ -384,9 +404,9 @@ fn check_bounds(tensors: &[TensorInfo], start: u64, end: u64, len: u64) -> Resul
 fn looks_like(file: &[u8]) -> &'static str {
     let text = String::from_utf8_lossy(&file[..file.len().min(64)]).to_ascii_lowercase();
     match file {
-        [b'l', b'm', b'g', b'g', ..] | [b'f', b'm', b'g', b'g', ..] | [b't', b'j', b'g', b'g', ..] => {
-            ", a GGML file from before GGUF: convert the model again"
-        }
+        [b'l', b'm', b'g', b'g', ..]
+        | [b'f', b'm', b'g', b'g', ..]
+        | [b't', b'j', b'g', b'g', ..] => ", a GGML file from before GGUF: convert the model again",
         [b'g', b'g', b'm' | b'j', b'l' | b'f' | b't', ..] => {
             ", a GGML file from before GGUF: convert the model again"
         }
@@ -398,7 +418,9 @@ fn looks_like(file: &[u8]) -> &'static str {
         _ if text.starts_with("version https://git-lfs") => {
             ", a Git LFS pointer: fetch the file itself with `git lfs pull`"
         }
-        _ if text.trim_start().starts_with("<!doctype") || text.trim_start().starts_with("<html") => {
+        _ if text.trim_start().starts_with("<!doctype")
+            || text.trim_start().starts_with("<html") =>
+        {
             ", a web page: the download went wrong"
         }
         _ if text.trim_start().starts_with('{') => ", JSON text",

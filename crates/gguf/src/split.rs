@@ -11,7 +11,9 @@ use crate::parse::Header;
 /// Opens the model at `path`, with its siblings if its metadata says that it is split.
 pub(crate) fn open(path: &Path, storage: Storage) -> Result<Gguf, GgufError> {
     let first = open_part(path, 0, storage)?;
-    let Some(count) = split_key(&first.1.metadata, "count") else { return Gguf::from_parts(vec![first]) };
+    let Some(count) = split_key(&first.1.metadata, "count") else {
+        return Gguf::from_parts(vec![first]);
+    };
     // 65535 is the most that the key's own type holds.
     let count = u64::try_from(count).ok().filter(|n| *n <= 65_535);
     match count {
@@ -20,11 +22,17 @@ pub(crate) fn open(path: &Path, storage: Storage) -> Result<Gguf, GgufError> {
     }
 }
 
-fn open_all(path: &Path, storage: Storage, first: (Part, Header), count: u64) -> Result<Gguf, GgufError> {
+fn open_all(
+    path: &Path,
+    storage: Storage,
+    first: (Part, Header),
+    count: u64,
+) -> Result<Gguf, GgufError> {
     // A link may have any name: what it leads to has the siblings.
     let real = if part_of(path).is_none() { path.canonicalize().ok() } else { None };
     let named = real.as_deref().unwrap_or(path);
-    let name = part_of(named).ok_or_else(|| GgufError::SplitName { path: path.to_owned(), count })?;
+    let name =
+        part_of(named).ok_or_else(|| GgufError::SplitName { path: path.to_owned(), count })?;
     let part_at = |number| named.with_file_name(name.other(number));
     if name.number != 1 {
         return Err(GgufError::SplitEntry { path: path.to_owned(), first: part_at(1) });
@@ -35,10 +43,11 @@ fn open_all(path: &Path, storage: Storage, first: (Part, Header), count: u64) ->
     let mut parts = vec![first];
     for number in 2..=name.count {
         let (path, index) = (part_at(number), u64::from(number - 1));
-        let (part, header) = open_part(&path, index as usize, storage).map_err(|error| match error {
-            GgufError::Io { path, reason, .. } => GgufError::SplitMissing { path, reason },
-            error => GgufError::InPart { path: path.clone(), error: Box::new(error) },
-        })?;
+        let (part, header) =
+            open_part(&path, index as usize, storage).map_err(|error| match error {
+                GgufError::Io { path, reason, .. } => GgufError::SplitMissing { path, reason },
+                error => GgufError::InPart { path: path.clone(), error: Box::new(error) },
+            })?;
         check_part(&path, &header.metadata, index, count)?;
         parts.push((part, header));
     }
@@ -53,11 +62,19 @@ fn open_all(path: &Path, storage: Storage, first: (Part, Header), count: u64) ->
 fn check_part(path: &Path, metadata: &Metadata, index: u64, count: u64) -> Result<(), GgufError> {
     let found = split_key(metadata, "no");
     if found != Some(index.into()) {
-        return Err(GgufError::SplitIndex { path: path.to_owned(), found: shown(found), want: index });
+        return Err(GgufError::SplitIndex {
+            path: path.to_owned(),
+            found: shown(found),
+            want: index,
+        });
     }
     let found = split_key(metadata, "count");
     if found != Some(count.into()) {
-        return Err(GgufError::SplitCount { path: path.to_owned(), found: shown(found), want: count });
+        return Err(GgufError::SplitCount {
+            path: path.to_owned(),
+            found: shown(found),
+            want: count,
+        });
     }
     Ok(())
 }

@@ -511,8 +511,14 @@ mod tests {
         assert_eq!(floats.as_array().unwrap().floats().unwrap().collect::<Vec<_>>(), [1.5, -0.25]);
         let strings = Value::strings([&b"a"[..], b"", b"\xff\xfe", b"long"]);
         let array = strings.as_array().unwrap();
-        assert_eq!(array.strings().unwrap().collect::<Vec<_>>(), [&b"a"[..], b"", b"\xff\xfe", b"long"]);
-        assert_eq!(array.prefix(3).strings().unwrap().collect::<Vec<_>>(), [&b"a"[..], b"", b"\xff\xfe"]);
+        assert_eq!(
+            array.strings().unwrap().collect::<Vec<_>>(),
+            [&b"a"[..], b"", b"\xff\xfe", b"long"]
+        );
+        assert_eq!(
+            array.prefix(3).strings().unwrap().collect::<Vec<_>>(),
+            [&b"a"[..], b"", b"\xff\xfe"]
+        );
         assert_eq!(array.prefix(9), *array);
         assert_eq!(array.get(3), Some(Value::from("long")));
     }

@@ -59,7 +59,12 @@ impl Writer {
     }
 
     /// Describes the next tensor; `shape` is fastest first. Its name is checked when writing starts.
-    pub fn tensor(&mut self, name: &str, ty: TensorType, shape: &[u64]) -> Result<&mut Self, GgufError> {
+    pub fn tensor(
+        &mut self,
+        name: &str,
+        ty: TensorType,
+        shape: &[u64],
+    ) -> Result<&mut Self, GgufError> {
         // Readers take a value without dimensions, writers write one of length 1.
         let shape = if shape.is_empty() { &[1] } else { shape };
         let (_, size) = type_and_size(name, shape, ty.id())?;
@@ -83,7 +88,9 @@ impl Writer {
         for tensor in &mut self.tensors {
             tensor.offset = end;
             let overflow = || GgufError::DataSizeOverflow { name: tensor.name.to_string() };
-            end = pad(tensor.size, alignment).and_then(|size| end.checked_add(size)).ok_or_else(overflow)?;
+            end = pad(tensor.size, alignment)
+                .and_then(|size| end.checked_add(size))
+                .ok_or_else(overflow)?;
         }
         let header = SharedBytes::from(self.header());
         check_header(&header)?;
@@ -96,7 +103,10 @@ impl Writer {
     }
 
     /// The whole file in memory, from the data of each tensor.
-    pub fn to_vec<'a>(self, data: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<u8>, GgufError> {
+    pub fn to_vec<'a>(
+        self,
+        data: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<Vec<u8>, GgufError> {
         let mut body = self.start(Vec::new())?;
         data.into_iter().try_for_each(|data| body.write(data))?;
         body.finish()

@@ -48,7 +48,9 @@ fn huge_claims_cost_no_memory() {
     let mut worst = 0;
     // Every 64-bit, every 32-bit field made huge: whatever is a count or a length among them claims too much.
     for at in 0..minimal.len() - 8 {
-        for claim in [u64::MAX, 1 << 62, 1 << 40, u64::from(u32::MAX), 1 << 31, 64 << 20, 65_536, 255] {
+        for claim in
+            [u64::MAX, 1 << 62, 1 << 40, u64::from(u32::MAX), 1 << 31, 64 << 20, 65_536, 255]
+        {
             let mut file = minimal.clone();
             file[at..at + 8].copy_from_slice(&claim.to_le_bytes());
             worst = worst.max(peak_of(file));
@@ -68,7 +70,8 @@ fn huge_claims_cost_no_memory() {
     file.resize(1 << 20, 0);
     let peak = peak_of(file);
     assert!(peak < 4096, "{peak} bytes for keys that are not there");
-    let mut file = Raw::new(0, 1).kv(b"list", 9, &[8, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0]).into_bytes();
+    let mut file =
+        Raw::new(0, 1).kv(b"list", 9, &[8, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0]).into_bytes();
     file.resize(2 << 20, 0);
     let peak = peak_of(file);
     assert!(peak < 4096, "{peak} bytes for a list of strings that stays in the file");

@@ -21,8 +21,20 @@ impl Random {
 }
 
 /// Numbers that tend to break things.
-const ODD: [u64; 12] =
-    [0, 1, 9, 13, 255, 65_536, 1 << 31, u32::MAX as u64, 1 << 40, i64::MAX as u64, 1 << 63, u64::MAX];
+const ODD: [u64; 12] = [
+    0,
+    1,
+    9,
+    13,
+    255,
+    65_536,
+    1 << 31,
+    u32::MAX as u64,
+    1 << 40,
+    i64::MAX as u64,
+    1 << 63,
+    u64::MAX,
+];
 
 /// One to four changes: a byte, an odd number, a piece taken out, doubled, or copied from elsewhere, a cut.
 fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
@@ -66,7 +78,8 @@ fn seeds() -> Vec<Vec<u8>> {
 
 #[test]
 fn mutated_files_are_files_or_errors() {
-    let seconds = std::env::var("PUNA_FUZZ_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(1.0);
+    let seconds =
+        std::env::var("PUNA_FUZZ_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(1.0);
     let end = Instant::now() + Duration::from_secs_f64(seconds);
     let seeds = seeds();
     assert!(seeds.len() > 15);

@@ -110,7 +110,12 @@ fn n8_n9_counts() {
         patch_refused(at::TENSOR_COUNT, &count.to_le_bytes(), "gguf_tensor_count_invalid", &found);
     }
     for count in [-1, 1 << 40, i64::MIN, 21] {
-        patch_refused(at::KV_COUNT, &count.to_le_bytes(), "gguf_kv_count_invalid", &count.to_string());
+        patch_refused(
+            at::KV_COUNT,
+            &count.to_le_bytes(),
+            "gguf_kv_count_invalid",
+            &count.to_string(),
+        );
     }
     // As many as the bytes allow at most: the bytes are then found to be something else.
     assert!(open(patched(&[(at::TENSOR_COUNT, &11i64.to_le_bytes())])).is_err());
@@ -130,7 +135,11 @@ fn n10_n12_keys() {
     }
     let mut long = Raw::new(0, 1);
     long.string(&[b'k'; 65_536]);
-    refused(long.kv_value(4, &[0; 4]).into_bytes(), "gguf_string_out_of_file", "65536 bytes long, 65535");
+    refused(
+        long.kv_value(4, &[0; 4]).into_bytes(),
+        "gguf_string_out_of_file",
+        "65536 bytes long, 65535",
+    );
     refused(Raw::new(0, 1).kv(b"", 4, &[0; 4]).into_bytes(), "gguf_key_empty", "key 0 at byte 24");
     refused(Raw::new(0, 1).kv(b"a\0b", 4, &[0; 4]).into_bytes(), "gguf_key_invalid", "`a\\0b`");
     refused(Raw::new(0, 1).kv(b"a\xff", 4, &[0; 4]).into_bytes(), "gguf_key_invalid", "UTF-8");
@@ -173,7 +182,12 @@ fn n17_n18_arrays() {
         patch_refused(at::COUNT2, &count.to_le_bytes(), "gguf_array_out_of_file", "x.list");
     }
     // The bytes of three integers, read as the lengths of strings.
-    patch_refused(at::ELEMENT2, &[8, 0, 0, 0], "gguf_string_out_of_file", "string 0 of key `x.list`");
+    patch_refused(
+        at::ELEMENT2,
+        &[8, 0, 0, 0],
+        "gguf_string_out_of_file",
+        "string 0 of key `x.list`",
+    );
     let strings = [(at::ELEMENT2, &[8u8, 0, 0, 0][..]), (at::COUNT2, &[200, 0, 0, 0, 0, 0, 0, 0])];
     refused(patched(&strings), "gguf_string_out_of_file", "x.list");
     // More elements than are ever read, though the bytes are there.
@@ -194,13 +208,24 @@ fn n18_a_string_longer_than_any_is_refused_but_templates_may_be_long() {
     assert!(open(file(b"a", 16 << 20)).is_ok());
     refused(file(b"a", (16 << 20) + 1), "gguf_string_out_of_file", "the value of key `a`");
     assert!(open(file(b"tokenizer.chat_template", 64 << 20)).is_ok());
-    refused(file(b"tokenizer.huggingface.json", (64 << 20) + 1), "gguf_string_out_of_file", "huggingface");
+    refused(
+        file(b"tokenizer.huggingface.json", (64 << 20) + 1),
+        "gguf_string_out_of_file",
+        "huggingface",
+    );
 }
 
 #[test]
 fn n19_values_cut_by_the_end_of_the_file() {
-    let values: [(u32, &[u8]); 7] =
-        [(0, &[]), (2, &[1]), (4, &[1, 2, 3]), (7, &[]), (10, &[0; 7]), (12, &[0; 7]), (8, &[0; 7])];
+    let values: [(u32, &[u8]); 7] = [
+        (0, &[]),
+        (2, &[1]),
+        (4, &[1, 2, 3]),
+        (7, &[]),
+        (10, &[0; 7]),
+        (12, &[0; 7]),
+        (8, &[0; 7]),
+    ];
     for (ty, bytes) in values {
         // Bytes of a second key make room for the count.
         refused(Raw::new(0, 1).kv(b"key", ty, bytes).into_bytes(), "gguf_truncated_kv", "`key`");
@@ -220,7 +245,12 @@ fn n19_values_cut_by_the_end_of_the_file() {
 fn n20_n21_the_alignment() {
     patch_refused(at::TYPE1, &[5, 0, 0, 0], "gguf_alignment_type", "i32 32");
     for value in [0u32, 13, 1 << 31, 1 << 17] {
-        patch_refused(at::VALUE1, &value.to_le_bytes(), "gguf_alignment_invalid", &value.to_string());
+        patch_refused(
+            at::VALUE1,
+            &value.to_le_bytes(),
+            "gguf_alignment_invalid",
+            &value.to_string(),
+        );
     }
 }
 
@@ -251,11 +281,21 @@ fn n25_n28_shapes() {
 #[test]
 fn n29_n31_types_of_tensors() {
     for id in [43i32, -1, 1000] {
-        patch_refused(at::TTYPE0, &id.to_le_bytes(), "gguf_tensor_type_unknown", &format!("type {id}"));
+        patch_refused(
+            at::TTYPE0,
+            &id.to_le_bytes(),
+            "gguf_tensor_type_unknown",
+            &format!("type {id}"),
+        );
     }
-    for (id, was) in
-        [(4u32, "Q4_2"), (5, "Q4_3"), (31, "Q4_0_4_4"), (33, "Q4_0_8_8"), (36, "IQ4_NL_4_4"), (38, "")]
-    {
+    for (id, was) in [
+        (4u32, "Q4_2"),
+        (5, "Q4_3"),
+        (31, "Q4_0_4_4"),
+        (33, "Q4_0_8_8"),
+        (36, "IQ4_NL_4_4"),
+        (38, ""),
+    ] {
         patch_refused(at::TTYPE0, &id.to_le_bytes(), "gguf_tensor_type_removed", was);
     }
     patch_refused(at::NE1, &33u64.to_le_bytes(), "gguf_tensor_row_misaligned", "33");
@@ -274,7 +314,12 @@ fn n32_n33_sizes_that_overflow() {
 fn n34_n36_offsets() {
     patch_refused(at::OFFSET1, &33u64.to_le_bytes(), "gguf_tensor_offset_unaligned", "33");
     patch_refused(at::OFFSET1, &64u64.to_le_bytes(), "gguf_tensor_offset_unexpected", "end at 32");
-    patch_refused(at::OFFSET1, &(u64::MAX - 31).to_le_bytes(), "gguf_tensor_offset_unexpected", "`b`");
+    patch_refused(
+        at::OFFSET1,
+        &(u64::MAX - 31).to_le_bytes(),
+        "gguf_tensor_offset_unexpected",
+        "`b`",
+    );
     patch_refused(at::OFFSET1, &0u64.to_le_bytes(), "gguf_tensor_overlap", "`b`");
     let wrong_order = Raw::new(2, 0).tensor(b"a", &[1], 0, 32).tensor(b"b", &[1], 0, 0).data(64);
     refused(wrong_order, "gguf_tensor_offset_unexpected", "`a`");
@@ -312,7 +357,8 @@ fn n39_sizes_whose_sum_overflows() {
     let two = two.tensor(b"a", &[half], 24, 0).tensor(b"b", &[half], 24, half).data(64);
     refused(two, "gguf_data_size_overflow", "`b`");
     let words = 1 << 62;
-    let two = Raw::new(2, 0).tensor(b"a", &[words], 25, 0).tensor(b"b", &[words], 25, 2 * words).data(64);
+    let two =
+        Raw::new(2, 0).tensor(b"a", &[words], 25, 0).tensor(b"b", &[words], 25, 2 * words).data(64);
     refused(two, "gguf_data_size_overflow", "`b`");
 }
 
@@ -320,7 +366,8 @@ fn n39_sizes_whose_sum_overflows() {
 fn n41_an_architecture_that_is_missing_or_no_string() {
     let none = open(Raw::new(0, 0).into_bytes()).unwrap();
     assert_eq!(none.metadata().architecture().unwrap_err().code(), "gguf_architecture_missing");
-    let number = open(Raw::new(0, 1).kv(b"general.architecture", 4, &[1, 0, 0, 0]).into_bytes()).unwrap();
+    let number =
+        open(Raw::new(0, 1).kv(b"general.architecture", 4, &[1, 0, 0, 0]).into_bytes()).unwrap();
     let e = number.metadata().architecture().unwrap_err();
     assert_eq!(
         (e.code(), &*e.to_string()),
@@ -332,7 +379,9 @@ fn n41_an_architecture_that_is_missing_or_no_string() {
 fn n54_weights_that_are_no_numbers_are_found_on_request() {
     let good = open(minimal()).unwrap();
     good.tensors().iter().for_each(|tensor| good.check_data(tensor).unwrap());
-    let bad = open(patched(&[(at::DATA + 8, &f32::NAN.to_le_bytes()), (at::DATA + 32, &[0, 0x7c])])).unwrap();
+    let bad =
+        open(patched(&[(at::DATA + 8, &f32::NAN.to_le_bytes()), (at::DATA + 32, &[0, 0x7c])]))
+            .unwrap();
     for tensor in bad.tensors() {
         let e = bad.check_data(tensor).unwrap_err();
         assert_eq!(e.code(), "gguf_tensor_data_invalid");

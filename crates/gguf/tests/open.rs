@@ -41,7 +41,10 @@ fn every_file_of_the_zoo_opens_and_its_view_equals_it() -> Result<(), GgufError>
         assert_eq!(view.metadata(), gguf.metadata());
         assert_eq!(view.tensors().len(), gguf.tensors().len());
         for (shown, tensor) in view.tensors().zip(gguf.tensors()) {
-            assert_eq!((shown.name, shown.ty, shown.shape), (&*tensor.name, tensor.ty, &*tensor.shape));
+            assert_eq!(
+                (shown.name, shown.ty, shown.shape),
+                (&*tensor.name, tensor.ty, &*tensor.shape)
+            );
             assert_eq!(shown.bytes(), gguf.data(tensor));
             assert!(shown.shared().is_aligned());
         }

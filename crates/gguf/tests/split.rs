@@ -11,7 +11,10 @@ fn write_part(dir: &Path, index: u16, count: u16, change: impl FnOnce(&mut Write
     if index == 0 {
         writer.set("general.architecture", "llama").set("llama.block_count", 3u32);
     }
-    writer.set("split.no", index).set("split.count", count).set("split.tensors.count", i32::from(count));
+    writer
+        .set("split.no", index)
+        .set("split.count", count)
+        .set("split.tensors.count", i32::from(count));
     // Every part has an alignment of its own.
     writer.set("general.alignment", 32u32 << index);
     writer.tensor(&format!("t{index}"), F32, &[4, 2]).unwrap();
@@ -62,7 +65,8 @@ fn the_parts_are_found_and_make_one_model() {
 #[test]
 fn a_model_read_into_memory_is_the_same() {
     let (dir, first) = model(0, |_| ());
-    let (mapped, read) = (Gguf::open(&first).unwrap(), Gguf::open_with(&first, Storage::Memory).unwrap());
+    let (mapped, read) =
+        (Gguf::open(&first).unwrap(), Gguf::open_with(&first, Storage::Memory).unwrap());
     assert_eq!((mapped.metadata(), mapped.tensors()), (read.metadata(), read.tensors()));
     // What happens to the files is nothing to it.
     let third = dir.path().join("m-00003-of-00003.gguf");
@@ -155,8 +159,11 @@ fn n53_wrong_numbers_and_counts() {
 #[test]
 fn n53_the_same_part_twice() {
     let (dir, first) = model(0, |_| ());
-    std::fs::copy(dir.path().join("m-00002-of-00003.gguf"), dir.path().join("m-00003-of-00003.gguf"))
-        .unwrap();
+    std::fs::copy(
+        dir.path().join("m-00002-of-00003.gguf"),
+        dir.path().join("m-00003-of-00003.gguf"),
+    )
+    .unwrap();
     assert_eq!(error(&first).code(), "gguf_split_index");
 }
 
@@ -166,7 +173,10 @@ fn n53_the_entry_must_be_the_first_part_under_its_name() {
     let e = error(&dir.path().join("m-00003-of-00003.gguf"));
     assert_eq!(
         e,
-        GgufError::SplitEntry { path: dir.path().join("m-00003-of-00003.gguf"), first: first.clone() }
+        GgufError::SplitEntry {
+            path: dir.path().join("m-00003-of-00003.gguf"),
+            first: first.clone()
+        }
     );
     let renamed = dir.path().join("model.gguf");
     std::fs::rename(&first, &renamed).unwrap();

@@ -32,7 +32,11 @@ fn check(name: &str, json: &Json) {
     if json["control"] == true {
         assert_eq!(view.translation(), None, "{name}: a control must not be translated");
     }
-    assert_eq!(view.metadata().architecture(), Ok(expect["architecture"].as_str().unwrap()), "{name}");
+    assert_eq!(
+        view.metadata().architecture(),
+        Ok(expect["architecture"].as_str().unwrap()),
+        "{name}"
+    );
     let kv = expect["kv"].as_object().unwrap();
     for (key, want) in kv {
         let found = view.metadata().get(key).unwrap_or_else(|| panic!("{name}: no key {key}"));
@@ -58,14 +62,18 @@ fn check_value(name: &str, key: &str, found: &Value, want: &Json) {
         "bool" => *found == Value::Bool(want.as_bool().unwrap()),
         "str" if want.is_null() => found.as_str().is_some_and(|text| !text.is_empty()),
         "str" => found.as_str() == want.as_str(),
-        list => found.as_array().is_some_and(|array| same_array(array, list, want.as_array().unwrap())),
+        list => {
+            found.as_array().is_some_and(|array| same_array(array, list, want.as_array().unwrap()))
+        }
     };
     assert!(same, "{name}: {key} is {found:?}, should be {ty} {want}");
 }
 
 fn same_array(array: &Array, ty: &str, want: &[Json]) -> bool {
     match ty {
-        "arr:str" => array.strings().unwrap().eq(want.iter().map(|w| w.as_str().unwrap().as_bytes())),
+        "arr:str" => {
+            array.strings().unwrap().eq(want.iter().map(|w| w.as_str().unwrap().as_bytes()))
+        }
         "arr:f32" => array.floats().unwrap().eq(want.iter().map(|w| w.as_f64().unwrap() as f32)),
         "arr:bool" => array.ints().unwrap().eq(want.iter().map(|w| w.as_bool().unwrap().into())),
         _ => array.ints().unwrap().eq(want.iter().map(|w| w.as_i64().unwrap().into())),
@@ -76,9 +84,15 @@ fn check_tensors(name: &str, view: &View, expect: &Json) {
     let want = expect["tensors"].as_array().unwrap();
     for want in want {
         let tensor_name = want["name"].as_str().unwrap();
-        let tensor = view.tensor(tensor_name).unwrap_or_else(|| panic!("{name}: no tensor {tensor_name}"));
-        let shape: Vec<u64> = want["shape"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
-        assert_eq!((tensor.name, tensor.ty.name()), (tensor_name, want["type"].as_str().unwrap()), "{name}");
+        let tensor =
+            view.tensor(tensor_name).unwrap_or_else(|| panic!("{name}: no tensor {tensor_name}"));
+        let shape: Vec<u64> =
+            want["shape"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
+        assert_eq!(
+            (tensor.name, tensor.ty.name()),
+            (tensor_name, want["type"].as_str().unwrap()),
+            "{name}"
+        );
         // Descriptions leave out what is 1 at the end.
         let dims = tensor.shape.iter().rposition(|&n| n != 1).map_or(1, |last| last + 1);
         assert_eq!(tensor.shape[..dims], shape, "{name}: {tensor_name}");
@@ -94,11 +108,16 @@ fn check_tensors(name: &str, view: &View, expect: &Json) {
             assert_eq!(bytes.as_ptr(), place, "{name}: {tensor_name} is not the file's own data");
         }
     }
-    assert_eq!(view.tensors().len(), want.len(), "{name}: more tensors than an architecture asks for");
+    assert_eq!(
+        view.tensors().len(),
+        want.len(),
+        "{name}: more tensors than an architecture asks for"
+    );
     let mut dropped: Vec<_> =
         expect["dropped"].as_array().unwrap().iter().map(|n| n.as_str().unwrap()).collect();
     dropped.sort_unstable();
-    let mut seen: Vec<_> = view.translation().map_or(&[][..], |t| &t.dropped).iter().map(|n| &**n).collect();
+    let mut seen: Vec<_> =
+        view.translation().map_or(&[][..], |t| &t.dropped).iter().map(|n| &**n).collect();
     seen.sort_unstable();
     assert_eq!(seen, dropped, "{name}");
 }
@@ -130,7 +149,10 @@ fn a_translation_says_what_it_did() {
     assert_eq!((t.form, &*t.from, &*t.to), ("gemma3 as published by Ollama", "gemma3", "gemma3"));
     assert!(t.added.contains(&"gemma3.rope.freq_base".to_owned()));
     assert!(t.added.contains(&"tokenizer.chat_template".to_owned()));
-    assert_eq!(t.changed, ["tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type"]);
+    assert_eq!(
+        t.changed,
+        ["tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type"]
+    );
     assert!(t.renamed.is_empty() && t.removed.is_empty());
     assert_eq!(t.dropped.len(), 17);
     let raw = View::untranslated(view.gguf().clone());
@@ -140,7 +162,9 @@ fn a_translation_says_what_it_did() {
     let view = self::view(&common::data("compat/gptoss.gguf"));
     let t = view.translation().unwrap();
     assert_eq!((&*t.from, &*t.to), ("gptoss", "gpt-oss"));
-    assert!(t.renamed.contains(&("blk.0.attn_out.weight".into(), "blk.0.attn_output.weight".into())));
+    assert!(
+        t.renamed.contains(&("blk.0.attn_out.weight".into(), "blk.0.attn_output.weight".into()))
+    );
 }
 
 #[test]
@@ -192,8 +216,13 @@ fn llama_3_gets_what_its_tokenizer_keys_lack() {
     };
     complete(llama3(&[turn, header], std::slice::from_ref(&end)).metadata());
     complete(llama3(&[turn, header], &[(PRE, "default".into())]).metadata());
-    complete(llama3(&[turn], &[(PRE, "llama-bpe".into()), end.clone(), template.clone()]).metadata());
-    let own = llama3(&[turn, header], &[end.clone(), ("tokenizer.ggml.eot_token_id", Value::U32(128_008))]);
+    complete(
+        llama3(&[turn], &[(PRE, "llama-bpe".into()), end.clone(), template.clone()]).metadata(),
+    );
+    let own = llama3(
+        &[turn, header],
+        &[end.clone(), ("tokenizer.ggml.eot_token_id", Value::U32(128_008))],
+    );
     assert_eq!(own.metadata().u32("tokenizer.ggml.eot_token_id"), Ok(128_008));
 
     let untouched = |view: View| assert_eq!(view.translation(), None);
@@ -221,7 +250,9 @@ fn write_as_published(model: &Gguf, path: &Path) {
             "tokenizer.ggml.tokens" => {
                 Value::strings(m.strings(key).unwrap().unwrap().chain([&b"<image_soft_token>"[..]]))
             }
-            "tokenizer.ggml.scores" => [m.f32s(key).unwrap().unwrap(), vec![-1000.0]].concat().into(),
+            "tokenizer.ggml.scores" => {
+                [m.f32s(key).unwrap().unwrap(), vec![-1000.0]].concat().into()
+            }
             "tokenizer.ggml.token_type" => [m.i32s(key).unwrap().unwrap(), vec![3]].concat().into(),
             _ => continue,
         };
@@ -278,7 +309,11 @@ fn a_real_gemma_3_in_its_published_form_reads_like_the_original() {
     }
     let m = view.metadata();
     assert_eq!(m.f32("gemma3.rope.freq_base_swa"), Ok(10_000.0));
-    assert_eq!(m.opt_str("gemma3.rope.scaling.type"), Ok(None), "a context of 32K is not stretched");
+    assert_eq!(
+        m.opt_str("gemma3.rope.scaling.type"),
+        Ok(None),
+        "a context of 32K is not stretched"
+    );
     assert!(m.str("tokenizer.chat_template").unwrap().contains("<start_of_turn>"));
     let tokens = m.array("tokenizer.ggml.tokens").unwrap().unwrap();
     assert_eq!((tokens.len(), tokens.element_type()), (262_144, ValueType::String));

@@ -28,7 +28,10 @@ fn data_may_come_in_pieces_but_must_fit() {
         assert_eq!(&*body.current().unwrap().name, "a");
         body.write(&[byte]).unwrap();
     }
-    assert_eq!(body.write(&[0; 19]), Err(GgufError::WriteSize { name: "b".into(), found: 19, want: 18 }));
+    assert_eq!(
+        body.write(&[0; 19]),
+        Err(GgufError::WriteSize { name: "b".into(), found: 19, want: 18 })
+    );
     body.write(&[7; 18]).unwrap();
     assert_eq!(body.write(&[]), Err(GgufError::WriteNothingLeft { count: 2 }));
     let file = Gguf::from_bytes(body.finish().unwrap()).unwrap();
@@ -60,7 +63,10 @@ fn what_a_reader_would_refuse_is_not_written() {
     assert_eq!(code(&tensor("a", F32, &[1; 5])), "gguf_tensor_dims_invalid");
     assert_eq!(code(&tensor("a", Q4_0, &[33])), "gguf_tensor_row_misaligned");
     assert_eq!(code(&tensor("a", F32, &[1 << 40, 1 << 40])), "gguf_tensor_shape_overflow");
-    assert_eq!(code(&tensor("a", F32, &[4, (1 << 30) - 1, (1 << 30) + 1])), "gguf_data_size_overflow");
+    assert_eq!(
+        code(&tensor("a", F32, &[4, (1 << 30) - 1, (1 << 30) + 1])),
+        "gguf_data_size_overflow"
+    );
     assert_eq!(
         code(&|w| w.tensor("a", F32, &[1])?.tensor("a", F32, &[1]).map(drop)),
         "gguf_tensor_duplicate"

@@ -16,7 +16,10 @@ impl AdapterScales {
         let named = factors.iter().rposition(|&factor| factor != 1.0).map_or(0, |last| last + 1);
         // -0 and 0 are the same scale.
         Self(
-            factors[..named].iter().map(|&factor| if factor == 0.0 { 0 } else { factor.to_bits() }).collect(),
+            factors[..named]
+                .iter()
+                .map(|&factor| if factor == 0.0 { 0 } else { factor.to_bits() })
+                .collect(),
         )
     }
 

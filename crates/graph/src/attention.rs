@@ -37,9 +37,12 @@ impl Mask {
     pub fn reach(self) -> Option<usize> {
         match self {
             Mask::Window(n) | Mask::Chunk(n) => Some(n.max(1) as usize),
-            Mask::Causal | Mask::Pooled(_) | Mask::Full | Mask::Around(_) | Mask::Encoded | Mask::Decoded => {
-                None
-            }
+            Mask::Causal
+            | Mask::Pooled(_)
+            | Mask::Full
+            | Mask::Around(_)
+            | Mask::Encoded
+            | Mask::Decoded => None,
         }
     }
 
@@ -48,9 +51,12 @@ impl Mask {
         match self {
             Mask::Window(n) => (position + 1).saturating_sub(n.max(1) as usize),
             Mask::Chunk(n) => position - position % n.max(1) as usize,
-            Mask::Causal | Mask::Pooled(_) | Mask::Full | Mask::Around(_) | Mask::Encoded | Mask::Decoded => {
-                0
-            }
+            Mask::Causal
+            | Mask::Pooled(_)
+            | Mask::Full
+            | Mask::Around(_)
+            | Mask::Encoded
+            | Mask::Decoded => 0,
         }
     }
 
@@ -115,7 +121,8 @@ impl AttentionSpec {
     /// Causal attention with scale `1 / √key_dim`.
     pub fn causal(heads: usize, kv_heads: usize, key_dim: usize, value_dim: usize) -> Self {
         let scale = 1.0 / (key_dim as f32).sqrt();
-        let (mask, softcap, sinks, alibi, shifts, chosen) = (Mask::Causal, None, None, None, None, None);
+        let (mask, softcap, sinks, alibi, shifts, chosen) =
+            (Mask::Causal, None, None, None, None, None);
         let (values_in_keys, only_reads, sees_tail, is_part) = (false, false, false, false);
         let sees_ahead = false;
         Self {
@@ -207,8 +214,9 @@ mod tests {
 
     #[test]
     fn slopes_are_those_of_the_paper_also_where_heads_are_no_power_of_two() {
-        let slopes =
-            |heads| AttentionSpec { alibi: Some(8.0), ..AttentionSpec::causal(heads, heads, 4, 4) }.slopes();
+        let slopes = |heads| {
+            AttentionSpec { alibi: Some(8.0), ..AttentionSpec::causal(heads, heads, 4, 4) }.slopes()
+        };
         assert_eq!(slopes(8), [1, 2, 3, 4, 5, 6, 7, 8].map(|n| (-(n as f32)).exp2()));
         // Every other one of twice as many comes behind.
         assert_eq!(slopes(3), [-4.0, -8.0, -2.0].map(f32::exp2));
@@ -217,8 +225,14 @@ mod tests {
 
     #[test]
     fn what_a_token_does_not_see_no_later_one_does() {
-        let all =
-            [Mask::Causal, Mask::Decoded, Mask::Window(1), Mask::Window(5), Mask::Chunk(4), Mask::Window(0)];
+        let all = [
+            Mask::Causal,
+            Mask::Decoded,
+            Mask::Window(1),
+            Mask::Window(5),
+            Mask::Chunk(4),
+            Mask::Window(0),
+        ];
         for mask in all {
             let seen: Vec<usize> = (0..40).map(|position| mask.first_seen(position)).collect();
             assert!(seen.is_sorted(), "{mask:?}: {seen:?}");
@@ -232,14 +246,18 @@ mod tests {
 
     #[test]
     fn a_narrower_window_is_within_a_wider_one_and_all_within_everything() {
-        assert!(Mask::Window(3).is_within(Mask::Window(4)) && !Mask::Window(5).is_within(Mask::Window(4)));
+        assert!(
+            Mask::Window(3).is_within(Mask::Window(4))
+                && !Mask::Window(5).is_within(Mask::Window(4))
+        );
         assert!(Mask::Chunk(3).is_within(Mask::Causal) && !Mask::Causal.is_within(Mask::Window(9)));
         assert!(!Mask::Chunk(3).is_within(Mask::Window(3)) && !Mask::Full.is_within(Mask::Causal));
     }
 
     #[test]
     fn near_keys_have_a_bucket_each_and_far_ones_share() {
-        let bucket = |behind| Shifts { table: WeightId(0), buckets: 32, both_sides: true }.bucket(behind);
+        let bucket =
+            |behind| Shifts { table: WeightId(0), buckets: 32, both_sides: true }.bucket(behind);
         assert_eq!([0, -1, -7, -8, -9, -12, -16, -32].map(bucket), [0, 1, 7, 8, 8, 9, 10, 12]);
         assert_eq!([1, 7, 8, 127, 128, i64::MAX].map(bucket), [17, 23, 24, 31, 31, 31]);
         assert_eq!((bucket(-127), bucket(-128), bucket(i64::MIN)), (15, 15, 15));
@@ -253,7 +271,8 @@ mod tests {
 
     #[test]
     fn where_nothing_behind_is_seen_all_buckets_are_for_what_came_before() {
-        let bucket = |behind| Shifts { table: WeightId(0), buckets: 32, both_sides: false }.bucket(behind);
+        let bucket =
+            |behind| Shifts { table: WeightId(0), buckets: 32, both_sides: false }.bucket(behind);
         assert_eq!([0, -1, -15, -16, -19, -32, -64].map(bucket), [0, 1, 15, 16, 17, 21, 26]);
         assert_eq!([-110, -127, -128, i64::MIN, 1, 9].map(bucket), [30, 31, 31, 31, 0, 0]);
     }

@@ -190,13 +190,24 @@ impl Graph {
     /// `cols` columns of `x` from `start` on, without copying.
     pub fn slice(&mut self, x: ValueId, start: usize, cols: usize) -> ValueId {
         let of = self.value(x);
-        assert!(start + cols <= of.cols, "columns {start}..{} of a value with {}", start + cols, of.cols);
+        assert!(
+            start + cols <= of.cols,
+            "columns {start}..{} of a value with {}",
+            start + cols,
+            of.cols
+        );
         self.values.push(Value { cols, offset: of.offset + start, ..of });
         ValueId(self.values.len() as u32 - 1)
     }
 
     /// Rows of a table with `cols` columns.
-    pub fn embed(&mut self, name: &'static str, table: WeightId, cols: usize, index: Index) -> ValueId {
+    pub fn embed(
+        &mut self,
+        name: &'static str,
+        table: WeightId,
+        cols: usize,
+        index: Index,
+    ) -> ValueId {
         let mut rows = self.push(name, Op::Embed { table, index }, Rows::Tokens, cols);
         for change in self.changes_of(table) {
             let Some(back) = change.back else { continue };
@@ -234,7 +245,8 @@ impl Graph {
             let down = Linear { w: down, scale: 1.0, bias: None, out: rank };
             let thin = self.product("lora_down", &down, x);
             let thin = self.scale_adapter(thin, adapter);
-            let wide = self.product("lora_up", &Linear { w: up, scale, bias: None, out: l.out }, thin);
+            let wide =
+                self.product("lora_up", &Linear { w: up, scale, bias: None, out: l.out }, thin);
             y = self.add(name, y, wide);
         }
         y
@@ -250,11 +262,16 @@ impl Graph {
         let mut y = self.product_of_heads(name, l, x);
         let (dim, out) = (self.value(x).cols / l.heads, self.value(y).cols / l.heads);
         for LowRank { down, up, rank, scale, adapter, .. } in self.changes_of(l.w) {
-            let multiplied = if dim > l.input { self.pick("lora_in", x, 0, l.input, dim) } else { x };
+            let multiplied =
+                if dim > l.input { self.pick("lora_in", x, 0, l.input, dim) } else { x };
             let thin = HeadLinear { w: down, out: rank, ..*l };
             let thin = self.product_of_heads("lora_down", &thin, multiplied);
             let thin = self.scale_adapter(thin, adapter);
-            let wide = self.product_of_heads("lora_up", &HeadLinear { w: up, input: rank, out, ..*l }, thin);
+            let wide = self.product_of_heads(
+                "lora_up",
+                &HeadLinear { w: up, input: rank, out, ..*l },
+                thin,
+            );
             let wide = self.scale("lora_up", wide, scale);
             y = self.add(name, y, wide);
         }
@@ -300,7 +317,13 @@ impl Graph {
     }
 
     /// Rotates heads of `head_dim` features.
-    pub fn rope(&mut self, name: &'static str, x: ValueId, head_dim: usize, rope: RopeId) -> ValueId {
+    pub fn rope(
+        &mut self,
+        name: &'static str,
+        x: ValueId,
+        head_dim: usize,
+        rope: RopeId,
+    ) -> ValueId {
         self.rope_from(name, x, (head_dim, 0), rope)
     }
 
@@ -400,11 +423,20 @@ impl Graph {
     }
 
     /// A mixture of experts over the router's logits.
-    pub fn moe(&mut self, name: &'static str, mut spec: MoeSpec, x: ValueId, router: ValueId) -> ValueId {
+    pub fn moe(
+        &mut self,
+        name: &'static str,
+        mut spec: MoeSpec,
+        x: ValueId,
+        router: ValueId,
+    ) -> ValueId {
         assert_eq!(self.value(router).cols, spec.experts);
         let up = if spec.glu.has_gate() { self.changes_of(spec.up) } else { Vec::new() };
-        spec.changes =
-            ExpertChanges { gate: self.changes_of(spec.gate), up, down: self.changes_of(spec.down) };
+        spec.changes = ExpertChanges {
+            gate: self.changes_of(spec.gate),
+            up,
+            down: self.changes_of(spec.down),
+        };
         let (rows, out) = (self.value(x).rows, spec.out);
         self.push(name, Op::Moe { x, router, spec: Box::new(spec) }, rows, out)
     }
@@ -489,10 +521,24 @@ impl Graph {
     }
 
     /// What a token was at these places of the stream, by how much it heeds each; `norm` is of what they are weighed by.
-    pub fn recall(&mut self, name: &'static str, norm: (WeightId, f32), places: &[ValueId]) -> ValueId {
+    pub fn recall(
+        &mut self,
+        name: &'static str,
+        norm: (WeightId, f32),
+        places: &[ValueId],
+    ) -> ValueId {
         let (first, (w, eps)) = (self.value(places[0]), norm);
-        assert!(places.iter().all(|&x| self.value(x).cols == first.cols && self.value(x).rows == first.rows));
-        self.push(name, Op::DepthAttention { places: places.to_vec(), w, eps }, first.rows, first.cols)
+        assert!(
+            places
+                .iter()
+                .all(|&x| self.value(x).cols == first.cols && self.value(x).rows == first.rows)
+        );
+        self.push(
+            name,
+            Op::DepthAttention { places: places.to_vec(), w, eps },
+            first.rows,
+            first.cols,
+        )
     }
 
     /// What lies so many standard deviations above the mean of a row, and by how much; zero elsewhere.

@@ -23,7 +23,8 @@ pub enum KvType {
 
 impl KvType {
     /// Every type.
-    pub const ALL: [KvType; 5] = [KvType::F32, KvType::F16, KvType::Bf16, KvType::Q8_0, KvType::Q4_0];
+    pub const ALL: [KvType; 5] =
+        [KvType::F32, KvType::F16, KvType::Bf16, KvType::Q8_0, KvType::Q4_0];
 
     /// The name on the command line and in `OLLAMA_KV_CACHE_TYPE`.
     pub fn name(self) -> &'static str {
@@ -117,14 +118,27 @@ mod tests {
     fn every_row_of_pooled_tokens_has_a_place_of_its_own_in_the_page_of_its_last() {
         for (each, page) in [(1, 64), (4, 64), (128, 64), (3, 4), (7, 5), (64, 64)] {
             let mask = Mask::Pooled(each);
-            let layer = CacheLayer { kv_heads: 1, key_dim: 1, value_dim: 1, values_in_keys: true, mask };
-            let places: Vec<_> = (0..1000).filter_map(|position| layer.place(position, page)).collect();
+            let layer =
+                CacheLayer { kv_heads: 1, key_dim: 1, value_dim: 1, values_in_keys: true, mask };
+            let places: Vec<_> =
+                (0..1000).filter_map(|position| layer.place(position, page)).collect();
             assert_eq!(places.len(), 1000 / each as usize);
-            assert!(places.is_sorted() && places.windows(2).all(|two| two[0] != two[1]), "{places:?}");
-            assert!(places.iter().all(|&(_, place)| place < layer.page_rows(page)), "{each} of {page}");
+            assert!(
+                places.is_sorted() && places.windows(2).all(|two| two[0] != two[1]),
+                "{places:?}"
+            );
+            assert!(
+                places.iter().all(|&(_, place)| place < layer.page_rows(page)),
+                "{each} of {page}"
+            );
         }
-        let layer =
-            CacheLayer { kv_heads: 1, key_dim: 1, value_dim: 1, values_in_keys: true, mask: Mask::Causal };
+        let layer = CacheLayer {
+            kv_heads: 1,
+            key_dim: 1,
+            value_dim: 1,
+            values_in_keys: true,
+            mask: Mask::Causal,
+        };
         assert_eq!((layer.place(70, 64), layer.page_rows(64)), (Some((1, 6)), 64));
     }
 }

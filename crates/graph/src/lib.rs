@@ -22,8 +22,8 @@ mod values;
 pub use adapter_scales::AdapterScales;
 pub use attention::{AttentionSpec, Mask, Shifts};
 pub use backend::{
-    Backend, BackendError, Bytes, CacheSpec, Description, Observed, OpTime, ProgramId, RecentPages, Segment,
-    StateSpec, StepInput, Weight,
+    Backend, BackendError, Bytes, CacheSpec, Description, Observed, OpTime, ProgramId, RecentPages,
+    Segment, StateSpec, StepInput, Weight,
 };
 pub use changes::{Changes, Direction, ExpertChanges, LowRank};
 pub use graph::{Graph, HeadLinear, Linear, Node, Norm, Storage, Value};
@@ -32,8 +32,8 @@ pub use ops::{Activation, Gating, Glu, Groups, MoeSpec, Op, Temperature};
 pub use plan::{Capacity, Place, Plan};
 pub use pooled::Pooled;
 pub use recurrent::{
-    ConvSpec, DecayKind, DeltaSpec, GramHead, GramSpec, PoolSpec, Recurrence, RetentionSpec, ScanSpec,
-    Wkv7Spec, WkvSpec,
+    ConvSpec, DecayKind, DeltaSpec, GramHead, GramSpec, PoolSpec, Recurrence, RetentionSpec,
+    ScanSpec, Wkv7Spec, WkvSpec,
 };
 pub use streams::{StreamSpec, StreamWrite};
 pub use top_k_positions::{SelectedPositions, TopKPositionsSpec};

@@ -566,10 +566,14 @@ impl Op {
             | Op::StreamWeights { x, .. }
             | Op::GatherOutputs { x } => [Some(x), None, None, None, None],
             Op::ReadStreams { streams, by } => [Some(streams), Some(by), None, None, None],
-            Op::WriteStreams { streams, part, by, mix } => [Some(streams), Some(part), Some(by), mix, None],
+            Op::WriteStreams { streams, part, by, mix } => {
+                [Some(streams), Some(part), Some(by), mix, None]
+            }
             Op::MatchNorm { x, like } => [Some(x), Some(like), None, None, None],
             Op::DynamicConv { x, own, .. } => [Some(x), Some(own), None, None, None],
-            Op::Attention { q, k, v, chosen, before, .. } => [Some(q), Some(k), Some(v), chosen, before],
+            Op::Attention { q, k, v, chosen, before, .. } => {
+                [Some(q), Some(k), Some(v), chosen, before]
+            }
             Op::TopKPositions { q, k, weights, .. } => [Some(q), Some(k), weights, None, None],
             Op::StoreKv { k, v, .. } => [Some(k), Some(v), None, None, None],
             Op::Glu { gate, up, .. } => [Some(gate), Some(up), None, None, None],

@@ -92,7 +92,12 @@ impl Plan {
     pub fn place(&self, id: ValueId) -> Place {
         let value = self.graph.value(id);
         let stride = self.graph.storages()[value.storage].cols;
-        Place { rows: value.rows, cols: value.cols, start: self.starts[value.storage] + value.offset, stride }
+        Place {
+            rows: value.rows,
+            cols: value.cols,
+            start: self.starts[value.storage] + value.offset,
+            stride,
+        }
     }
 }
 
@@ -106,7 +111,8 @@ fn share_in_place(graph: &Graph) -> Vec<usize> {
         let read_later = graph.nodes()[at + 1..]
             .iter()
             .any(|n| n.op.inputs().any(|v| owner[graph.value(v).storage] == owner[from.storage]));
-        let read_twice = node.op.inputs().filter(|v| graph.value(*v).storage == from.storage).count() > 1;
+        let read_twice =
+            node.op.inputs().filter(|v| graph.value(*v).storage == from.storage).count() > 1;
         let is_kept = graph.is_kept(from.storage, &owner);
         if whole && from.rows == to.rows && !read_later && !read_twice && !is_kept {
             owner[to.storage] = owner[from.storage];
@@ -140,7 +146,9 @@ struct Arena {
 impl Arena {
     fn take(&mut self, len: usize) -> usize {
         let len = len.next_multiple_of(ALIGN);
-        let best = (0..self.holes.len()).filter(|&i| self.holes[i].1 >= len).min_by_key(|&i| self.holes[i].1);
+        let best = (0..self.holes.len())
+            .filter(|&i| self.holes[i].1 >= len)
+            .min_by_key(|&i| self.holes[i].1);
         let Some(i) = best else {
             // Extend the hole at the end, if any.
             let start = match self.holes.last() {
@@ -189,7 +197,8 @@ mod tests {
         let mut x = g.embed("embd", W, 64, Index::Token);
         for _ in 0..layers {
             let h = g.rms_norm("norm", &Norm { w: Some(W), b: None, dim: 64, eps: 1e-5 }, x);
-            let gate_up = g.linear("gate_up", &Linear { w: W, scale: 1.0, bias: None, out: 512 }, h);
+            let gate_up =
+                g.linear("gate_up", &Linear { w: W, scale: 1.0, bias: None, out: 512 }, h);
             let (gate, up) = (g.slice(gate_up, 0, 256), g.slice(gate_up, 256, 256));
             let h = g.glu("glu", Glu::Silu, gate, up);
             let h = g.linear("down", &Linear { w: W, scale: 1.0, bias: None, out: 64 }, h);
@@ -209,14 +218,20 @@ mod tests {
                 for row in 0..plan.capacity.rows(place.rows) {
                     for col in 0..place.cols {
                         let want = Some((value.storage, row, value.offset + col));
-                        assert_eq!(content[place.start + row * place.stride + col], want, "{}", node.name);
+                        assert_eq!(
+                            content[place.start + row * place.stride + col],
+                            want,
+                            "{}",
+                            node.name
+                        );
                     }
                 }
             }
             let (place, value) = (plan.place(node.out), graph.value(node.out));
             for row in 0..plan.capacity.rows(place.rows) {
                 for col in 0..place.cols {
-                    content[place.start + row * place.stride + col] = Some((value.storage, row, col));
+                    content[place.start + row * place.stride + col] =
+                        Some((value.storage, row, col));
                 }
             }
         }
@@ -224,7 +239,10 @@ mod tests {
 
     #[test]
     fn values_that_live_together_do_not_overlap() {
-        assert_no_live_value_is_overwritten(&Plan::new(feed_forward(3), Capacity { tokens: 3, outputs: 1 }));
+        assert_no_live_value_is_overwritten(&Plan::new(
+            feed_forward(3),
+            Capacity { tokens: 3, outputs: 1 },
+        ));
     }
 
     #[test]
@@ -242,13 +260,16 @@ mod tests {
         let kept = span(first);
         let after = plan.graph.nodes().iter().skip_while(|node| node.out != first).skip(1);
         let spans: Vec<_> = after.map(|node| span(node.out)).collect();
-        assert!(!spans.is_empty() && spans.iter().all(|s| s.end <= kept.start || kept.end <= s.start));
+        assert!(
+            !spans.is_empty() && spans.iter().all(|s| s.end <= kept.start || kept.end <= s.start)
+        );
     }
 
     #[test]
     fn memory_does_not_grow_with_the_number_of_layers() {
         let capacity = Capacity { tokens: 8, outputs: 1 };
-        let (few, many) = (Plan::new(feed_forward(2), capacity), Plan::new(feed_forward(40), capacity));
+        let (few, many) =
+            (Plan::new(feed_forward(2), capacity), Plan::new(feed_forward(40), capacity));
         assert_eq!(few.arena, many.arena);
     }
 

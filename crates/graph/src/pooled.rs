@@ -39,6 +39,12 @@ impl Graph {
         assert!(form.is_none_or(|form| form.lists == 1 || form.lists == spec.kv_heads));
         let spec = AttentionSpec { mask: pooled.mask, chosen: form, ..spec };
         let chosen = pooled.chosen.map(|(lists, _)| lists);
-        self.attention_of(name, pooled.layer, [q, pooled.rows, pooled.rows], [chosen, Some(near)], spec)
+        self.attention_of(
+            name,
+            pooled.layer,
+            [q, pooled.rows, pooled.rows],
+            [chosen, Some(near)],
+            spec,
+        )
     }
 }

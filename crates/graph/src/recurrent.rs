@@ -419,7 +419,10 @@ impl Recurrence {
                 of(x)
             }
             Self::Delta { q, k, v, decay, beta, spec } => {
-                assert_eq!((of(q), of(k)), (spec.key_heads * spec.key_dim, spec.key_heads * spec.key_dim));
+                assert_eq!(
+                    (of(q), of(k)),
+                    (spec.key_heads * spec.key_dim, spec.key_heads * spec.key_dim)
+                );
                 assert_eq!(of(v), spec.value_heads * spec.value_dim);
                 assert!(spec.value_heads.is_multiple_of(spec.key_heads));
                 let columns = spec.column(spec.value_heads - 1) + 1;

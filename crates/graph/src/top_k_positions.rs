@@ -90,7 +90,12 @@ impl Graph {
         assert!(weights.is_none_or(|weights| self.value(weights).cols == heads));
         assert!(chosen.block > 0 && chosen.count > 0 && heads.is_multiple_of(chosen.lists));
         assert!(near <= chosen.count);
-        self.push(name, Op::TopKPositions { q, k, weights, layer, spec }, Rows::Tokens, chosen.cols())
+        self.push(
+            name,
+            Op::TopKPositions { q, k, weights, layer, spec },
+            Rows::Tokens,
+            chosen.cols(),
+        )
     }
 
     /// Attention over cache layer `layer` to the selected positions.
@@ -105,7 +110,10 @@ impl Graph {
         assert_eq!(self.value(chosen).cols, form.cols());
         assert!(form.lists == 1 || form.lists == spec.kv_heads);
         assert_eq!(spec.mask, Mask::Causal);
-        assert!(spec.alibi.is_none() && spec.shifts.is_none(), "sparse attention has no position biases");
+        assert!(
+            spec.alibi.is_none() && spec.shifts.is_none(),
+            "sparse attention has no position biases"
+        );
         let spec = AttentionSpec { chosen: Some(form), ..spec };
         self.attention_of(name, layer, [q, k, v], [Some(chosen), None], spec)
     }

@@ -7,8 +7,9 @@
 use std::hint::black_box;
 
 use puna_kernels::{
-    ActKind, Acts, AttendRun, DeltaStep, KvLayout, KvRows, KvType, Level, OutMut, PoolStep, Q8Rows, RUN,
-    RunningSoftmax, ScanStep, ScoreRun, Scratch, Tap, WeightRows, Wkv7Step, WkvStep, level, levels,
+    ActKind, Acts, AttendRun, DeltaStep, KvLayout, KvRows, KvType, Level, OutMut, PoolStep, Q8Rows,
+    RUN, RunningSoftmax, ScanStep, ScoreRun, Scratch, Tap, WeightRows, Wkv7Step, WkvStep, level,
+    levels,
 };
 use puna_quant::TensorType;
 
@@ -112,7 +113,8 @@ fn attention(level: &Level) {
                 next,
                 softcap: None,
             };
-            let (mut max, mut sum, mut acc) = (vec![0.0; heads], vec![0.0; heads], vec![0.0; heads * DIM]);
+            let (mut max, mut sum, mut acc) =
+                (vec![0.0; heads], vec![0.0; heads], vec![0.0; heads * DIM]);
             case(&format!("{} attend {} {heads}", level.name, ty.name()), &mut || {
                 max.fill(f32::NEG_INFINITY);
                 sum.fill(0.0);
@@ -125,7 +127,13 @@ fn attention(level: &Level) {
         let (q, weights) = (values(32 * DIM), values(32));
         let mut sums = vec![0.0; RUN];
         case(&format!("{} score {} 32", level.name, ty.name()), &mut || {
-            let run = ScoreRun { q: &q, keys: rows(layout), weights: &weights, summed: 32, rectified: true };
+            let run = ScoreRun {
+                q: &q,
+                keys: rows(layout),
+                weights: &weights,
+                summed: 32,
+                rectified: true,
+            };
             (level.vector.score)(&run, &mut sums, &mut scratch);
         });
         black_box(&sums);
@@ -168,7 +176,15 @@ fn recurrent(level: &Level) {
     }
     case(&name("delta"), &mut || {
         let (q, k) = (&rows[..], &rows[..]);
-        (kernels.delta)(DeltaStep { state: &mut state, decay: &[0.9], q, k, v: &cols, beta: 0.01, y });
+        (kernels.delta)(DeltaStep {
+            state: &mut state,
+            decay: &[0.9],
+            q,
+            k,
+            v: &cols,
+            beta: 0.01,
+            y,
+        });
     });
     let decay = vec![0.9; DIM];
     case(&name("wkv"), &mut || {
@@ -178,7 +194,16 @@ fn recurrent(level: &Level) {
     let key = vec![(1.0 / DIM as f32).sqrt(); DIM];
     case(&name("wkv7"), &mut || {
         let (removal_key, forget, r, k) = (&key[..], &key[..], &rows[..], &rows[..]);
-        (kernels.wkv7)(Wkv7Step { state: &mut state, decay: &decay, removal_key, forget, r, k, v: &cols, y });
+        (kernels.wkv7)(Wkv7Step {
+            state: &mut state,
+            decay: &decay,
+            removal_key,
+            forget,
+            r,
+            k,
+            v: &cols,
+            y,
+        });
     });
     let [mut max, mut sum, mut acc] = [vec![-1.0; K], vec![1.0; K], vec![1.0; K]];
     case(&name("pool"), &mut || {

@@ -105,7 +105,9 @@ impl<'a> Acts<'a> {
 
     /// The rows as f32. Panics if they have another form or do not match the weights and the result.
     fn expect_f32(self, w: &WeightRows<'_>, out: &OutMut<'_>) -> (usize, &'a [f32]) {
-        let Acts::F32 { rows, k, x } = self else { panic!("a kernel for f32 activations got another form") };
+        let Acts::F32 { rows, k, x } = self else {
+            panic!("a kernel for f32 activations got another form")
+        };
         assert!(k == w.k && x.len() >= rows.checked_mul(k).expect("the activations exist"));
         w.check(rows, out);
         (rows, x)
@@ -170,7 +172,8 @@ pub struct OutMut<'a> {
 impl<'a> OutMut<'a> {
     /// A window over a slice of `rows × stride` values; kernels write the first `cols` of each row.
     pub fn new(data: &'a mut [f32], stride: usize, rows: usize, cols: usize) -> Self {
-        let end = rows.checked_sub(1).map_or(Some(0), |last| last.checked_mul(stride)?.checked_add(cols));
+        let end =
+            rows.checked_sub(1).map_or(Some(0), |last| last.checked_mul(stride)?.checked_add(cols));
         assert!(cols <= stride && end.is_some_and(|end| end <= data.len()));
         Self { ptr: data.as_mut_ptr(), stride, rows, cols, _lifetime: std::marker::PhantomData }
     }
@@ -312,8 +315,9 @@ impl KvRows<'_> {
                 (self.dim / block, self.ty.row_bytes(block) * RUN)
             }
         };
-        let end =
-            count.checked_sub(1).map_or(Some(0), |last| last.checked_mul(self.stride)?.checked_add(bytes));
+        let end = count
+            .checked_sub(1)
+            .map_or(Some(0), |last| last.checked_mul(self.stride)?.checked_add(bytes));
         assert!(end.is_some_and(|end| end <= self.data.len()), "the cached rows exist");
     }
 }

@@ -98,7 +98,10 @@ mod tests {
             for slice in 0..k.div_ceil(SLICE) {
                 for tile in 0..rows.div_ceil(TILE_ROWS) {
                     for i in TileRows::piece(rows, k, tile, slice) {
-                        assert!(!std::mem::replace(&mut taken[i], true), "{rows} rows of {k}: {i} twice");
+                        assert!(
+                            !std::mem::replace(&mut taken[i], true),
+                            "{rows} rows of {k}: {i} twice"
+                        );
                     }
                 }
             }

@@ -43,8 +43,14 @@ impl Guarded {
         // SAFETY: a mapping of its own, of which all but the last page is written and the last made unreadable.
         unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            let map =
-                libc::mmap(std::ptr::null_mut(), mapped, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+            let map = libc::mmap(
+                std::ptr::null_mut(),
+                mapped,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                -1,
+                0,
+            );
             assert_ne!(map, libc::MAP_FAILED);
             let map = map.cast::<u8>();
             map.add(room - bytes.len()).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
@@ -86,8 +92,8 @@ pub(super) fn others() -> impl Iterator<Item = &'static Level> {
 pub(super) fn half_fields(ty: TensorType) -> &'static [usize] {
     use TensorType::*;
     match ty {
-        Q4_0 | Q5_0 | Q8_0 | IQ4_NL | Q1_0 | Q2_0 | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ1_S
-        | IQ4_XS => &[0],
+        Q4_0 | Q5_0 | Q8_0 | IQ4_NL | Q1_0 | Q2_0 | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S
+        | IQ1_S | IQ4_XS => &[0],
         Q4_1 | Q5_1 | Q4_K | Q5_K => &[0, 2],
         Q2_K => &[80, 82],
         Q3_K => &[108],
@@ -130,7 +136,9 @@ pub(super) fn weights(ty: TensorType, rows: usize, k: usize, random: &mut Random
             // The binary16 scale is spread over the high nibbles of the last four words.
             TensorType::IQ1_M => {
                 let d = half(random);
-                for (i, nibble) in [d[0] & 15, d[0] >> 4, d[1] & 15, d[1] >> 4].into_iter().enumerate() {
+                for (i, nibble) in
+                    [d[0] & 15, d[0] >> 4, d[1] & 15, d[1] >> 4].into_iter().enumerate()
+                {
                     block[49 + 2 * i] = block[49 + 2 * i] & 15 | nibble << 4;
                 }
             }

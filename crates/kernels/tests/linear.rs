@@ -1,8 +1,8 @@
 //! Products of every level and format against the portable ones.
 
 use puna_kernels::{
-    ActKind, Acts, Level, LinearFn, LinearKernel, OutMut, SLICE, Scratch, TILE_ROWS, TileRows, WeightRows,
-    is_weight_type, level, levels, slice_len,
+    ActKind, Acts, Level, LinearFn, LinearKernel, OutMut, SLICE, Scratch, TILE_ROWS, TileRows,
+    WeightRows, is_weight_type, level, levels, slice_len,
 };
 use puna_quant::TensorType;
 
@@ -52,7 +52,14 @@ fn rounded(x: &[f32], parts: usize) -> Vec<f32> {
 /// Products with rounded activations may differ from those with the same values in f32 only by rounding of sums:
 /// 2⁻²⁰ of `Σ (|w| + offset) · |x|`, the offset being what a level adds to codes to make them unsigned; where values have
 /// two parts, the product of the second parts is left out: up to 2⁻¹⁶.
-fn compare(level: &Level, ty: TensorType, rows: usize, k: usize, tokens: &[usize], random: &mut Random) {
+fn compare(
+    level: &Level,
+    ty: TensorType,
+    rows: usize,
+    k: usize,
+    tokens: &[usize],
+    random: &mut Random,
+) {
     let data = weights(ty, rows, k, random);
     // Misaligned mostly, and no byte after the last row.
     let guarded = Guarded::new(&data);
@@ -81,8 +88,11 @@ fn compare(level: &Level, ty: TensorType, rows: usize, k: usize, tokens: &[usize
                 let (t, r) = (i / rows, i % rows);
                 let row = &values[r * k..][..k];
                 let largest = row.iter().fold(0.0f32, |m, w| m.max(w.abs()));
-                let scale: f32 =
-                    row.iter().zip(&seen[t * k..]).map(|(w, x)| (w.abs() + largest) * x.abs()).sum();
+                let scale: f32 = row
+                    .iter()
+                    .zip(&seen[t * k..])
+                    .map(|(w, x)| (w.abs() + largest) * x.abs())
+                    .sum();
                 assert!(
                     (got - want).abs() <= tolerance * scale + 1e-30,
                     "{} {ty} {name}: {m} tokens, {rows} rows of {k}, product ({t}, {r}) is {got}, not {want} (scale {scale})",
@@ -131,10 +141,13 @@ fn alone_as_in_company(level: &Level, ty: TensorType, rows: usize, k: usize, ran
         run(kernel.stream, w, if kernel.acts == ActKind::Q8 { x.q8() } else { x.f32() })
     };
     let alone: Vec<_> = x.chunks_exact(k).flat_map(products).collect();
-    let counts = if is_emulated_processor() { vec![1, 2, 3, 6, 8, MOST] } else { (1..=MOST).collect() };
+    let counts =
+        if is_emulated_processor() { vec![1, 2, 3, 6, 8, MOST] } else { (1..=MOST).collect() };
     for n in counts {
         let together = products(&x[..n * k]);
-        for (t, (got, want)) in together.chunks_exact(rows).zip(alone.chunks_exact(rows)).enumerate() {
+        for (t, (got, want)) in
+            together.chunks_exact(rows).zip(alone.chunks_exact(rows)).enumerate()
+        {
             assert!(got == want, "{} {ty}: row {t} of {n}, {k} values", level.name);
         }
     }
@@ -156,7 +169,8 @@ fn long_streamed_rows_have_the_same_bits_in_any_company() {
     use TensorType::*;
     let mut random = Random(20);
     for level in all() {
-        for ty in [Q8_0, Q4_0, Q4_K, Q6_K, IQ4_XS, MXFP4, TQ2_0, Q1_0, TQ1_0, IQ1_M, IQ3_S, IQ2_XS] {
+        for ty in [Q8_0, Q4_0, Q4_K, Q6_K, IQ4_XS, MXFP4, TQ2_0, Q1_0, TQ1_0, IQ1_M, IQ3_S, IQ2_XS]
+        {
             let k = (64 * 256 + 288usize).next_multiple_of(ty.block_values());
             alone_as_in_company(level, ty, 6, k, &mut random);
             if level.name != "portable" {
@@ -181,7 +195,8 @@ fn rows_that_are_shorter_than_a_chunk_are_read_to_their_end_and_no_further() {
 
 #[test]
 fn products_agree_for_one_to_many_blocks() {
-    let cases: Vec<_> = others().flat_map(|level| formats(level).map(move |ty| (level, ty))).collect();
+    let cases: Vec<_> =
+        others().flat_map(|level| formats(level).map(move |ty| (level, ty))).collect();
     // By far the longest of these tests, on processors that are emulated.
     std::thread::scope(|scope| {
         for part in 0..2 {
@@ -230,8 +245,8 @@ fn products_of_integers_are_exact() {
     let mut random = Random(15);
     for level in all() {
         for ty in [
-            Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, TQ1_0, TQ2_0,
-            Q1_0, Q2_0,
+            Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS,
+            TQ1_0, TQ2_0, Q1_0, Q2_0,
         ] {
             let (k, rows, m) = (512, 18, 9);
             let mut data = weights(ty, rows, k, &mut random);
@@ -244,7 +259,8 @@ fn products_of_integers_are_exact() {
                 }
             }
             // One value of each block is ±127, so that its scale is one; the rest are small: sums stay below 2²⁴.
-            let mut exact: Vec<f32> = (0..m * k).map(|_| (random.next() % 5) as f32 - 2.0).collect();
+            let mut exact: Vec<f32> =
+                (0..m * k).map(|_| (random.next() % 5) as f32 - 2.0).collect();
             for block in exact.as_chunks_mut::<32>().0 {
                 block[(random.next() % 32) as usize] =
                     if random.next().is_multiple_of(2) { 127.0 } else { -127.0 };
@@ -280,7 +296,11 @@ fn zero_scales_give_zero_and_broken_ones_no_panic() {
                 for Way { f, acts, .. } in ways(&kernel, &x) {
                     let out = run(f, w, acts);
                     // MXFP4's smallest scale is 2⁻¹²⁸, not zero: offsets cancel to that rounding.
-                    assert!(byte != 0 || out.iter().all(|&y| y.abs() < 1e-30), "{} {ty}", level.name);
+                    assert!(
+                        byte != 0 || out.iter().all(|&y| y.abs() < 1e-30),
+                        "{} {ty}",
+                        level.name
+                    );
                 }
             }
         }
@@ -368,7 +388,10 @@ fn levels_of_the_processor_give_the_bits_of_those_that_stand_in() {
                 let x = Rounded::new(m, k, random.normals(m * k));
                 let [got, want] = [own, stand_in].map(|level| {
                     let kernel = (level.linear)(ty).unwrap();
-                    ways(&kernel, &x).into_iter().map(|way| run(way.f, w, way.acts)).collect::<Vec<_>>()
+                    ways(&kernel, &x)
+                        .into_iter()
+                        .map(|way| run(way.f, w, way.acts))
+                        .collect::<Vec<_>>()
                 });
                 assert_eq!(got, want, "{name} {ty}: {rows} rows of {k}, {m} tokens");
             }

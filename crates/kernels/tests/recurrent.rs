@@ -12,7 +12,8 @@ const ROWS: [usize; 4] = [1, 8, 16, 128];
 fn convolutions_agree_with_and_without_bias_and_activation() {
     let mut random = Random(1);
     for (n, taps) in COLUMNS.into_iter().flat_map(|n| [(n, 2), (n, 3), (n, 4)]) {
-        let rows: Vec<[Vec<f32>; 2]> = (0..taps).map(|_| [random.normals(n), random.normals(n)]).collect();
+        let rows: Vec<[Vec<f32>; 2]> =
+            (0..taps).map(|_| [random.normals(n), random.normals(n)]).collect();
         let taps: Vec<Tap<'_>> = rows.iter().map(|[x, w]| Tap { x, w }).collect();
         let bias = random.normals(n);
         for (bias, silu) in [(&bias[..], true), (&[], false)] {
@@ -109,10 +110,12 @@ fn wkv7_agrees() {
         let [r, k, removal_key] = [(); 3].map(|()| unit(random.normals(rows)));
         let v = random.normals(cols);
         let decay: Vec<f32> = random.normals(rows).into_iter().map(|x| (-x.abs()).exp()).collect();
-        let forget: Vec<f32> = removal_key.iter().zip(&decay).map(|(key, rate)| key * rate).collect();
+        let forget: Vec<f32> =
+            removal_key.iter().zip(&decay).map(|(key, rate)| key * rate).collect();
         agree(rows, cols, &state, |level, state, y| {
             let (removal_key, forget) = (&removal_key, &forget);
-            let step = Wkv7Step { state, decay: &decay, removal_key, forget, r: &r, k: &k, v: &v, y };
+            let step =
+                Wkv7Step { state, decay: &decay, removal_key, forget, r: &r, k: &k, v: &v, y };
             (level.vector.recurrent.wkv7)(step);
         });
     }
@@ -121,7 +124,9 @@ fn wkv7_agrees() {
 #[test]
 fn pools_agree_however_far_apart_gates_are() {
     let mut random = Random(6);
-    for (cols, spread) in COLUMNS.into_iter().flat_map(|cols| [(cols, 1.0), (cols, 40.0), (cols, 1e30)]) {
+    for (cols, spread) in
+        COLUMNS.into_iter().flat_map(|cols| [(cols, 1.0), (cols, 40.0), (cols, 1e30)])
+    {
         let bias = random.normals(cols);
         let tokens: Vec<[Vec<f32>; 2]> = (0..9)
             .map(|_| {

@@ -6,7 +6,10 @@ use puna_kernels::{best, level, levels};
 fn a_level_that_is_missing_is_refused_with_those_that_exist() {
     let error = level("quantum").unwrap_err();
     let text = error.to_string();
-    assert!(text.starts_with("this machine has no kernel level `quantum`; it has portable"), "{text}");
+    assert!(
+        text.starts_with("this machine has no kernel level `quantum`; it has portable"),
+        "{text}"
+    );
     assert_eq!(level("portable").unwrap().name, "portable");
 }
 

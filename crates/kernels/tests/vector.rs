@@ -1,7 +1,8 @@
 //! Vector kernels of every level against the portable ones.
 
 use puna_kernels::{
-    AlibiBias, AttendRun, KvLayout, KvRows, KvType, Level, RUN, RunningSoftmax, ScoreRun, Scratch, levels,
+    AlibiBias, AttendRun, KvLayout, KvRows, KvType, Level, RUN, RunningSoftmax, ScoreRun, Scratch,
+    levels,
 };
 
 use super::data::{Random, others};
@@ -17,7 +18,10 @@ pub(super) fn portable() -> &'static Level {
 pub(super) fn near(a: &[f32], b: &[f32], bound: f32, floor: f32, what: &str) {
     assert_eq!(a.len(), b.len());
     for (i, (a, b)) in a.iter().zip(b).enumerate() {
-        assert!((a - b).abs() <= bound * b.abs() + floor || a == b, "{what}: value {i} is {a}, not {b}");
+        assert!(
+            (a - b).abs() <= bound * b.abs() + floor || a == b,
+            "{what}: value {i} is {a}, not {b}"
+        );
     }
 }
 
@@ -85,7 +89,8 @@ fn gelu_by_the_error_function_agrees_with_its_series() {
         y.extend([-200.0, 200.0, 0.0]);
         (level.vector.gelu_erf)(&mut y);
         for (&x, &y) in x.iter().zip(&y) {
-            let want = 0.5 * f64::from(x) * (1.0 + erf(f64::from(x) * std::f64::consts::FRAC_1_SQRT_2));
+            let want =
+                0.5 * f64::from(x) * (1.0 + erf(f64::from(x) * std::f64::consts::FRAC_1_SQRT_2));
             assert!((f64::from(y) - want).abs() < 1e-6, "{}: {x}: {y} for {want}", level.name);
         }
         assert_eq!(y[x.len()..], [0.0, 200.0, 0.0], "{}", level.name);
@@ -254,13 +259,18 @@ impl Sums {
     }
 
     fn attend(&mut self, level: &Level, run: &AttendRun<'_>) {
-        let mut state = RunningSoftmax { max: &mut self.max, sum: &mut self.sum, acc: &mut self.acc };
+        let mut state =
+            RunningSoftmax { max: &mut self.max, sum: &mut self.sum, acc: &mut self.acc };
         (level.vector.attend)(run, &mut state, &mut Scratch::default());
     }
 
     /// Row `h` alone.
     fn row(&self, h: usize, dim: usize) -> Self {
-        Self { max: vec![self.max[h]], sum: vec![self.sum[h]], acc: self.acc[h * dim..][..dim].to_vec() }
+        Self {
+            max: vec![self.max[h]],
+            sum: vec![self.sum[h]],
+            acc: self.acc[h * dim..][..dim].to_vec(),
+        }
     }
 }
 
@@ -268,33 +278,60 @@ impl Sums {
 fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mut Random)) {
     let ways = [(KvLayout::Rows, false), (KvLayout::Columns, false), (KvLayout::Rows, true)];
     for (ty, (layout, within)) in KvType::ALL.into_iter().flat_map(|ty| ways.map(|way| (ty, way))) {
-        for (key_dim, value_dim) in [(32, 64), (64, 32), (80, 80), (128, 96), (13, 13), (192, 128)] {
+        for (key_dim, value_dim) in [(32, 64), (64, 32), (80, 80), (128, 96), (13, 13), (192, 128)]
+        {
             if key_dim % ty.block_values() + value_dim % ty.block_values() > 0
                 || within && value_dim > key_dim
             {
                 continue;
             }
-            for (g, rows) in
-                [(1, 1), (1, 9), (2, 33), (3, 5), (4, 64), (5, 31), (7, 64), (8, 17), (33, 63), (49, 40)]
-            {
+            for (g, rows) in [
+                (1, 1),
+                (1, 9),
+                (2, 33),
+                (3, 5),
+                (4, 64),
+                (5, 31),
+                (7, 64),
+                (8, 17),
+                (33, 63),
+                (49, 40),
+            ] {
                 let (keys, key_stride) = match layout {
                     KvLayout::Rows => cache(ty, rows, key_dim, random),
                     KvLayout::Columns => columns(ty, rows, key_dim, random),
                 };
-                let (values, value_stride) =
-                    if within { (keys.clone(), key_stride) } else { cache(ty, rows, value_dim, random) };
-                let q: Vec<f32> =
-                    random.normals(g * key_dim).iter().map(|x| x / (key_dim as f32).sqrt()).collect();
-                let mut visible: Vec<(usize, usize)> = (0..g).map(|h| (0, rows - h % rows)).collect();
+                let (values, value_stride) = if within {
+                    (keys.clone(), key_stride)
+                } else {
+                    cache(ty, rows, value_dim, random)
+                };
+                let q: Vec<f32> = random
+                    .normals(g * key_dim)
+                    .iter()
+                    .map(|x| x / (key_dim as f32).sqrt())
+                    .collect();
+                let mut visible: Vec<(usize, usize)> =
+                    (0..g).map(|h| (0, rows - h % rows)).collect();
                 visible[0] = (rows / 3, rows);
                 // With a query before, in and behind the run.
-                let bias = |h: usize| AlibiBias { slope: 0.3 / (h + 1) as f32, from: h as f32 * 7.0 - 10.0 };
+                let bias = |h: usize| AlibiBias {
+                    slope: 0.3 / (h + 1) as f32,
+                    from: h as f32 * 7.0 - 10.0,
+                };
                 let alibi: Vec<AlibiBias> = (0..if g % 2 == 0 { g } else { 0 }).map(bias).collect();
                 let shifts = if g % 3 == 0 { random.normals(g * RUN) } else { Vec::new() };
                 visible[g - 1] = if g % 2 == 1 && g > 1 { (0, 0) } else { visible[g - 1] };
                 let run = AttendRun {
                     q: &q,
-                    keys: KvRows { ty, layout, rows, stride: key_stride, dim: key_dim, data: &keys },
+                    keys: KvRows {
+                        ty,
+                        layout,
+                        rows,
+                        stride: key_stride,
+                        dim: key_dim,
+                        data: &keys,
+                    },
                     values: KvRows {
                         ty,
                         layout: KvLayout::Rows,
@@ -349,7 +386,10 @@ fn a_query_row_gets_the_same_bits_alone_and_beside_others() {
                 let q = &run.q[h * run.keys.dim..][..run.keys.dim];
                 let alibi = run.alibi.get(h..=h).unwrap_or_default();
                 let shifts = run.shifts.get(h * RUN..(h + 1) * RUN).unwrap_or_default();
-                alone.attend(level, &AttendRun { q, visible: &run.visible[h..=h], alibi, shifts, ..*run });
+                alone.attend(
+                    level,
+                    &AttendRun { q, visible: &run.visible[h..=h], alibi, shifts, ..*run },
+                );
                 assert!(alone == together.row(h, dim), "{} {what}: row {h}", level.name);
             }
         }
@@ -362,8 +402,10 @@ fn a_query_row_gets_the_same_bits_alone_and_beside_others() {
 fn exponentials_of_scores_have_the_bits_of_others() {
     let bound = (-87.336_55f32).to_bits();
     let near_the_bound = (bound - 100..bound + 100).map(f32::from_bits);
-    let scores: Vec<f32> = (0..=100 << 8).map(|i| i as f32 * -(1.0 / 256.0)).chain(near_the_bound).collect();
-    let identity: Vec<f32> = (0..RUN * RUN).map(|i| f32::from(u8::from(i % (RUN + 1) == 0))).collect();
+    let scores: Vec<f32> =
+        (0..=100 << 8).map(|i| i as f32 * -(1.0 / 256.0)).chain(near_the_bound).collect();
+    let identity: Vec<f32> =
+        (0..RUN * RUN).map(|i| f32::from(u8::from(i % (RUN + 1) == 0))).collect();
     fn row(data: &[f32], dim: usize) -> KvRows<'_> {
         let data = bytemuck::cast_slice(data);
         KvRows { ty: KvType::F32, layout: KvLayout::Rows, rows: RUN, stride: 4 * dim, dim, data }
@@ -385,7 +427,8 @@ fn exponentials_of_scores_have_the_bits_of_others() {
                 next: &[],
                 softcap: None,
             };
-            let mut sums = Sums { max: vec![f32::NEG_INFINITY], sum: vec![0.0], acc: vec![0.0; RUN] };
+            let mut sums =
+                Sums { max: vec![f32::NEG_INFINITY], sum: vec![0.0], acc: vec![0.0; RUN] };
             sums.attend(level, &run);
             (level.vector.exp_sum)(&mut exps, 0.0);
             let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -397,25 +440,30 @@ fn exponentials_of_scores_have_the_bits_of_others() {
 
 /// Calls `check` with keys of every cache type, layout and shape, and with sums of several rows.
 fn each_score(random: &mut Random, mut check: impl FnMut(&ScoreRun<'_>, &str)) {
-    for (ty, layout) in KvType::ALL.into_iter().flat_map(|ty| [(ty, KvLayout::Rows), (ty, KvLayout::Columns)])
+    for (ty, layout) in
+        KvType::ALL.into_iter().flat_map(|ty| [(ty, KvLayout::Rows), (ty, KvLayout::Columns)])
     {
         for dim in [32, 64, 128, 13] {
             if dim % ty.block_values() > 0 {
                 continue;
             }
-            for (sums, summed, rows) in [(1, 1, 1), (1, 5, 64), (2, 3, 33), (1, 64, 40), (7, 1, 9)] {
+            for (sums, summed, rows) in [(1, 1, 1), (1, 5, 64), (2, 3, 33), (1, 64, 40), (7, 1, 9)]
+            {
                 let (data, stride) = match layout {
                     KvLayout::Rows => cache(ty, rows, dim, random),
                     KvLayout::Columns => columns(ty, rows, dim, random),
                 };
-                let (q, weights) = (random.normals(sums * summed * dim), random.normals(sums * summed));
+                let (q, weights) =
+                    (random.normals(sums * summed * dim), random.normals(sums * summed));
                 let weights = if sums == 2 { &[][..] } else { &weights[..] };
                 let keys = KvRows { ty, layout, rows, stride, dim, data: &data };
                 for rectified in [true, false] {
                     let run = ScoreRun { q: &q, keys, weights, summed, rectified };
                     check(
                         &run,
-                        &format!("{ty:?} {layout:?} dim {dim}, {sums} of {summed}, {rows} positions"),
+                        &format!(
+                            "{ty:?} {layout:?} dim {dim}, {sums} of {summed}, {rows} positions"
+                        ),
                     );
                 }
             }
@@ -448,9 +496,14 @@ fn a_sum_of_scores_has_the_same_bits_alone_and_beside_others() {
         for level in levels() {
             let together = scores(level, run);
             for (sum, q) in run.q.chunks_exact(each).enumerate() {
-                let weights = run.weights.get(sum * run.summed..(sum + 1) * run.summed).unwrap_or_default();
+                let weights =
+                    run.weights.get(sum * run.summed..(sum + 1) * run.summed).unwrap_or_default();
                 let alone = scores(level, &ScoreRun { q, weights, ..*run });
-                assert!(alone == together[sum * run.keys.rows..][..run.keys.rows], "{} {what}", level.name);
+                assert!(
+                    alone == together[sum * run.keys.rows..][..run.keys.rows],
+                    "{} {what}",
+                    level.name
+                );
             }
         }
     });

@@ -145,10 +145,11 @@ pub(crate) struct Access {
 impl Access {
     pub(crate) fn new(keys: Box<dyn Keys>, settings: &Settings) -> Result<Self, MirrorError> {
         let secret = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
-        let secret =
-            secret.map_err(|_| MirrorError::Internal("the system gives no random numbers".into()))?;
+        let secret = secret
+            .map_err(|_| MirrorError::Internal("the system gives no random numbers".into()))?;
         let Settings { anonymous, push, .. } = *settings;
-        let (names, begun, nonces) = (Names::new(settings.names.clone()), Instant::now(), Mutex::default());
+        let (names, begun, nonces) =
+            (Names::new(settings.names.clone()), Instant::now(), Mutex::default());
         Ok(Self { keys, anonymous, push, names, secret, begun, nonces })
     }
 
@@ -192,7 +193,9 @@ impl Access {
                 "the key {:?} may not see the figures: that takes the scope admin, without namespaces",
                 holder.name
             ))),
-            None => Err(MirrorError::Unauthorized("these figures are for keys of the scope admin".into())),
+            None => Err(MirrorError::Unauthorized(
+                "these figures are for keys of the scope admin".into(),
+            )),
         }
     }
 
@@ -216,20 +219,26 @@ impl Access {
     }
 
     /// What is told to those who must say who they are.
-    pub(crate) fn challenge(&self, head: &Parts, right: Right, name: Option<&Repository>) -> String {
+    pub(crate) fn challenge(
+        &self,
+        head: &Parts,
+        right: Right,
+        name: Option<&Repository>,
+    ) -> String {
         let actions = match right {
             Right::Read => "pull",
             Right::Write => "pull,push",
             Right::Admin => "pull,push,delete",
         };
-        let scope =
-            name.map_or("registry:catalog:*".to_owned(), |name| format!("repository:{name}:{actions}"));
+        let scope = name
+            .map_or("registry:catalog:*".to_owned(), |name| format!("repository:{name}:{actions}"));
         format!("Bearer realm=\"{}/v2/token\",service=\"puna\",scope=\"{scope}\"", place::of(head))
     }
 
     /// A token for whom a request is from.
     pub(crate) fn token(&self, head: &Parts) -> Result<String, MirrorError> {
-        let signed = text(&head.headers, header::AUTHORIZATION).and_then(|text| text.split_once(':'));
+        let signed =
+            text(&head.headers, header::AUTHORIZATION).and_then(|text| text.split_once(':'));
         let holder = match signed.filter(|(key, _)| !key.contains(' ')) {
             Some((key, signature)) => self.signer(head, key, signature)?,
             None => self.holder(head),
@@ -247,9 +256,17 @@ impl Access {
     }
 
     /// Who signed the address that is asked for.
-    fn signer(&self, head: &Parts, key: &str, signature: &str) -> Result<Option<Holder>, MirrorError> {
-        let refused = |why: &str| MirrorError::Unauthorized(format!("the signature of this request {why}"));
-        let Some(public) = public_key(key) else { return Err(refused("comes with a key that is none")) };
+    fn signer(
+        &self,
+        head: &Parts,
+        key: &str,
+        signature: &str,
+    ) -> Result<Option<Holder>, MirrorError> {
+        let refused =
+            |why: &str| MirrorError::Unauthorized(format!("the signature of this request {why}"));
+        let Some(public) = public_key(key) else {
+            return Err(refused("comes with a key that is none"));
+        };
         let signature = STANDARD.decode(signature).map_err(|_| refused("is none"))?;
         let asked = |key| query(head.uri.query(), key).unwrap_or_default();
         let place = place::of(head);
@@ -261,13 +278,16 @@ impl Access {
         }
         let url = format!("{place}{}", head.uri.path_and_query().map_or("", |path| path.as_str()));
         let message = format!("GET,{url},{NO_BODY}");
-        let verified = UnparsedPublicKey::new(&ED25519, &public).verify(message.as_bytes(), &signature);
+        let verified =
+            UnparsedPublicKey::new(&ED25519, &public).verify(message.as_bytes(), &signature);
         verified.map_err(|_| {
             refused(&format!("is not one of {url}: is the address another one outside of a proxy?"))
         })?;
         let ts: u64 = asked("ts").parse().map_err(|_| refused("has no time"))?;
         if ts.abs_diff(seconds()) > SKEW {
-            return Err(refused("is of another time: the clocks of the two machines are too far apart"));
+            return Err(refused(
+                "is of another time: the clocks of the two machines are too far apart",
+            ));
         }
         // What strangers sign is not remembered: they could fill the memory with it.
         let Some(holder) = self.keys.by_public(&public) else { return Ok(None) };
@@ -288,8 +308,9 @@ impl Access {
 
     /// Refuses a signed request that has come before. That is remembered for a while, after which its time is too old.
     fn first_time(&self, nonce: &str, remembered: Duration) -> Result<(), MirrorError> {
-        let refused =
-            |why: &str| Err(MirrorError::Unauthorized(format!("the signature of this request {why}")));
+        let refused = |why: &str| {
+            Err(MirrorError::Unauthorized(format!("the signature of this request {why}")))
+        };
         match nonce.len() {
             0 => return refused("has no nonce"),
             1..=MAX_NONCE => {}
@@ -319,7 +340,9 @@ impl Access {
     ) -> Result<Option<Begun>, MirrorError> {
         let Some(name) = self.payer(head, holder, target) else { return Ok(None) };
         let part_of = match target {
-            Target::Blob(_, blob) if head.headers.contains_key(header::RANGE) => Some(blob.to_string()),
+            Target::Blob(_, blob) if head.headers.contains_key(header::RANGE) => {
+                Some(blob.to_string())
+            }
             Target::Upload(_, id) => Some(id.to_string()),
             _ => None,
         };
@@ -327,10 +350,17 @@ impl Access {
     }
 
     /// Whom a request counts to.
-    pub(crate) fn payer(&self, head: &Parts, holder: Option<&Holder>, target: &Target) -> Option<String> {
+    pub(crate) fn payer(
+        &self,
+        head: &Parts,
+        holder: Option<&Holder>,
+        target: &Target,
+    ) -> Option<String> {
         match (holder, target) {
             (Some(holder), _) => Some(holder.name.clone()),
-            (None, Target::Blob(_, blob)) => self.told_to(head, blob).filter(|name| !name.is_empty()),
+            (None, Target::Blob(_, blob)) => {
+                self.told_to(head, blob).filter(|name| !name.is_empty())
+            }
             (None, _) => None,
         }
     }
@@ -421,8 +451,9 @@ mod tests {
     }
 
     fn head(path: &str, authorization: &str) -> Parts {
-        let request =
-            Request::get(path).header("host", "registry.example").header("x-forwarded-proto", "https");
+        let request = Request::get(path)
+            .header("host", "registry.example")
+            .header("x-forwarded-proto", "https");
         let request = match authorization {
             "" => request,
             text => request.header("authorization", text),
@@ -438,18 +469,22 @@ mod tests {
     fn keys_hold_for_their_namespaces_and_no_more_than_they_are_for() {
         let access = access();
         let judge = |authorization: &str, right, of: &str| {
-            access.judge(&head("/v2/", authorization), right, Some(&name(of)), None).map_err(|e| e.code().0)
+            access
+                .judge(&head("/v2/", authorization), right, Some(&name(of)), None)
+                .map_err(|e| e.code().0)
         };
         assert_eq!(judge("", Right::Read, "team-a/m").unwrap_err(), 401);
         assert_eq!(judge("Bearer nobody-secret", Right::Read, "team-a/m").unwrap_err(), 401);
         judge("Bearer reader-secret", Right::Read, "team-a/m").unwrap();
         assert_eq!(judge("Bearer reader-secret", Right::Write, "team-a/m").unwrap_err(), 403);
         assert_eq!(judge("Bearer reader-secret", Right::Read, "library/m").unwrap_err(), 403);
-        judge(&format!("Basic {}", STANDARD.encode("me:writer-secret")), Right::Write, "TEAM-b/m").unwrap();
+        judge(&format!("Basic {}", STANDARD.encode("me:writer-secret")), Right::Write, "TEAM-b/m")
+            .unwrap();
         let token = access.token(&head("/v2/token", "Bearer writer-secret")).unwrap();
         judge(&format!("Bearer {token}"), Right::Write, "team-a/m").unwrap();
         assert_eq!(judge(&format!("Bearer {token}x"), Right::Read, "team-a/m").unwrap_err(), 401);
-        let others = super::tests::access().token(&head("/v2/token", "Bearer writer-secret")).unwrap();
+        let others =
+            super::tests::access().token(&head("/v2/token", "Bearer writer-secret")).unwrap();
         assert_eq!(judge(&format!("Bearer {others}"), Right::Read, "team-a/m").unwrap_err(), 401);
     }
 
@@ -457,8 +492,7 @@ mod tests {
     fn the_published_signature_is_one_of_another_time() {
         let path = "/v2/token?nonce=AAECAwQFBgcICQoLDA0ODw&scope=repository%3Alibrary%2Fdemo%3Apull&service=puna&ts=1700000000";
         let public = "AAAAC3NzaC1lZDI1NTE5AAAAIAOhB7/zzhC+HXDdGOdLwJln5NYwm6UNXx3chmQSVTG4";
-        let signature =
-            "vrlKQJ8FF/KBu+b1UKN+plkm+WERFSzRMUCCll2AHU4bT9W4jMni/MJTyO2jflgxfIUD/mxzoFJBVO+gA1VODw==";
+        let signature = "vrlKQJ8FF/KBu+b1UKN+plkm+WERFSzRMUCCll2AHU4bT9W4jMni/MJTyO2jflgxfIUD/mxzoFJBVO+gA1VODw==";
         let refused = |path: &str, host: bool| {
             let mut head = head(path, &format!("{public}:{signature}"));
             if host {
@@ -504,7 +538,9 @@ mod tests {
         assert!(again.to_string().contains("was used before"), "{again}");
         // What is old makes room.
         access.first_time("new", Duration::ZERO).unwrap();
-        for (nonce, why) in [(String::new(), "has no nonce"), ("x".repeat(129), "more than 128 bytes")] {
+        for (nonce, why) in
+            [(String::new(), "has no nonce"), ("x".repeat(129), "more than 128 bytes")]
+        {
             let refused = access.first_time(&nonce, hour).unwrap_err();
             assert!(refused.to_string().contains(why), "{refused}");
         }
@@ -525,7 +561,10 @@ mod tests {
         }
         for others in [&["mirror.lan"][..], &["registry.example:5000"], &["registry.example:80"]] {
             let refused = token(others).unwrap_err();
-            assert!(refused.contains("https://registry.example, and that is none of the names"), "{refused}");
+            assert!(
+                refused.contains("https://registry.example, and that is none of the names"),
+                "{refused}"
+            );
         }
     }
 
@@ -534,13 +573,20 @@ mod tests {
         let access = access();
         let (blob, other) = (Digest::of(b"a"), Digest::of(b"b"));
         let address = access.address(&name("team-a/m"), &blob, Some("anna"));
-        let judge =
-            |blob| access.judge(&head(&address, ""), Right::Read, Some(&name("team-a/m")), Some(blob));
+        let judge = |blob| {
+            access.judge(&head(&address, ""), Right::Read, Some(&name("team-a/m")), Some(blob))
+        };
         judge(&blob).unwrap();
-        let asked = |blob| access.payer(&head(&address, ""), None, &Target::Blob(name("team-a/m"), blob));
-        assert_eq!((asked(blob), asked(other)), (Some("anna".to_owned()), None), "whose key it counts to");
+        let asked =
+            |blob| access.payer(&head(&address, ""), None, &Target::Blob(name("team-a/m"), blob));
+        assert_eq!(
+            (asked(blob), asked(other)),
+            (Some("anna".to_owned()), None),
+            "whose key it counts to"
+        );
         assert_eq!(judge(&other).unwrap_err().code().0, 401);
-        let pushed = access.judge(&head(&address, ""), Right::Write, Some(&name("team-a/m")), Some(&blob));
+        let pushed =
+            access.judge(&head(&address, ""), Right::Write, Some(&name("team-a/m")), Some(&blob));
         assert_eq!(pushed.unwrap_err().code().0, 401);
     }
 }

@@ -132,7 +132,8 @@ impl MirrorError {
                 _ => "this registry failed at it: its log says why".to_owned(),
             },
             Self::Storage { .. } => {
-                "the storage of this registry does not do what it should: its log says why".to_owned()
+                "the storage of this registry does not do what it should: its log says why"
+                    .to_owned()
             }
             error => error.to_string(),
         }
@@ -165,9 +166,12 @@ impl MirrorError {
             Self::TooMany(_) | Self::Limited(_) => (429, "TOOMANYREQUESTS"),
             Self::Full(_) => (507, "DENIED"),
             Self::Store(StoreError::Io {
-                kind: ErrorKind::StorageFull | ErrorKind::QuotaExceeded, ..
+                kind: ErrorKind::StorageFull | ErrorKind::QuotaExceeded,
+                ..
             }) => (507, "DENIED"),
-            Self::Store(StoreError::Io { kind: ErrorKind::ReadOnlyFilesystem, .. }) => (405, "UNSUPPORTED"),
+            Self::Store(StoreError::Io { kind: ErrorKind::ReadOnlyFilesystem, .. }) => {
+                (405, "UNSUPPORTED")
+            }
             Self::Store(StoreError::OnlyRead { .. }) => (403, "DENIED"),
             Self::Later(_) => (503, "TOOMANYREQUESTS"),
             Self::Upstream(_) => (502, "UNKNOWN"),

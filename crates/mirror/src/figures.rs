@@ -71,14 +71,15 @@ impl Figures {
 
     pub(crate) fn all(&self) -> Vec<Figure> {
         let answers = lock(&self.answers);
-        let sample = |((route, method, status), count): (&(&'static str, &'static str, u16), &u64)| {
-            let labels = [
-                ("route", (*route).to_owned()),
-                ("method", (*method).to_owned()),
-                ("status", status.to_string()),
-            ];
-            (labels.to_vec(), *count)
-        };
+        let sample =
+            |((route, method, status), count): (&(&'static str, &'static str, u16), &u64)| {
+                let labels = [
+                    ("route", (*route).to_owned()),
+                    ("method", (*method).to_owned()),
+                    ("status", status.to_string()),
+                ];
+                (labels.to_vec(), *count)
+            };
         vec![
             Figure {
                 name: "puna_mirror_requests_total",

@@ -28,10 +28,22 @@ pub struct Holding {
 }
 
 impl Holding {
-    pub(crate) fn of_manifest(name: Repository, manifest: &Manifest, written: Option<SystemTime>) -> Self {
+    pub(crate) fn of_manifest(
+        name: Repository,
+        manifest: &Manifest,
+        written: Option<SystemTime>,
+    ) -> Self {
         let blobs = manifest.blobs.iter().map(|blob| (blob.digest, blob.size)).collect();
         let (children, subject) = (manifest.children.clone(), manifest.subject);
-        Self { name, manifest: Some(manifest.digest), blobs, is_model: false, children, subject, written }
+        Self {
+            name,
+            manifest: Some(manifest.digest),
+            blobs,
+            is_model: false,
+            children,
+            subject,
+            written,
+        }
     }
 
     /// Whether it needs a blob, or is one.
@@ -85,9 +97,14 @@ pub(crate) fn leaving(
         seen.is_some_and(|written| *written == held.written)
     };
     let (going, staying): (Vec<_>, Vec<_>) = manifests.iter().partition(goes);
-    let roots = tagged.into_iter().chain(staying.into_iter().filter_map(|held| held.manifest)).collect();
+    let roots =
+        tagged.into_iter().chain(staying.into_iter().filter_map(|held| held.manifest)).collect();
     let reached = reachable(roots, manifests);
-    going.into_iter().filter_map(|held| held.manifest).filter(|digest| !reached.contains(digest)).collect()
+    going
+        .into_iter()
+        .filter_map(|held| held.manifest)
+        .filter(|digest| !reached.contains(digest))
+        .collect()
 }
 
 /// Manifests that are kept, those that they list, and those that are about one of them.
@@ -106,7 +123,9 @@ pub(crate) fn reachable<'a>(
     let mut open: Vec<Digest> = roots.iter().copied().collect();
     let mut reached = roots;
     while let Some(digest) = open.pop() {
-        open.extend(beside.remove(&digest).into_iter().flatten().filter(|next| reached.insert(*next)));
+        open.extend(
+            beside.remove(&digest).into_iter().flatten().filter(|next| reached.insert(*next)),
+        );
     }
     reached
 }

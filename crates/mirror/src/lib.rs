@@ -61,8 +61,8 @@ pub use history::History;
 pub use holding::{Holding, Shown, Whose};
 pub use id::UploadId;
 pub use library::{
-    Asker, Blob, Body, Fetches, Library, ObjectLibrary, Part, Storage, StoreLibrary, Through, UpstreamLookup,
-    UpstreamManifest, Upstreams,
+    Asker, Blob, Body, Fetches, Library, ObjectLibrary, Part, Storage, StoreLibrary, Through,
+    UpstreamLookup, UpstreamManifest, Upstreams,
 };
 pub use manifest::{Descriptor, Kind, Manifest};
 pub use name::{Reference, Repository};

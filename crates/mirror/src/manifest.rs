@@ -130,8 +130,9 @@ impl Manifest {
             return Err(invalid("it is no JSON object".into()));
         }
         let wire: Wire = serde_json::from_slice(&bytes).map_err(|e| invalid(e.to_string()))?;
-        let said =
-            said.map(|said| said.split(';').next().unwrap_or(said).trim()).filter(|said| !said.is_empty());
+        let said = said
+            .map(|said| said.split(';').next().unwrap_or(said).trim())
+            .filter(|said| !said.is_empty());
         let own = wire.media_type.clone().filter(|own| !own.is_empty());
         for kind in [own.as_deref(), said].into_iter().flatten().filter(|_| is_pushed) {
             if !is_of_manifests(kind) {
@@ -157,18 +158,22 @@ impl Manifest {
         if wire.layers.is_none() && wire.manifests.is_none() && wire.config.is_none() {
             return Err(invalid("it has neither layers nor manifests".into()));
         }
-        let config = wire.config.filter(has_digest).map(serde_json::from_value::<Descriptor>).transpose();
+        let config =
+            wire.config.filter(has_digest).map(serde_json::from_value::<Descriptor>).transpose();
         let config = config.map_err(|e| invalid(format!("config: {e}")))?;
         let layers = wire.layers.unwrap_or_default();
         let is_model = layers.iter().any(|layer| layer.descriptor.media_type.starts_with(OLLAMA));
         let children = wire.manifests.iter().flatten().filter_map(digest_of).collect();
         let kind = match wire.manifests {
             Some(_) => Kind::Index,
-            None if is_model && media_type == media::MANIFEST && wire.subject.is_none() => Kind::Model,
+            None if is_model && media_type == media::MANIFEST && wire.subject.is_none() => {
+                Kind::Model
+            }
             None => Kind::Image,
         };
         let config_type = config.as_ref().map(|config| config.media_type.clone());
-        let here = layers.into_iter().filter(|layer| layer.urls.is_empty()).map(|layer| layer.descriptor);
+        let here =
+            layers.into_iter().filter(|layer| layer.urls.is_empty()).map(|layer| layer.descriptor);
         Ok(Self {
             digest: Digest::of(&bytes),
             bytes,
@@ -257,7 +262,8 @@ impl Manifest {
 
 /// Whether a media type is that of manifests, rather than what a client sends with everything.
 fn is_known(media_type: &str) -> bool {
-    [OCI_MANIFEST, OCI_INDEX, media::MANIFEST, DOCKER_LIST, media::MANIFEST_LIST].contains(&media_type)
+    [OCI_MANIFEST, OCI_INDEX, media::MANIFEST, DOCKER_LIST, media::MANIFEST_LIST]
+        .contains(&media_type)
 }
 
 /// Whether a media type may be that of a manifest: JSON, of a vendor's or of none's. Neither browsers nor anybody else run that.
@@ -311,7 +317,8 @@ mod tests {
             (Kind::Image, 2)
         );
         assert_eq!(of(OCI_MANIFEST, media::MODEL), (Kind::Image, 2));
-        let list = parse(&format!(r#"{{"manifests":[{},{{"digest":7}},8]}}"#, layer("m")), None).unwrap();
+        let list =
+            parse(&format!(r#"{{"manifests":[{},{{"digest":7}},8]}}"#, layer("m")), None).unwrap();
         assert_eq!((list.kind, list.media_type.as_str()), (Kind::Index, OCI_INDEX));
         assert_eq!(list.children, [Digest::of(b"m")]);
     }
@@ -326,13 +333,18 @@ mod tests {
         assert_eq!((list.blobs.len(), list.children.len(), list.size()), (1, 2, 1));
         let first = list.inline_child(&list.children[0]).unwrap().unwrap();
         assert_eq!((first.digest, first.kind), (list.children[0], Kind::Model));
-        assert_eq!(list.inline_child(&list.children[1]).unwrap(), None, "a reference is not inline");
+        assert_eq!(
+            list.inline_child(&list.children[1]).unwrap(),
+            None,
+            "a reference is not inline"
+        );
         let own = |text: &str| text.replace(media::MANIFEST_LIST, OCI_INDEX);
         assert!(parse(&own(&good), Some(media::MANIFEST_LIST)).is_err());
         assert_eq!(parse(&own(&good), None).unwrap().list, None);
         let mut wrong = inline(b"a", "llamacpp");
         wrong["digest"] = Digest::of(b"another").to_string().into();
-        let many: Vec<_> = (0..10_000).map(|n| reference(&n.to_string(), &n.to_string(), "gguf")).collect();
+        let many: Vec<_> =
+            (0..10_000).map(|n| reference(&n.to_string(), &n.to_string(), "gguf")).collect();
         let nested = serde_json::from_str(&good).unwrap();
         let twice = |runner| vec![reference("a", runner, "gguf"), reference("b", "ggml", "gguf")];
         for (children, reason) in [
@@ -341,7 +353,10 @@ mod tests {
             (twice("GGML"), "\"ggml\""),
             (vec![reference("a", "ggml", "gguf"), nested], "child 2 of the list is a list itself"),
             (vec![wrong], "child 1 of the list has the digest"),
-            (vec![child(b"a")["layers"][0].clone()], "child 1 of the list has the unknown media type"),
+            (
+                vec![child(b"a")["layers"][0].clone()],
+                "child 1 of the list has the unknown media type",
+            ),
         ] {
             let error = parse(&list_of(&children), None).unwrap_err();
             assert_eq!(error.code(), (400, "MANIFEST_INVALID"));
@@ -371,7 +386,10 @@ mod tests {
         );
         assert!(matches!(parse(&text, Some(OCI_INDEX)), Err(MirrorError::ManifestInvalid(_))));
         assert_eq!(parse(&text, Some("application/json")).unwrap().media_type, OCI_MANIFEST);
-        assert_eq!(parse(r#"{"layers":[]}"#, Some(media::MANIFEST)).unwrap().media_type, media::MANIFEST);
+        assert_eq!(
+            parse(r#"{"layers":[]}"#, Some(media::MANIFEST)).unwrap().media_type,
+            media::MANIFEST
+        );
     }
 
     #[test]
@@ -403,11 +421,20 @@ mod tests {
             "application/javascript",
             "application/octet-stream",
         ] {
-            for refused in [Manifest::pushed(plain(), Some(kind)), Manifest::pushed(own(kind), None)] {
-                assert!(matches!(refused, Err(MirrorError::ManifestInvalid(_))), "{kind}: {refused:?}");
+            for refused in
+                [Manifest::pushed(plain(), Some(kind)), Manifest::pushed(own(kind), None)]
+            {
+                assert!(
+                    matches!(refused, Err(MirrorError::ManifestInvalid(_))),
+                    "{kind}: {refused:?}"
+                );
             }
             // One that is there, from when nobody looked.
-            assert_eq!(Manifest::parse(own(kind), None).unwrap().media_type, OCI_MANIFEST, "{kind}");
+            assert_eq!(
+                Manifest::parse(own(kind), None).unwrap().media_type,
+                OCI_MANIFEST,
+                "{kind}"
+            );
         }
     }
 

@@ -20,8 +20,8 @@ pub(crate) fn read(bytes: &[u8]) -> Result<(ManifestList, Vec<Descriptor>), Stri
     let list = ManifestList::parse(bytes)?;
     let (mut blobs, mut sizes) = (Vec::new(), HashMap::new());
     for (at, child) in list.children.iter().enumerate() {
-        let manifest =
-            inline_manifest(child).map_err(|error| format!("child {} of the list: {error}", at + 1))?;
+        let manifest = inline_manifest(child)
+            .map_err(|error| format!("child {} of the list: {error}", at + 1))?;
         for blob in manifest.into_iter().flat_map(|manifest| manifest.blobs) {
             match sizes.insert(blob.digest, blob.size) {
                 None => blobs.push(blob),
@@ -71,7 +71,8 @@ pub(crate) fn accepts_lists(headers: &HeaderMap) -> bool {
     let lines = headers.get_all(header::ACCEPT).iter().filter_map(|line| line.to_str().ok());
     lines.flat_map(|line| line.split(',')).any(|range| {
         let mut parts = range.split(';').map(str::trim);
-        let is_list = parts.next().is_some_and(|kind| kind.eq_ignore_ascii_case(media::MANIFEST_LIST));
+        let is_list =
+            parts.next().is_some_and(|kind| kind.eq_ignore_ascii_case(media::MANIFEST_LIST));
         is_list && !parts.any(is_zero_weight)
     })
 }
@@ -109,7 +110,8 @@ pub(crate) mod tests {
 
     /// The text of a list.
     pub(crate) fn list_of(children: &[Value]) -> String {
-        json!({"schemaVersion": 2, "mediaType": media::MANIFEST_LIST, "manifests": children}).to_string()
+        json!({"schemaVersion": 2, "mediaType": media::MANIFEST_LIST, "manifests": children})
+            .to_string()
     }
 
     /// A whole child for a runner.
@@ -128,7 +130,8 @@ pub(crate) mod tests {
 
     #[test]
     fn the_default_child_is_the_preferred_runner_then_gguf_then_the_first() {
-        let of = |runner: &str, format: &str| reference(&format!("{runner}{format}"), runner, format);
+        let of =
+            |runner: &str, format: &str| reference(&format!("{runner}{format}"), runner, format);
         let (mlx, other, ollama) =
             (of("mlx", "safetensors"), of("other", "gguf"), of("ollama", "safetensors"));
         let (ggml, llamacpp) = (of("GGML", "gguf"), of("llamacpp", "gguf"));
@@ -156,7 +159,14 @@ pub(crate) mod tests {
             assert!(accepts(&[yes]), "{yes}");
         }
         assert!(accepts(&[media::MANIFEST, list]), "a header may stand in several lines");
-        for no in ["*/*", "application/*", media::MANIFEST, "", &format!("{list};q=0"), &format!("{list}x")] {
+        for no in [
+            "*/*",
+            "application/*",
+            media::MANIFEST,
+            "",
+            &format!("{list};q=0"),
+            &format!("{list}x"),
+        ] {
             assert!(!accepts(&[no]), "{no}");
         }
         assert!(!accepts(&[]));

@@ -93,7 +93,8 @@ fn is_word(text: &str) -> bool {
 
 /// Whether a word is a host with a port.
 fn has_port(text: &str) -> bool {
-    let number = |port: &str| port.bytes().all(|c| c.is_ascii_digit()) && port.parse::<u16>().is_ok();
+    let number =
+        |port: &str| port.bytes().all(|c| c.is_ascii_digit()) && port.parse::<u16>().is_ok();
     text.split_once(':').is_some_and(|(host, port)| is_word(host) && number(port))
 }
 
@@ -143,8 +144,15 @@ mod tests {
     #[test]
     fn names_that_are_no_paths_are_taken() {
         let with_port = "hub:5000/a/b";
-        for good in ["library/llama3", "a", "a/b/c/d", "hf.co/User/Repo-GGUF", "_x/y", "a.b_c-d/e", with_port]
-        {
+        for good in [
+            "library/llama3",
+            "a",
+            "a/b/c/d",
+            "hf.co/User/Repo-GGUF",
+            "_x/y",
+            "a.b_c-d/e",
+            with_port,
+        ] {
             assert_eq!(Repository::parse(good).unwrap().as_str(), good);
             assert_eq!(
                 Repository::of_folder(&Repository::parse(good).unwrap().folder()).unwrap().as_str(),
@@ -184,14 +192,16 @@ mod tests {
 
     #[test]
     fn two_words_are_a_model_of_the_default_host_and_three_of_their_own() {
-        let full = |name: &str| Repository::parse(name).unwrap().model("t").map(|model| model.full());
+        let full =
+            |name: &str| Repository::parse(name).unwrap().model("t").map(|model| model.full());
         assert_eq!(full("library/m").as_deref(), Some("registry.ollama.ai/library/m:t"));
         assert_eq!(full("hf.co/u/r").as_deref(), Some("hf.co/u/r:t"));
         assert_eq!(full("localhost:5000/u/r").as_deref(), Some("localhost:5000/u/r:t"));
         for other in ["m", "a/b/c", "a.b/c/d/e", "n.x/m"] {
             assert_eq!(full(other), None, "{other}");
         }
-        let there = |name: &str| Repository::of_model(&ModelName::parse(name).unwrap()).map(|name| name.0);
+        let there =
+            |name: &str| Repository::of_model(&ModelName::parse(name).unwrap()).map(|name| name.0);
         assert_eq!(there("m").as_deref(), Some("library/m"));
         assert_eq!(there("hf.co/u/r:q").as_deref(), Some("hf.co/u/r"));
         assert_eq!(there("localhost:5000/u/r:q").as_deref(), Some("localhost:5000/u/r"));

@@ -60,7 +60,10 @@ mod tests {
         let of = |age: u64| ("a".to_owned(), age.to_string(), Duration::from_secs(age));
         let day = AGAIN.as_secs();
         let gone = |ages: &[u64]| -> Vec<String> {
-            outdated(ages.iter().map(|age| of(*age)).collect()).into_iter().map(|(_, name)| name).collect()
+            outdated(ages.iter().map(|age| of(*age)).collect())
+                .into_iter()
+                .map(|(_, name)| name)
+                .collect()
         };
         let month = SAID.as_secs();
         assert_eq!(gone(&[month, 5, month + 1]), [(month + 1).to_string()]);

@@ -47,7 +47,9 @@ impl Target {
             Some(rest) => rest.strip_prefix('/').ok_or(MirrorError::Route)?,
             None => return Err(MirrorError::Route),
         };
-        if let Some((name, id)) = rest.rsplit_once("/blobs/uploads/").filter(|(_, id)| !id.contains('/')) {
+        if let Some((name, id)) =
+            rest.rsplit_once("/blobs/uploads/").filter(|(_, id)| !id.contains('/'))
+        {
             let name = Repository::parse(name)?;
             return Ok(if id.is_empty() {
                 Self::Uploads(name)
@@ -173,7 +175,10 @@ mod tests {
             ("/v2/token".to_owned(), Target::Token),
             ("/mirror".to_owned(), Target::Page),
             ("/v2/a/b/manifests/latest".to_owned(), Target::Manifest(name("a/b"), tag("latest"))),
-            ("/v2/blobs/manifests/manifests".to_owned(), Target::Manifest(name("blobs"), tag("manifests"))),
+            (
+                "/v2/blobs/manifests/manifests".to_owned(),
+                Target::Manifest(name("blobs"), tag("manifests")),
+            ),
             (format!("/v2/a/manifests/{of}"), Target::Manifest(name("a"), Reference::Digest(of))),
             (format!("/v2/a/b/c/blobs/{of}"), Target::Blob(name("a/b/c"), of)),
             ("/v2/a/b/blobs/uploads/".to_owned(), Target::Uploads(name("a/b"))),

@@ -43,14 +43,23 @@ mod tests {
 
     #[test]
     fn namespaces_of_keys_are_names_and_beginnings_of_them() {
-        for good in ["me", "team-*", "*", "hf.co/me", "hf.co/*", "a/b/c", "hf.co/team*", "box:5000/me"]
-            .into_iter()
-            .chain(["box:50*", "box:5000*", "box:65535*", "box:5000/*", "library/llama3.2", "hf.co/me/x*"])
+        for good in
+            ["me", "team-*", "*", "hf.co/me", "hf.co/*", "a/b/c", "hf.co/team*", "box:5000/me"]
+                .into_iter()
+                .chain([
+                    "box:50*",
+                    "box:5000*",
+                    "box:65535*",
+                    "box:5000/*",
+                    "library/llama3.2",
+                    "hf.co/me/x*",
+                ])
         {
             assert_eq!(check_namespace(good), Ok(()), "{good}");
         }
         for bad in [
-            "", "../x", "a/../b", "/a", "a/", "a//b", "a b", "*a", "a*b", "a**", "me\n", "..", "./me", "box:",
+            "", "../x", "a/../b", "/a", "a/", "a//b", "a b", "*a", "a*b", "a**", "me\n", "..",
+            "./me", "box:",
         ] {
             let refused = check_namespace(bad).unwrap_err().to_string();
             assert!(refused.contains("is no namespace"), "{bad}: {refused}");

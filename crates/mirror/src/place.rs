@@ -58,7 +58,8 @@ pub(crate) fn of(head: &Parts) -> String {
         _ => "http",
     };
     let own = || head.uri.authority().map(|a| a.as_str()).or_else(|| text(headers, header::HOST));
-    let host = first("x-forwarded-host").filter(|host| is_host(host)).or_else(own).unwrap_or_default();
+    let host =
+        first("x-forwarded-host").filter(|host| is_host(host)).or_else(own).unwrap_or_default();
     format!("{scheme}://{host}")
 }
 
@@ -96,7 +97,8 @@ mod tests {
         }
         assert!(!names.has(None, "models.example:5000") && !names.has(None, "box:5001"));
         assert!(
-            names.has(Some("https"), "models.example:443") && !names.has(Some("http"), "models.example:443")
+            names.has(Some("https"), "models.example:443")
+                && !names.has(Some("http"), "models.example:443")
         );
         assert!(names.has(Some("http"), "box") && !names.has(Some("https"), "box"));
         assert!(!Names::new(Vec::new()).has(None, ""));
@@ -114,7 +116,10 @@ mod tests {
         assert_eq!(place(&forwarded, false), "https://models.example");
         assert_eq!(place(&[("host", "a"), ("x-forwarded-host", "b/c?d")], false), "http://a");
         assert_eq!(
-            place(&[("host", "a"), ("x-forwarded-host", "b, c"), ("x-forwarded-proto", "javascript")], false),
+            place(
+                &[("host", "a"), ("x-forwarded-host", "b, c"), ("x-forwarded-proto", "javascript")],
+                false
+            ),
             "http://b"
         );
     }

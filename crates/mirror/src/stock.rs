@@ -86,7 +86,9 @@ impl<T> Kept<T> {
 
     /// Whether something younger is known, or just being found out.
     fn is_younger(&self, age: Duration) -> bool {
-        self.0.try_lock().map_or(true, |kept| kept.as_ref().is_some_and(|look| look.at.elapsed() < age))
+        self.0
+            .try_lock()
+            .map_or(true, |kept| kept.as_ref().is_some_and(|look| look.at.elapsed() < age))
     }
 }
 
@@ -133,7 +135,11 @@ impl Stock {
     }
 
     /// What the library holds, or held a while ago.
-    async fn holdings(&self, library: &dyn Library, age: Duration) -> Result<Arc<Holdings>, MirrorError> {
+    async fn holdings(
+        &self,
+        library: &dyn Library,
+        age: Duration,
+    ) -> Result<Arc<Holdings>, MirrorError> {
         let look = || async { Ok(Holdings::new(library.holdings().await?)) };
         self.holdings.get(|| self.changes(library), age, look).await
     }
@@ -153,7 +159,10 @@ impl Stock {
     }
 
     /// All tags, or those of a moment ago: whoever looks at the page does so again and again.
-    pub(crate) async fn shown(&self, library: &dyn Library) -> Result<Arc<Vec<Shown>>, MirrorError> {
+    pub(crate) async fn shown(
+        &self,
+        library: &dyn Library,
+    ) -> Result<Arc<Vec<Shown>>, MirrorError> {
         self.shown.get(|| self.changes(library), SHOWN, || library.shown()).await
     }
 
@@ -175,7 +184,9 @@ impl Stock {
         name: &Repository,
         digest: Digest,
     ) -> Result<bool, MirrorError> {
-        let Some(holder) = holder.filter(|holder| !holder.namespaces.is_empty()) else { return Ok(true) };
+        let Some(holder) = holder.filter(|holder| !holder.namespaces.is_empty()) else {
+            return Ok(true);
+        };
         let key = (holder.name.clone(), digest);
         if lock(&self.seen).get(&key).is_some_and(|at| at.elapsed() < SEEN) {
             return Ok(true);
@@ -185,7 +196,8 @@ impl Stock {
         // What others did a moment ago counts, and what was done here always does: nobody is refused by what was known long before.
         for age in [RECENT, NEWEST] {
             if !sees {
-                sees = self.holdings(library, age).await?.of_blob(&digest).any(|held| may(&held.name));
+                sees =
+                    self.holdings(library, age).await?.of_blob(&digest).any(|held| may(&held.name));
             }
         }
         if sees {
@@ -334,7 +346,8 @@ impl Stock {
     pub(crate) async fn figures(&self, library: &dyn Library) -> Result<Vec<Figure>, MirrorError> {
         let holdings = self.holdings(library, RECENT).await?;
         let kept = holdings.all.iter().filter(|held| held.manifest.is_some());
-        let blobs: HashMap<Digest, u64> = kept.clone().flat_map(|held| held.blobs.iter().copied()).collect();
+        let blobs: HashMap<Digest, u64> =
+            kept.clone().flat_map(|held| held.blobs.iter().copied()).collect();
         let mut figures = vec![
             Figure::gauge("puna_mirror_manifests", "Manifests that are kept.", kept.count() as u64),
             Figure::gauge(
@@ -348,7 +361,11 @@ impl Stock {
             uses.iter().map(|of| (vec![("namespace", of.namespace.clone())], value(of))).collect()
         };
         for (name, help, samples) in [
-            ("puna_mirror_quota_used_bytes", "Bytes of namespaces that have a quota.", of(|of| of.used)),
+            (
+                "puna_mirror_quota_used_bytes",
+                "Bytes of namespaces that have a quota.",
+                of(|of| of.used),
+            ),
             ("puna_mirror_quota_bytes", "Bytes that such namespaces may have.", of(|of| of.quota)),
         ] {
             figures.push(Figure { name, kind: "gauge", help, samples });

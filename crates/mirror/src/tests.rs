@@ -18,7 +18,9 @@ use puna_store::{Digest, Store};
 
 use crate::manifest::OCI_MANIFEST;
 use crate::stock::Stock;
-use crate::{History, Holder, Library, Mirror, NoKeys, Quota, Repository, Right, Settings, StoreLibrary};
+use crate::{
+    History, Holder, Library, Mirror, NoKeys, Quota, Repository, Right, Settings, StoreLibrary,
+};
 
 struct Bench {
     dir: tempfile::TempDir,
@@ -102,7 +104,12 @@ impl Bench {
         let (status, headers, _) =
             self.ask("POST", &format!("/v2/{name}/blobs/uploads/"), Body::empty()).await;
         assert_eq!(status, 202);
-        headers[header::LOCATION].to_str().unwrap().strip_prefix("http://mirror").unwrap().to_owned()
+        headers[header::LOCATION]
+            .to_str()
+            .unwrap()
+            .strip_prefix("http://mirror")
+            .unwrap()
+            .to_owned()
     }
 }
 
@@ -150,7 +157,8 @@ async fn nothing_here_is_a_page_of_the_origin_where_people_say_who_they_are() {
     let plain = r#"{"layers":[],"x":"<script>"}"#;
     for (kind, body) in [("text/html", page), ("text/html", plain), ("application/json", page)] {
         let kind = (header::CONTENT_TYPE, kind);
-        let (status, _, said) = bench.ask_with("PUT", "/v2/a/b/manifests/x", kind, Body::from(body)).await;
+        let (status, _, said) =
+            bench.ask_with("PUT", "/v2/a/b/manifests/x", kind, Body::from(body)).await;
         assert_eq!(status, 400, "{said:?}");
         assert!(said.starts_with(br#"{"errors":[{"code":"MANIFEST_INVALID""#), "{said:?}");
     }
@@ -171,9 +179,17 @@ async fn nothing_here_is_a_page_of_the_origin_where_people_say_who_they_are() {
         ("/v2/a/b/manifests/none", 404, "application/json"),
     ] {
         let (found, headers, _) = bench.ask("GET", path, Body::empty()).await;
-        assert_eq!((found, headers[header::CONTENT_TYPE].to_str().unwrap()), (status, kind), "{path}");
+        assert_eq!(
+            (found, headers[header::CONTENT_TYPE].to_str().unwrap()),
+            (status, kind),
+            "{path}"
+        );
         assert_eq!(headers[header::X_CONTENT_TYPE_OPTIONS], "nosniff", "{path}");
-        assert_eq!(headers[header::CONTENT_SECURITY_POLICY], "default-src 'none'; sandbox", "{path}");
+        assert_eq!(
+            headers[header::CONTENT_SECURITY_POLICY],
+            "default-src 'none'; sandbox",
+            "{path}"
+        );
     }
     let headers = bench.ask("GET", "/mirror", Body::empty()).await.1;
     assert!(headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap().contains("style-src"));
@@ -192,18 +208,26 @@ async fn what_cannot_be_done_says_what_can() {
         ("POST", "/mirror", "GET, HEAD"),
     ] {
         let (status, headers, _) = bench.ask(method, path, Body::empty()).await;
-        assert_eq!((status, headers[header::ALLOW].to_str().unwrap()), (405, allowed), "{method} {path}");
+        assert_eq!(
+            (status, headers[header::ALLOW].to_str().unwrap()),
+            (405, allowed),
+            "{method} {path}"
+        );
     }
     let settings = Settings { push: true, ..Settings::default() };
     let library = Arc::new(StoreLibrary::new(Arc::new(Store::open(bench.dir.path()).unwrap())));
-    let mirror = Mirror::new(library, Box::new(NoKeys), &settings, History::new().unwrap()).unwrap();
+    let mirror =
+        Mirror::new(library, Box::new(NoKeys), &settings, History::new().unwrap()).unwrap();
     let bench = Bench { mirror, ..bench };
     let (status, headers, _) = bench.ask("DELETE", "/v2/a/b/manifests/x", Body::empty()).await;
     assert_eq!((status, headers[header::ALLOW].to_str().unwrap()), (405, "GET, HEAD, PUT"));
     // An upload is its own, and can be given up.
     let upload = bench.upload("a/b").await;
     let (status, headers, _) = bench.ask("POST", &upload, Body::empty()).await;
-    assert_eq!((status, headers[header::ALLOW].to_str().unwrap()), (405, "GET, PATCH, PUT, DELETE"));
+    assert_eq!(
+        (status, headers[header::ALLOW].to_str().unwrap()),
+        (405, "GET, PATCH, PUT, DELETE")
+    );
     assert_eq!(bench.ask("DELETE", &upload, Body::empty()).await.0, 204);
 }
 
@@ -233,10 +257,12 @@ async fn what_was_meant_for_something_else_is_not_done() {
     assert_eq!(bench.ask_with("PUT", path, kind, Body::from(text)).await.0, 201);
     let (manifest, blob) = (Digest::of(text.as_bytes()), format!("/v2/a/b/blobs/{blob}"));
     let other = format!("\"{}\"", Digest::of(b"another"));
-    let cases = [("GET", path), ("HEAD", path), ("GET", blob.as_str()), ("HEAD", &blob), ("DELETE", &blob)];
+    let cases =
+        [("GET", path), ("HEAD", path), ("GET", blob.as_str()), ("HEAD", &blob), ("DELETE", &blob)];
     for (method, path) in cases.into_iter().chain([("PUT", path), ("DELETE", path)]) {
         for tag in [&*other, "x", &format!("W/\"{manifest}\"")] {
-            let answer = bench.ask_with(method, path, (header::IF_MATCH, tag), Body::from(text)).await;
+            let answer =
+                bench.ask_with(method, path, (header::IF_MATCH, tag), Body::from(text)).await;
             assert_eq!(answer.0, 412, "{method} {path} {tag}");
         }
     }
@@ -244,7 +270,8 @@ async fn what_was_meant_for_something_else_is_not_done() {
     assert_eq!(bench.ask_with("PUT", "/v2/a/b/manifests/y", absent, Body::from(text)).await.0, 412);
     for (method, status) in [("GET", 200), ("PUT", 201), ("DELETE", 202)] {
         let tags = format!("{other}, \"{manifest}\"");
-        let answer = bench.ask_with(method, path, (header::IF_MATCH, &tags), Body::from(text)).await;
+        let answer =
+            bench.ask_with(method, path, (header::IF_MATCH, &tags), Body::from(text)).await;
         assert_eq!(answer.0, status, "{method}");
     }
 }
@@ -370,7 +397,10 @@ async fn manifests_at_once_have_no_more_than_the_quota_together() {
         texts.push(manifest_of(n % 2 == 0, bench.blob("other/x", &[n; 600]).await, 600));
     }
     let paths: Vec<_> = (0..8).map(|n| format!("/v2/team/x/manifests/t{n}")).collect();
-    let puts = paths.iter().zip(&texts).map(|(path, text)| bench.ask("PUT", path, Body::from(text.clone())));
+    let puts = paths
+        .iter()
+        .zip(&texts)
+        .map(|(path, text)| bench.ask("PUT", path, Body::from(text.clone())));
     let mut put: Vec<u16> = join_all(puts).await.iter().map(|put| put.0).collect();
     put.sort_unstable();
     assert_eq!(put, [201, 413, 413, 413, 413, 413, 413, 413]);
@@ -382,7 +412,8 @@ async fn a_refused_model_leaves_nothing_in_the_store() {
     let digest = bench.blob("library/x", b"weights").await;
     // Its size is not what the manifest says.
     let text = manifest_of(true, digest, 6);
-    let (status, code, _) = bench.refusal("PUT", "/v2/library/x/manifests/latest", Body::from(text)).await;
+    let (status, code, _) =
+        bench.refusal("PUT", "/v2/library/x/manifests/latest", Body::from(text)).await;
     assert_eq!((status, code.as_str()), (400, "MANIFEST_INVALID"));
     let stored = bench.dir.path().join("blobs").join(digest.file_name());
     assert!(!stored.exists(), "a blob of no model");
@@ -390,8 +421,11 @@ async fn a_refused_model_leaves_nothing_in_the_store() {
     std::fs::write(&stored, b"weights").unwrap();
     let missing = Digest::of(b"nobody's");
     let layer = |digest, size| format!(r#"{{"mediaType":"x","digest":"{digest}","size":{size}}}"#);
-    let text =
-        format!(r#"{{"mediaType":"{OCI_MANIFEST}","layers":[{},{}]}}"#, layer(digest, 7), layer(missing, 8));
+    let text = format!(
+        r#"{{"mediaType":"{OCI_MANIFEST}","layers":[{},{}]}}"#,
+        layer(digest, 7),
+        layer(missing, 8)
+    );
     std::fs::remove_dir_all(bench.dir.path().join("puna-registry/blobs")).unwrap();
     let (status, code, _) = bench.refusal("PUT", "/v2/a/b/manifests/v1", Body::from(text)).await;
     assert_eq!((status, code.as_str()), (400, "MANIFEST_BLOB_UNKNOWN"));
@@ -402,11 +436,17 @@ async fn a_refused_model_leaves_nothing_in_the_store() {
 async fn an_image_hides_a_model_of_a_folder_that_is_only_read() {
     let others = tempfile::tempdir().unwrap();
     {
-        let there =
-            of(Arc::new(Store::open(others.path()).unwrap()), tempfile::tempdir().unwrap(), Vec::new());
+        let there = of(
+            Arc::new(Store::open(others.path()).unwrap()),
+            tempfile::tempdir().unwrap(),
+            Vec::new(),
+        );
         let digest = there.blob("library/x", b"weights").await;
         let text = manifest_of(true, digest, 7);
-        assert_eq!(there.ask("PUT", "/v2/library/x/manifests/latest", Body::from(text)).await.0, 201);
+        assert_eq!(
+            there.ask("PUT", "/v2/library/x/manifests/latest", Body::from(text)).await.0,
+            201
+        );
     }
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).unwrap().with_others([others.path().to_owned()]);
@@ -416,7 +456,10 @@ async fn an_image_hides_a_model_of_a_folder_that_is_only_read() {
     assert_eq!(model.0, 200);
     // It is among the tags, and had by its digest.
     let tags = bench.ask("GET", "/v2/library/x/tags/list", Body::empty()).await;
-    assert_eq!((tags.0, tags.2), (200, Bytes::from_static(br#"{"name":"library/x","tags":["latest"]}"#)));
+    assert_eq!(
+        (tags.0, tags.2),
+        (200, Bytes::from_static(br#"{"name":"library/x","tags":["latest"]}"#))
+    );
     let by_digest = format!("/v2/library/x/manifests/{}", Digest::of(&model.2));
     assert_eq!(bench.ask("GET", &by_digest, Body::empty()).await.2, model.2);
     let image = manifest_of(false, bench.blob("library/x", b"image").await, 5);
@@ -451,7 +494,10 @@ async fn a_blob_that_is_pushed_again_keeps_its_file() {
     assert_eq!(inode(&pushed), inode(&stored), "one file with two names");
     bench.mirror.library().tidy().await.unwrap();
     assert!(pushed.exists(), "it waits for its manifest as if it had just come");
-    assert_eq!(std::fs::read_dir(bench.dir.path().join("puna-registry/uploads")).unwrap().count(), 0);
+    assert_eq!(
+        std::fs::read_dir(bench.dir.path().join("puna-registry/uploads")).unwrap().count(),
+        0
+    );
     // One that was damaged is replaced.
     std::fs::remove_file(&pushed).unwrap();
     std::fs::write(&pushed, b"WEIGHTS").unwrap();
@@ -505,7 +551,10 @@ async fn whether_somebody_sees_a_blob_is_looked_up_where_he_asks() {
     std::fs::remove_dir_all(bench.dir.path().join("puna-registry/brought")).unwrap();
     for (name, is_model) in [("team/x", false), ("team/m", true)] {
         let text = manifest_of(is_model, digest, 7);
-        assert_eq!(bench.ask("PUT", &format!("/v2/{name}/manifests/v1"), Body::from(text)).await.0, 201);
+        assert_eq!(
+            bench.ask("PUT", &format!("/v2/{name}/manifests/v1"), Body::from(text)).await.0,
+            201
+        );
         assert_eq!(sees(name, digest).await, Ok(true), "a manifest needs it");
     }
     // What is not there may be of another one: that takes a look at all of them, one of which cannot be had here.
@@ -520,8 +569,9 @@ async fn whether_somebody_sees_a_blob_is_looked_up_where_he_asks() {
 #[tokio::test]
 async fn the_page_is_not_looked_for_anew_by_each_who_sees_it() {
     let bench = bench(Vec::new());
-    let page =
-        async || String::from_utf8(bench.ask("GET", "/mirror", Body::empty()).await.2.to_vec()).unwrap();
+    let page = async || {
+        String::from_utf8(bench.ask("GET", "/mirror", Body::empty()).await.2.to_vec()).unwrap()
+    };
     let text = manifest_of(false, bench.blob("a/b", b"weights").await, 7);
     assert_eq!(bench.ask("PUT", "/v2/a/b/manifests/v1", Body::from(text)).await.0, 201);
     assert!(page().await.contains("a/b:v1"));

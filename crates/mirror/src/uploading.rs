@@ -159,7 +159,9 @@ impl Room {
         let used = self.used(&uploads, |upload| !upload.gives_way());
         fits(&self.namespace, self.quota, used, end).ok()?;
         let alone = self.others(&uploads).filter(|(_, upload)| upload.gives_way());
-        alone.min_by_key(|(_, upload)| upload.since).map(|(id, upload)| (upload.name.clone(), id.clone()))
+        alone
+            .min_by_key(|(_, upload)| upload.since)
+            .map(|(id, upload)| (upload.name.clone(), id.clone()))
     }
 
     /// Bytes of the namespace beside this upload.

@@ -32,7 +32,8 @@ impl Me {
     /// It has been here before, or has come through too many.
     pub(crate) fn way(&self, headers: &HeaderMap) -> Result<Way, MirrorError> {
         let all = headers.get_all(header::VIA).iter().filter_map(|value| value.to_str().ok());
-        let names = all.flat_map(|all| all.split(',')).filter_map(|entry| entry.split_whitespace().nth(1));
+        let names =
+            all.flat_map(|all| all.split(',')).filter_map(|entry| entry.split_whitespace().nth(1));
         // Other proxies ask nobody by themselves.
         let mut mirrors: Vec<&str> =
             names.filter(|name| name.starts_with(PREFIX) && name.len() <= MAX_NAME).collect();
@@ -78,10 +79,15 @@ mod tests {
     #[tokio::test]
     async fn the_mirrors_on_the_way_are_passed_on_and_this_one_with_them() {
         let (me, other) = (Me::new().unwrap(), Me::new().unwrap());
-        let way = async |of: &Me, via: &[&str]| of.way(&headers(via)).unwrap().answer(async { told() }).await;
+        let way = async |of: &Me, via: &[&str]| {
+            of.way(&headers(via)).unwrap().answer(async { told() }).await
+        };
         let own = format!("1.1 {}", me.0);
         assert_eq!(way(&me, &[]).await.as_deref(), Some(own.as_str()));
-        assert_eq!(way(&me, &["1.0 fred, 1.1 nginx (a, b)", "?"]).await.as_deref(), Some(own.as_str()));
+        assert_eq!(
+            way(&me, &["1.0 fred, 1.1 nginx (a, b)", "?"]).await.as_deref(),
+            Some(own.as_str())
+        );
         let both = format!("{own}, 1.1 {}", other.0);
         assert_eq!(way(&other, &[&own, "1.1 nginx"]).await.as_deref(), Some(both.as_str()));
         assert_eq!(told(), None);
@@ -92,7 +98,9 @@ mod tests {
         let (me, other) = (Me::new().unwrap(), Me::new().unwrap());
         let way = format!("1.1 {},1.1 {} (Puna)", me.0, other.0);
         for of in [&me, &other] {
-            let Err(refused) = of.way(&headers(&["1.1 nginx", &way])) else { panic!("it goes in a circle") };
+            let Err(refused) = of.way(&headers(&["1.1 nginx", &way])) else {
+                panic!("it goes in a circle")
+            };
             assert_eq!(refused.code().0, 508, "{refused}");
             assert!(refused.to_string().contains("asked by itself"), "{refused}");
         }
@@ -101,7 +109,8 @@ mod tests {
     #[test]
     fn who_stands_behind_too_many_is_not_taken_for_one_who_asks_himself() {
         let me = Me::new().unwrap();
-        let mut others: Vec<String> = (0..MAX_MIRRORS).map(|n| format!("1.1 {PREFIX}{n}")).collect();
+        let mut others: Vec<String> =
+            (0..MAX_MIRRORS).map(|n| format!("1.1 {PREFIX}{n}")).collect();
         assert!(me.way(&headers(&[&others[1..].join(", ")])).is_ok());
         let refusal = |way: &[String]| me.way(&headers(&[&way.join(", ")])).map(drop).unwrap_err();
         let refused = refusal(&others);

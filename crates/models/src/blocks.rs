@@ -27,7 +27,9 @@ impl Qkv {
         input: usize,
         widths: [usize; 3],
     ) -> Result<Self, ModelError> {
-        if let Some(fused) = w.opt_linear(&format!("{block}.attn_qkv"), input, widths.iter().sum())? {
+        if let Some(fused) =
+            w.opt_linear(&format!("{block}.attn_qkv"), input, widths.iter().sum())?
+        {
             return Ok(Self::Fused(fused, widths));
         }
         let [q, k, v] = widths;
@@ -133,7 +135,8 @@ impl Mlp {
             }
         };
         let hidden = g.glu("ffn_glu", self.kind, gate, up);
-        let hidden = self.norm.as_ref().map_or(hidden, |norm| g.rms_norm("ffn_sub_norm", norm, hidden));
+        let hidden =
+            self.norm.as_ref().map_or(hidden, |norm| g.rms_norm("ffn_sub_norm", norm, hidden));
         g.linear("ffn_out", &self.down, hidden)
     }
 }

@@ -143,7 +143,11 @@ pub(crate) struct Accompanying {
 
 impl Accompanying {
     /// One whose weights are behind the model's, if it fits.
-    pub fn new(name: &'static str, companion: Companion, host: &Host<'_>) -> Result<Self, ModelError> {
+    pub fn new(
+        name: &'static str,
+        companion: Companion,
+        host: &Host<'_>,
+    ) -> Result<Self, ModelError> {
         let trunk = companion.needs.find(name, host)?;
         let reads_last = companion.needs.inputs.contains(&host.n_layer);
         Ok(Self { name, model: host.architecture, companion, trunk, reads_last })
@@ -166,7 +170,11 @@ impl Accompanying {
     }
 
     /// Records the model's own step with what is read of it; the result are the last hidden states of the rows that are wanted.
-    pub fn hidden(&self, mut g: Graph, model: &dyn Architecture) -> Result<(Graph, ValueId), ModelError> {
+    pub fn hidden(
+        &self,
+        mut g: Graph,
+        model: &dyn Architecture,
+    ) -> Result<(Graph, ValueId), ModelError> {
         g = g.watching(&self.companion.needs.inputs);
         let hidden = model.hidden(&mut g, !self.reads_last);
         let hidden = match g.value(hidden).rows {
@@ -187,9 +195,14 @@ impl Accompanying {
         let watched: Vec<_> = g.watched().zip(layers).collect();
         let mut inputs = Vec::with_capacity(watched.len());
         for (input, layer) in watched {
-            let is_stream = |value: Value| value.rows == Rows::Tokens && value.cols.is_multiple_of(*width);
+            let is_stream =
+                |value: Value| value.rows == Rows::Tokens && value.cols.is_multiple_of(*width);
             let Some(input) = input.filter(|&input| is_stream(g.value(input))) else {
-                return Err(ModelError::UnreadLayer { draft: self.name, model: self.model, layer: *layer });
+                return Err(ModelError::UnreadLayer {
+                    draft: self.name,
+                    model: self.model,
+                    layer: *layer,
+                });
             };
             let streams = g.value(input).cols / width;
             inputs.push(if streams == 1 { input } else { mean(g, input, streams) });
@@ -229,7 +242,8 @@ pub(crate) struct Host<'a> {
 impl Needs {
     /// Finds in a model what is needed.
     pub fn find(&self, draft: &'static str, host: &Host<'_>) -> Result<Trunk, ModelError> {
-        let differ = |difference| ModelError::Companion { draft, model: host.architecture, difference };
+        let differ =
+            |difference| ModelError::Companion { draft, model: host.architecture, difference };
         let (width, n_vocab) = (host.width, host.n_vocab);
         if self.width != width {
             let reads = self.width;
@@ -256,7 +270,9 @@ impl Needs {
         let layers = layers.collect::<Result<_, _>>()?;
         let shared = |_| -> Result<_, ModelError> {
             let table = host.table.ok_or_else(|| {
-                differ(format!("it has none of its own and finds no `{TABLE}` with a row for each token"))
+                differ(format!(
+                    "it has none of its own and finds no `{TABLE}` with a row for each token"
+                ))
             })?;
             let tied = Linear { w: table, scale: 1.0, bias: None, out: n_vocab };
             Ok((table, host.head.unwrap_or(tied)))
@@ -291,18 +307,22 @@ pub(crate) const HEAD: &str = "output.weight";
 fn of_kind(layer: &CacheLayer, cache: &[CacheLayer]) -> Result<usize, String> {
     let kind = if layer.is_recent() { "a sliding window" } else { "a view of everything" };
     let found = cache.iter().rposition(|theirs| theirs.is_recent() == layer.is_recent());
-    let found =
-        found.ok_or_else(|| format!("it reads what a layer with {kind} keeps, and the model has none"))?;
+    let found = found.ok_or_else(|| {
+        format!("it reads what a layer with {kind} keeps, and the model has none")
+    })?;
     let theirs = &cache[found];
     let form = |l: &CacheLayer| (l.kv_heads, l.key_dim, l.value_dim);
     if form(theirs) != form(layer) || theirs.values_in_keys != layer.values_in_keys {
-        let [own, theirs] = [layer, theirs]
-            .map(|l| format!("{} key heads of {} and {} features", l.kv_heads, l.key_dim, l.value_dim));
+        let [own, theirs] = [layer, theirs].map(|l| {
+            format!("{} key heads of {} and {} features", l.kv_heads, l.key_dim, l.value_dim)
+        });
         return Err(format!("it reads {own} of the last layer with {kind}, which has {theirs}"));
     }
     if !layer.mask.is_within(theirs.mask) {
         let [own, theirs] = [layer, theirs].map(|l| l.mask.reach().unwrap_or(usize::MAX));
-        return Err(format!("it sees {own} positions of the last layer with {kind}, which keeps {theirs}"));
+        return Err(format!(
+            "it sees {own} positions of the last layer with {kind}, which keeps {theirs}"
+        ));
     }
     Ok(found)
 }
@@ -318,8 +338,11 @@ mod tests {
     }
 
     fn needs() -> Needs {
-        let layers =
-            vec![layer(2, 8, Mask::Window(5)), layer(1, 16, Mask::Causal), layer(2, 8, Mask::Window(5))];
+        let layers = vec![
+            layer(2, 8, Mask::Window(5)),
+            layer(1, 16, Mask::Causal),
+            layer(2, 8, Mask::Window(5)),
+        ];
         Needs { width: 32, n_vocab: 100, layers, ..Needs::default() }
     }
 
@@ -331,8 +354,8 @@ mod tests {
     #[test]
     fn the_last_layer_of_each_kind_is_read() {
         let cache = [Mask::Window(6), Mask::Causal, Mask::Window(6), Mask::Causal];
-        let cache =
-            cache.map(|mask| if mask == Mask::Causal { layer(1, 16, mask) } else { layer(2, 8, mask) });
+        let cache = cache
+            .map(|mask| if mask == Mask::Causal { layer(1, 16, mask) } else { layer(2, 8, mask) });
         let host = host(32, 100, &cache);
         let trunk = Trunk { shared: None, layers: vec![2, 3, 2], own: 4 };
         assert_eq!(needs().find("draft", &host), Ok(trunk));
@@ -340,7 +363,8 @@ mod tests {
 
     #[test]
     fn what_the_model_shares_are_its_embeddings_and_its_output_matrix_or_the_same_once_more() {
-        let (tied, table) = (Linear { w: WeightId(7), scale: 1.0, bias: None, out: 100 }, WeightId(7));
+        let (tied, table) =
+            (Linear { w: WeightId(7), scale: 1.0, bias: None, out: 100 }, WeightId(7));
         let own = Linear { w: WeightId(9), scale: 2.0, ..tied };
         let needs = Needs { shares: Some(32), layers: Vec::new(), ..needs() };
         let shared = |host: &Host<'_>| needs.find("draft", host).map(|trunk| trunk.shared);
@@ -361,7 +385,8 @@ mod tests {
         let said = |error: String, words: &[&str]| {
             assert!(words.iter().all(|word| error.contains(word)), "{error}");
         };
-        let wants = |needs: Needs| needs.find("draft", &host(32, 100, &cache)).unwrap_err().to_string();
+        let wants =
+            |needs: Needs| needs.find("draft", &host(32, 100, &cache)).unwrap_err().to_string();
         said(wants(Needs { shares: Some(24), ..needs() }), &["24 features", "32"]);
         said(wants(Needs { inputs: vec![1, 7], ..needs() }), &["input of layer 7", "1 to 6"]);
         said(wants(Needs { inputs: vec![0], ..needs() }), &["input of layer 0", "1 to 6"]);

@@ -176,7 +176,11 @@ impl Decoder {
     }
 
     /// The same inside of an architecture that takes its parts in an order of its own.
-    pub fn loaded_as(self, hp: &Hparams, arch: impl FnOnce(Self) -> Box<dyn Architecture>) -> Loaded {
+    pub fn loaded_as(
+        self,
+        hp: &Hparams,
+        arch: impl FnOnce(Self) -> Box<dyn Architecture>,
+    ) -> Loaded {
         let cached = self.layers.iter().filter(|l| l.attention.mask.is_cached());
         let mut cache: Vec<CacheLayer> = cached.map(|l| l.attention.cache_layer()).collect();
         cache.extend(self.layers.iter().filter_map(|l| Some(l.selection.indexer()?.cache_layer())));
@@ -250,7 +254,13 @@ impl Decoder {
     }
 
     /// What a part of layer `i` reads, and how it writes where there are several streams.
-    fn read(&self, g: &mut Graph, i: usize, part: usize, x: ValueId) -> (ValueId, Option<StreamWrite>) {
+    fn read(
+        &self,
+        g: &mut Graph,
+        i: usize,
+        part: usize,
+        x: ValueId,
+    ) -> (ValueId, Option<StreamWrite>) {
         let Some(streams) = &self.streams else { return (x, None) };
         let (read, writing) = streams.links[i][part].read(g, x);
         (read, Some(writing))
@@ -293,7 +303,9 @@ impl Layer {
         let projected = self.qkv.project_from(g, h, source);
         let gate = self.gate.as_ref().map(|(gate, kind)| (g.linear("attn_gate", gate, h), *kind));
         let [mut q, mut k, v] = match self.clamp {
-            Some(limit) => projected.map(|x| g.activate("qkv_clamped", Activation::Clamp { limit }, x)),
+            Some(limit) => {
+                projected.map(|x| g.activate("qkv_clamped", Activation::Clamp { limit }, x))
+            }
             None => projected,
         };
         if let QkNorm::Before(norms) = &self.qk_norm {
@@ -343,7 +355,13 @@ impl Decoder {
 
     /// The stream behind these layers, which `entered` the first of them. The last one of all lets only outputs through where that is
     /// wanted.
-    pub fn pass(&self, g: &mut Graph, layers: Range<usize>, entered: ValueId, outputs_only: bool) -> ValueId {
+    pub fn pass(
+        &self,
+        g: &mut Graph,
+        layers: Range<usize>,
+        entered: ValueId,
+        outputs_only: bool,
+    ) -> ValueId {
         let mut x = entered;
         let mut selections = self.selections(layers.start);
         for i in layers {
@@ -371,7 +389,13 @@ impl Decoder {
     }
 
     /// The stream with what a part of a layer adds to it.
-    pub fn add_scaled(&self, g: &mut Graph, name: &'static str, x: ValueId, part: ValueId) -> ValueId {
+    pub fn add_scaled(
+        &self,
+        g: &mut Graph,
+        name: &'static str,
+        x: ValueId,
+        part: ValueId,
+    ) -> ValueId {
         let part = scaled(g, "part_scaled", part, self.residual_scale);
         g.add(name, x, part)
     }
@@ -453,8 +477,12 @@ impl Block<'_, '_> {
     ) -> Result<Layer, ModelError> {
         let (attn_norm, ffn_norm) = (Some(self.norm("attn_norm")?), Some(self.norm("ffn_norm")?));
         let heads = self.hp.heads[self.i];
-        let (latent, values) =
-            Latent::load(self.w, &self.name, (self.hp.n_embd, heads), (form, self.norm, Some(rope)))?;
+        let (latent, values) = Latent::load(
+            self.w,
+            &self.name,
+            (self.hp.n_embd, heads),
+            (form, self.norm, Some(rope)),
+        )?;
         let attention = form.attention(heads);
         let attention = AttentionSpec { scale: scale * attention.scale, ..attention };
         let layer = self.around(Qkv::Latent(Box::new(latent)), attention, Some(values), ffn)?;
@@ -484,7 +512,11 @@ impl Block<'_, '_> {
     }
 
     /// The same, which may be absent.
-    pub fn opt_tensor(&mut self, part: &str, shape: &[usize]) -> Result<Option<WeightId>, ModelError> {
+    pub fn opt_tensor(
+        &mut self,
+        part: &str,
+        shape: &[usize],
+    ) -> Result<Option<WeightId>, ModelError> {
         self.w.opt(&format!("{}.{part}", self.name), shape)
     }
 
@@ -499,7 +531,12 @@ impl Block<'_, '_> {
     }
 
     /// A matrix with a bias that must be there.
-    pub fn biased(&mut self, part: &str, input: usize, output: usize) -> Result<Linear, ModelError> {
+    pub fn biased(
+        &mut self,
+        part: &str,
+        input: usize,
+        output: usize,
+    ) -> Result<Linear, ModelError> {
         self.tensor(&format!("{part}.bias"), &[output])?;
         self.linear(part, input, output)
     }
@@ -510,12 +547,21 @@ impl Block<'_, '_> {
     }
 
     /// The same, which may be absent.
-    pub fn opt_norm_of(&mut self, part: &str, shape: &[usize]) -> Result<Option<AnyNorm>, ModelError> {
+    pub fn opt_norm_of(
+        &mut self,
+        part: &str,
+        shape: &[usize],
+    ) -> Result<Option<AnyNorm>, ModelError> {
         self.norm.load_opt(self.w, &format!("{}.{part}", self.name), shape)
     }
 
     /// A matrix with its optional bias.
-    pub fn linear(&mut self, part: &str, input: usize, output: usize) -> Result<Linear, ModelError> {
+    pub fn linear(
+        &mut self,
+        part: &str,
+        input: usize,
+        output: usize,
+    ) -> Result<Linear, ModelError> {
         self.w.linear(&format!("{}.{part}", self.name), input, output)
     }
 
@@ -577,7 +623,11 @@ impl Block<'_, '_> {
     }
 
     /// The same beside `ffn_{gate,up,down}_shexp` of width `shared`; zero means none.
-    pub fn experts_beside(&mut self, shape: ExpertShape, shared: usize) -> Result<FeedForward, ModelError> {
+    pub fn experts_beside(
+        &mut self,
+        shape: ExpertShape,
+        shared: usize,
+    ) -> Result<FeedForward, ModelError> {
         self.experts_beside_other(shape, shared, shape.glu)
     }
 

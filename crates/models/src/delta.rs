@@ -49,11 +49,15 @@ impl Inputs {
     /// Queries, keys and values one after the other; the gate.
     fn project(&self, g: &mut Graph, h: ValueId, spec: &DeltaSpec) -> [ValueId; 2] {
         match self {
-            Self::Split([qkv, z]) => [g.linear("linear_attn_qkv_mixed", qkv, h), g.linear("z", z, h)],
+            Self::Split([qkv, z]) => {
+                [g.linear("linear_attn_qkv_mixed", qkv, h), g.linear("z", z, h)]
+            }
             Self::Joined(all) => {
                 let all = g.linear("linear_attn_qkvz", all, h);
-                let (dim, values) = (spec.key_dim, spec.value_heads / spec.key_heads * spec.value_dim);
-                let mut pick = |name, start, width| g.pick(name, all, start, width, 2 * (dim + values));
+                let (dim, values) =
+                    (spec.key_dim, spec.value_heads / spec.key_heads * spec.value_dim);
+                let mut pick =
+                    |name, start, width| g.pick(name, all, start, width, 2 * (dim + values));
                 let [q, k] = [pick("q", 0, dim), pick("k", dim, dim)];
                 let [v, z] = [pick("v", 2 * dim, values), pick("z", 2 * dim + values, values)];
                 let qk = g.concat("linear_attn_qk", q, k);
@@ -79,7 +83,10 @@ impl DeltaNet {
         let beta_alpha = if is_next {
             BetaAlpha::Fused(b.linear("ssm_ba", n_embd, 2 * heads)?)
         } else {
-            BetaAlpha::Split([b.linear("ssm_beta", n_embd, heads)?, b.linear("ssm_alpha", n_embd, heads)?])
+            BetaAlpha::Split([
+                b.linear("ssm_beta", n_embd, heads)?,
+                b.linear("ssm_alpha", n_embd, heads)?,
+            ])
         };
         let root = (dim as f32).sqrt();
         Ok(Self {
@@ -119,7 +126,9 @@ impl Mixer for DeltaNet {
         let (keys, values) = (spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim);
         let [x, z] = self.inputs.project(g, h, &spec);
         let (beta, decay) = match &self.beta_alpha {
-            BetaAlpha::Split([beta, alpha]) => (g.linear("beta", beta, h), g.linear("alpha", alpha, h)),
+            BetaAlpha::Split([beta, alpha]) => {
+                (g.linear("beta", beta, h), g.linear("alpha", alpha, h))
+            }
             BetaAlpha::Fused(both) => {
                 let all = g.linear("linear_attn_mixed_ba", both, h);
                 let (run, cols) = (spec.runs.0, 2 * spec.value_heads);

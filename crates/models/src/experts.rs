@@ -125,8 +125,7 @@ impl ExpertShape {
             Some(3) => Gating::SoftmaxOfChosen,
             Some(4) => Gating::SqrtSoftplus,
             Some(other) => {
-                let reason =
-                    "use 1 (softmax), 2 (sigmoid), 3 (softmax of the chosen) or 4 (root of softplus)";
+                let reason = "use 1 (softmax), 2 (sigmoid), 3 (softmax of the chosen) or 4 (root of softplus)";
                 let (key, value) = (keys.name("expert_gating_func"), other.to_string());
                 return Err(ModelError::KeyValue { key, value, reason });
             }
@@ -149,10 +148,11 @@ fn groups(keys: &Keys<'_>, shape: &ExpertShape) -> Result<Option<Groups>, ModelE
     }
     let used = keys.opt_count("expert_group_used_count")?.unwrap_or(count);
     let each = shape.experts / count;
-    if !shape.experts.is_multiple_of(count) || used == 0 || used > count || used * each < shape.used {
-        let reason =
-            "experts must come in groups of one size, and those that are used hold the experts of a token";
-        let (key, value) = (keys.name("expert_group_count"), format!("{count}, of which {used} are used"));
+    if !shape.experts.is_multiple_of(count) || used == 0 || used > count || used * each < shape.used
+    {
+        let reason = "experts must come in groups of one size, and those that are used hold the experts of a token";
+        let (key, value) =
+            (keys.name("expert_group_count"), format!("{count}, of which {used} are used"));
         return Err(ModelError::KeyValue { key, value, reason });
     }
     Ok(Some(Groups { count, used }))
@@ -194,8 +194,9 @@ impl Experts {
         let width = latent.map_or(n_embd, |latent| latent.width);
         let name = |part: &str, kind: &str| format!("{block}.ffn_{part}_exps.{kind}");
         // A factor of what an expert gives is one of its weight.
-        let unknown =
-            ["gate", "up", "gate_up", "down"].into_iter().filter(|&part| weighs_input || part != "down");
+        let unknown = ["gate", "up", "gate_up", "down"]
+            .into_iter()
+            .filter(|&part| weighs_input || part != "down");
         let unknown = unknown.map(|part| name(part, "scale")).chain([name("gate_up", "bias")]);
         if let Some(tensor) = unknown.into_iter().find(|name| w.has(name)) {
             let what = format!("`{tensor}`");
@@ -207,7 +208,9 @@ impl Experts {
         let ([gate, up], is_joined) = halves(w, &name, [width, hidden, experts], glu)?;
         Ok(Self {
             router,
-            latent: latent.map(|latent| LatentProjection::load(w, block, n_embd, latent)).transpose()?,
+            latent: latent
+                .map(|latent| LatentProjection::load(w, block, n_embd, latent))
+                .transpose()?,
             spec: MoeSpec {
                 experts,
                 used,
@@ -227,8 +230,10 @@ impl Experts {
                 up,
                 is_joined,
                 down: w.tensor(&name("down", "weight"), &[hidden, width, experts])?,
-                gate_bias: w
-                    .opt(&name(if glu.has_gate() { "gate" } else { "up" }, "bias"), &[hidden, experts])?,
+                gate_bias: w.opt(
+                    &name(if glu.has_gate() { "gate" } else { "up" }, "bias"),
+                    &[hidden, experts],
+                )?,
                 up_bias: w.opt(&name("up", "bias"), &[hidden, experts])?,
                 down_bias: w.opt(&name("down", "bias"), &[width, experts])?,
                 changes: ExpertChanges::default(),
@@ -268,7 +273,12 @@ impl Experts {
     }
 
     /// The same whose experts are those that `TENSOR [used, vocabulary]` lists for each token id.
-    pub fn listed(self, w: &mut Weights<'_>, tensor: &str, n_vocab: usize) -> Result<Self, ModelError> {
+    pub fn listed(
+        self,
+        w: &mut Weights<'_>,
+        tensor: &str,
+        n_vocab: usize,
+    ) -> Result<Self, ModelError> {
         let MoeSpec { experts, used, .. } = self.spec;
         let by_token = Some(w.indices(tensor, &[used, n_vocab], experts)?);
         Ok(Self { spec: MoeSpec { by_token, selection_bias: None, ..self.spec }, ..self })
@@ -291,7 +301,11 @@ impl Experts {
 }
 
 /// `exp_probs_b`, which some files name as a tensor of its own and others as a bias.
-fn selection_bias(w: &mut Weights<'_>, block: &str, experts: usize) -> Result<Option<WeightId>, ModelError> {
+fn selection_bias(
+    w: &mut Weights<'_>,
+    block: &str,
+    experts: usize,
+) -> Result<Option<WeightId>, ModelError> {
     let name = format!("{block}.exp_probs_b");
     let name = if w.has(&name) { name } else { name + ".bias" };
     w.opt(&name, &[experts])

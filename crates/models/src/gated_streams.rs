@@ -69,7 +69,12 @@ impl Gates {
     }
 
     /// One stream of all, and what `beside` makes of their norms.
-    fn read(&self, g: &mut Graph, streams: ValueId, beside: Option<&Linear>) -> (ValueId, Option<ValueId>) {
+    fn read(
+        &self,
+        g: &mut Graph,
+        streams: ValueId,
+        beside: Option<&Linear>,
+    ) -> (ValueId, Option<ValueId>) {
         let normed = g.rms_norm("hc_norm", &self.norm, streams);
         let thin = self.form.shared(g, "hc_gate_low", &self.down, normed);
         let beside = beside.map(|beside| self.form.shared(g, "hc_inject", beside, normed));
@@ -147,7 +152,8 @@ impl Residual for GatedStreams {
 
     fn join(&self, g: &mut Graph, stream: &mut Stream, (_, part): (usize, Part), given: ValueId) {
         let name = if part == Part::Mixer { "ffn_inp" } else { "l_out" };
-        stream.x = g.write_streams(name, stream.x, given, StreamWrite { by: stream.kept[0], mix: None });
+        stream.x =
+            g.write_streams(name, stream.x, given, StreamWrite { by: stream.kept[0], mix: None });
         stream.kept.clear();
     }
 

@@ -113,7 +113,8 @@ impl<'a> Keys<'a> {
     pub fn target_layers(&self) -> Result<Vec<usize>, ModelError> {
         let key = self.name("target_layers");
         let layers = self.meta.u32s(&key)?.unwrap_or_default();
-        let wrong = |value: String, reason| Err(ModelError::KeyValue { key: key.clone(), value, reason });
+        let wrong =
+            |value: String, reason| Err(ModelError::KeyValue { key: key.clone(), value, reason });
         match layers.as_slice() {
             [] => wrong("absent or empty".into(), "the model's layers that are read are needed"),
             all if all.len() > MAX_LAYERS as usize => {
@@ -125,7 +126,11 @@ impl<'a> Keys<'a> {
 
     fn positive(&self, key: String, value: u32) -> Result<usize, ModelError> {
         if value == 0 {
-            return Err(ModelError::KeyValue { key, value: "0".into(), reason: "must be positive" });
+            return Err(ModelError::KeyValue {
+                key,
+                value: "0".into(),
+                reason: "must be positive",
+            });
         }
         Ok(value as usize)
     }
@@ -183,7 +188,8 @@ impl<'a> Keys<'a> {
     pub fn bounds_of_units(&self, layers: usize) -> Result<[Vec<Option<f32>>; 2], ModelError> {
         let of_experts = self.bounds("swiglu_clamp_exp", layers)?;
         let has_own = self.meta.get(&self.name("swiglu_clamp_shexp")).is_some();
-        let of_shared = if has_own { self.bounds("swiglu_clamp_shexp", layers)? } else { of_experts.clone() };
+        let of_shared =
+            if has_own { self.bounds("swiglu_clamp_shexp", layers)? } else { of_experts.clone() };
         Ok([of_experts, of_shared])
     }
 
@@ -213,7 +219,8 @@ impl<'a> Keys<'a> {
     pub fn per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>, ModelError> {
         let key = self.name(key);
         // Blocks of prediction, which are not counted, have entries, too.
-        let listed = self.meta.get(&key).and_then(Value::as_array).map_or(layers, |values| values.len());
+        let listed =
+            self.meta.get(&key).and_then(Value::as_array).map_or(layers, |values| values.len());
         let values = self.meta.u32_per_layer(&key, listed.max(layers))?;
         Ok(values.map(|v| v.into_iter().take(layers).map(|v| v as usize).collect()))
     }
@@ -239,7 +246,11 @@ impl<'a> Keys<'a> {
         let value = self.meta.f32(&self.name(key))?;
         if !value.is_finite() || value <= 0.0 {
             let (key, value) = (self.name(key), value.to_string());
-            return Err(ModelError::KeyValue { key, value, reason: "must be a small positive number" });
+            return Err(ModelError::KeyValue {
+                key,
+                value,
+                reason: "must be a small positive number",
+            });
         }
         Ok(value)
     }
@@ -260,7 +271,11 @@ impl<'a> Keys<'a> {
     }
 
     /// The same where it is the first layer of a period that does not slide.
-    pub fn sliding_but_first(&self, layers: usize, default: usize) -> Result<Vec<bool>, ModelError> {
+    pub fn sliding_but_first(
+        &self,
+        layers: usize,
+        default: usize,
+    ) -> Result<Vec<bool>, ModelError> {
         self.slides(layers, default, |i, period| i % period > 0)
     }
 
@@ -273,7 +288,11 @@ impl<'a> Keys<'a> {
         let mut flags = self.meta.bools(&key)?.unwrap_or_default();
         if flags.len() < layers {
             let reason = "fewer entries than layers";
-            return Err(ModelError::KeyValue { key, value: format!("{} entries", flags.len()), reason });
+            return Err(ModelError::KeyValue {
+                key,
+                value: format!("{} entries", flags.len()),
+                reason,
+            });
         }
         flags.truncate(layers);
         Ok(Some(flags))
@@ -313,8 +332,12 @@ impl Hparams {
         if self.kv_heads[i] == self.kv_heads[source] {
             return Ok(());
         }
-        let value = format!("{} in layer {i}, {} in layer {source}", self.kv_heads[i], self.kv_heads[source]);
-        let reason = "a layer must have as many key heads as the one whose keys and values it reads";
+        let value = format!(
+            "{} in layer {i}, {} in layer {source}",
+            self.kv_heads[i], self.kv_heads[source]
+        );
+        let reason =
+            "a layer must have as many key heads as the one whose keys and values it reads";
         Err(ModelError::KeyValue { key: keys.name("attention.head_count_kv"), value, reason })
     }
 
@@ -340,7 +363,11 @@ impl Hparams {
             if h == 0 || kv == 0 || h % kv != 0 {
                 let reason = "query heads must be a positive multiple of the key heads";
                 let value = format!("{h} beside {kv} key heads");
-                return Err(ModelError::KeyValue { key: keys.name("attention.head_count"), value, reason });
+                return Err(ModelError::KeyValue {
+                    key: keys.name("attention.head_count"),
+                    value,
+                    reason,
+                });
             }
         }
         Ok(self)
@@ -360,23 +387,33 @@ impl Hparams {
     fn read_blocks(keys: &Keys<'_>, extra: usize) -> Result<Self, ModelError> {
         let n_embd = keys.count("embedding_length")?;
         let blocks = keys.count("block_count")?;
-        let n_layer =
-            blocks.checked_sub(extra).filter(|&n| n > 0 && n <= MAX_LAYERS as usize).ok_or_else(|| {
+        let n_layer = blocks
+            .checked_sub(extra)
+            .filter(|&n| n > 0 && n <= MAX_LAYERS as usize)
+            .ok_or_else(|| {
                 let reason = "must be between 1 and 512 after the prediction blocks are taken off";
-                ModelError::KeyValue { key: keys.name("block_count"), value: blocks.to_string(), reason }
+                ModelError::KeyValue {
+                    key: keys.name("block_count"),
+                    value: blocks.to_string(),
+                    reason,
+                }
             })?;
-        let heads = keys.per_layer("attention.head_count", n_layer)?.ok_or_else(|| ModelError::KeyValue {
-            key: keys.name("attention.head_count"),
-            value: "absent".into(),
-            reason: "the number of query heads is needed",
+        let heads = keys.per_layer("attention.head_count", n_layer)?.ok_or_else(|| {
+            ModelError::KeyValue {
+                key: keys.name("attention.head_count"),
+                value: "absent".into(),
+                reason: "the number of query heads is needed",
+            }
         })?;
-        let kv_heads = keys.per_layer("attention.head_count_kv", n_layer)?.unwrap_or_else(|| heads.clone());
+        let kv_heads =
+            keys.per_layer("attention.head_count_kv", n_layer)?.unwrap_or_else(|| heads.clone());
         // Where no layer attends this is of no matter.
         let sharing = heads.iter().copied().find(|&heads| heads > 0).unwrap_or(n_embd);
         let default = n_embd / sharing;
         let key_dim = keys.count_or("attention.key_length", default)?;
         let value_dim = keys.count_or("attention.value_length", default)?;
-        for (key, dim) in [("attention.key_length", key_dim), ("attention.value_length", value_dim)] {
+        for (key, dim) in [("attention.key_length", key_dim), ("attention.value_length", value_dim)]
+        {
             if dim == 0 {
                 let (key, value) = (keys.name("attention.head_count"), sharing.to_string());
                 let reason = "there are more heads than embedding_length has features for";
@@ -384,7 +421,11 @@ impl Hparams {
             }
             if dim > 1 << 16 {
                 let reason = "head sizes must be between 1 and 65536";
-                return Err(ModelError::KeyValue { key: keys.name(key), value: dim.to_string(), reason });
+                return Err(ModelError::KeyValue {
+                    key: keys.name(key),
+                    value: dim.to_string(),
+                    reason,
+                });
             }
         }
         Ok(Self {

@@ -391,7 +391,11 @@ impl SsmKeys {
             return of("ssm.time_step_rank", rank, "the heads must share ssm.inner_size evenly");
         }
         if has_heads && !rank.is_multiple_of(groups) {
-            return of("ssm.group_count", groups, "the groups must share ssm.time_step_rank evenly");
+            return of(
+                "ssm.group_count",
+                groups,
+                "the groups must share ssm.time_step_rank evenly",
+            );
         }
         Ok(Self { taps, inner, state, rank, groups })
     }

@@ -36,7 +36,11 @@ impl HyperForm {
         let floor = keys.meta().opt_f32(&keys.name("hyper_connection.epsilon"))?.unwrap_or(0.0);
         if !floor.is_finite() || floor < 0.0 {
             let (key, value) = (keys.name("hyper_connection.epsilon"), floor.to_string());
-            return Err(ModelError::KeyValue { key, value, reason: "must be a small number, not negative" });
+            return Err(ModelError::KeyValue {
+                key,
+                value,
+                reason: "must be a small number, not negative",
+            });
         }
         Ok(Self { streams, eps, floor, magnitude: 1.0, write_floor: 0.0, rounds: None })
     }
@@ -45,7 +49,8 @@ impl HyperForm {
     pub fn read_mixing(keys: &Keys<'_>, eps: f32) -> Result<Self, ModelError> {
         let rounds = keys.count("hyper_connection.sinkhorn_iterations")?;
         if rounds > MAX_ROUNDS {
-            let (key, value) = (keys.name("hyper_connection.sinkhorn_iterations"), rounds.to_string());
+            let (key, value) =
+                (keys.name("hyper_connection.sinkhorn_iterations"), rounds.to_string());
             return Err(ModelError::KeyValue { key, value, reason: "must be at most 100" });
         }
         Ok(Self { magnitude: 2.0, rounds: Some(rounds), ..Self::read(keys, eps)? })
@@ -74,7 +79,12 @@ pub struct Hyper {
 
 impl Hyper {
     /// `NAME_{fn,base,scale}` of a part of a layer.
-    fn load(w: &mut Weights<'_>, name: &str, n_embd: usize, form: &HyperForm) -> Result<Self, ModelError> {
+    fn load(
+        w: &mut Weights<'_>,
+        name: &str,
+        n_embd: usize,
+        form: &HyperForm,
+    ) -> Result<Self, ModelError> {
         Self::of_kinds(w, name, n_embd, form, if form.rounds.is_some() { 3 } else { 2 })
     }
 

@@ -57,7 +57,11 @@ impl IndexerForm {
 
     /// Reads `attention.indexer.{block_size,local_blocks}` as well, for an indexer that selects blocks for each key head. `kv_heads` are
     /// the key heads of the layers.
-    pub fn read_blocks(keys: &Keys<'_>, rope_dim: usize, kv_heads: &[usize]) -> Result<Self, ModelError> {
+    pub fn read_blocks(
+        keys: &Keys<'_>,
+        rope_dim: usize,
+        kv_heads: &[usize],
+    ) -> Result<Self, ModelError> {
         let block = keys.count("attention.indexer.block_size")?;
         let near = keys.opt_count("attention.indexer.local_blocks")?.unwrap_or(0);
         let form = Self { block, near, ..Self::read(keys, rope_dim)? };
@@ -89,7 +93,8 @@ impl IndexerForm {
     /// Selects `count` blocks of `block` tokens by one pooled key per block.
     pub fn among_blocks(&self, block: usize, count: usize) -> TopKPositionsSpec {
         let Self { heads, dim, .. } = *self;
-        let (mask, chosen) = (Mask::Pooled(block as u32), SelectedPositions { lists: 1, count, block: 1 });
+        let (mask, chosen) =
+            (Mask::Pooled(block as u32), SelectedPositions { lists: 1, count, block: 1 });
         TopKPositionsSpec { heads, dim, rectified: true, mask, near: 0, chosen }
     }
 }
@@ -143,15 +148,30 @@ impl Indexer {
             query: b.linear("indexer.attn_q_b", source, heads * dim)?,
             query_norm: None,
             key: b.linear("indexer.attn_k", n_embd, dim)?,
-            key_norm: NormKind::Layer(eps).load(b.w, &format!("{}.indexer.k_norm", b.name), &[dim])?,
+            key_norm: NormKind::Layer(eps).load(
+                b.w,
+                &format!("{}.indexer.k_norm", b.name),
+                &[dim],
+            )?,
             weights: Some(b.linear("indexer.proj", n_embd, heads)?),
             rope,
-            spec: TopKPositionsSpec { heads, dim, rectified: true, mask: Mask::Causal, near, chosen },
+            spec: TopKPositionsSpec {
+                heads,
+                dim,
+                rectified: true,
+                mask: Mask::Causal,
+                near,
+                chosen,
+            },
         })
     }
 
     /// Loads `indexer.{q_proj,k_proj,q_norm,k_norm}` of a layer; each head selects blocks for one key head.
-    pub fn load_blocks(b: &mut Block<'_, '_>, form: IndexerForm, rope: RopeId) -> Result<Self, ModelError> {
+    pub fn load_blocks(
+        b: &mut Block<'_, '_>,
+        form: IndexerForm,
+        rope: RopeId,
+    ) -> Result<Self, ModelError> {
         let IndexerForm { heads, dim, count, block, near } = form;
         let n_embd = b.hp.n_embd;
         let chosen = SelectedPositions { lists: heads, count, block };
@@ -162,7 +182,14 @@ impl Indexer {
             key_norm: b.norm_of("indexer.k_norm", &[dim])?,
             weights: None,
             rope: Some((rope, 0)),
-            spec: TopKPositionsSpec { heads, dim, rectified: false, mask: Mask::Causal, near, chosen },
+            spec: TopKPositionsSpec {
+                heads,
+                dim,
+                rectified: false,
+                mask: Mask::Causal,
+                near,
+                chosen,
+            },
         })
     }
 
@@ -187,7 +214,9 @@ impl Indexer {
         let q = self.query_norm.as_ref().map_or(q, |norm| norm.apply(g, "indexer_q_normed", q));
         let k = self.key_norm.apply(g, "indexer_k_normed", k);
         let [q, k] = match self.rope {
-            Some((rope, start)) => [q, k].map(|x| g.rope_from("indexer_pe", x, (self.spec.dim, start), rope)),
+            Some((rope, start)) => {
+                [q, k].map(|x| g.rope_from("indexer_pe", x, (self.spec.dim, start), rope))
+            }
             None => [q, k],
         };
         (g.top_k_positions("top_k", layer, [q, k], weights, self.spec), self.spec.chosen)
@@ -240,9 +269,9 @@ impl Selections {
                 self.layer += 1;
                 self.last
             }
-            SparseSelection::Shared => {
-                Some(self.last.expect("a layer that shares a selection follows one with an indexer"))
-            }
+            SparseSelection::Shared => Some(
+                self.last.expect("a layer that shares a selection follows one with an indexer"),
+            ),
         }
     }
 }

@@ -52,7 +52,9 @@ impl KdaForm {
         const KEY: &str = "kda.gate_lower_bound";
         match keys.opt_f32(KEY)? {
             None => Ok(self),
-            Some(least) if least < 0.0 => Ok(Self { decay_kind: DecayKind::Bounded { least, sign }, ..self }),
+            Some(least) if least < 0.0 => {
+                Ok(Self { decay_kind: DecayKind::Bounded { least, sign }, ..self })
+            }
             Some(least) => {
                 let (key, value) = (keys.name(KEY), least.to_string());
                 Err(ModelError::KeyValue { key, value, reason: "must be negative" })
@@ -123,8 +125,10 @@ impl DeltaAttention {
             Ok((b.linear(&format!("attn_{of}"), n_embd, cols)?, conv))
         };
         let qkv = [part("q")?, part("k")?, part("v")?];
-        let (decay, gate) =
-            (LoadedProjection::load(b, decay, [dim, cols])?, LoadedProjection::load(b, gate, [dim, cols])?);
+        let (decay, gate) = (
+            LoadedProjection::load(b, decay, [dim, cols])?,
+            LoadedProjection::load(b, gate, [dim, cols])?,
+        );
         let root = (dim as f32).sqrt();
         // One number a head, which some files have as a row each.
         let a = if b.rows("ssm_a").is_some() { vec![1, heads] } else { vec![heads] };
@@ -156,11 +160,13 @@ impl DeltaAttention {
 
 impl Mixer for DeltaAttention {
     fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
-        let projected = self.qkv.map(|(projection, conv)| (g.linear("kda_qkv", &projection, h), conv));
+        let projected =
+            self.qkv.map(|(projection, conv)| (g.linear("kda_qkv", &projection, h), conv));
         let decay = self.decay.apply(g, ["kda_decay_thin", "kda_decay"], h);
         let beta = g.linear("kda_beta", &self.beta, h);
         let gate = self.gate.apply(g, ["kda_gate_thin", "kda_gate"], h);
-        let [q, k, v] = projected.map(|(x, spec)| g.recur("kda_conv", Recurrence::Conv { x, spec }));
+        let [q, k, v] =
+            projected.map(|(x, spec)| g.recur("kda_conv", Recurrence::Conv { x, spec }));
         let (q, k) = (g.rms_norm("kda_q", &self.unit, q), g.rms_norm("kda_k", &self.unit, k));
         let y = g.recur("kda_out", Recurrence::Delta { q, k, v, decay, beta, spec: self.delta });
         let y = self.norm.apply(g, "kda_normed", y);

@@ -74,8 +74,13 @@ impl LatentSizes {
     /// Checks the dimensions; `end` is the suffix of keys, except that of the query rank.
     fn checked(self, keys: &Keys<'_>, end: &str) -> Result<Self, ModelError> {
         if self.qk_nope_dim == 0 {
-            let (key, value) = (keys.name("rope.dimension_count"), format!("{} of a head", self.qk_rope_dim));
-            return Err(ModelError::KeyValue { key, value, reason: "part of a head must not be rotated" });
+            let (key, value) =
+                (keys.name("rope.dimension_count"), format!("{} of a head", self.qk_rope_dim));
+            return Err(ModelError::KeyValue {
+                key,
+                value,
+                reason: "part of a head must not be rotated",
+            });
         }
         let sizes = [
             (format!("kv_lora_rank{end}"), self.kv_lora_rank),
@@ -98,7 +103,12 @@ impl LatentSizes {
     /// Attention of `heads` query heads to the cached vectors.
     pub fn attention(&self, heads: usize) -> AttentionSpec {
         let scale = 1.0 / (self.key_dim() as f32).sqrt();
-        let plain = AttentionSpec::causal(heads, 1, self.kv_lora_rank + self.qk_rope_dim, self.kv_lora_rank);
+        let plain = AttentionSpec::causal(
+            heads,
+            1,
+            self.kv_lora_rank + self.qk_rope_dim,
+            self.kv_lora_rank,
+        );
         AttentionSpec { scale, values_in_keys: true, ..plain }
     }
 }
@@ -168,9 +178,9 @@ impl Latent {
         let (Query::Direct(q) | Query::LowRank(_, _, q)) = &self.query;
         let q = g.linear("q", q, source);
         let kv = g.linear("kv_cmpr_pe", &self.down, x);
-        let q = self
-            .rope
-            .map_or(q, |rope| g.rope_from("q_pe", q, (qk_nope_dim + qk_rope_dim, qk_nope_dim), rope));
+        let q = self.rope.map_or(q, |rope| {
+            g.rope_from("q_pe", q, (qk_nope_dim + qk_rope_dim, qk_nope_dim), rope)
+        });
         let q = g.linear_of_heads("Qcur", &self.key_up, q);
         let vector = g.slice(kv, 0, kv_lora_rank);
         let vector = self.norm.apply(g, "kv_cmpr", vector);
@@ -205,10 +215,11 @@ fn load_absorbed(
             return Ok(HeadLinear { w: w.of_heads(&name, &shape, rest)?, input, out, heads });
         }
         let each = qk_nope_dim + v_head_dim;
-        let weight = w.made(&name, &shape, (&both, &[kv_lora_rank, heads * each]), |source, ty| {
-            let made = OnceLock::new();
-            (half.ty(ty), Arc::new(SplitHalf { source, ty, form: *form, heads, half, made }))
-        })?;
+        let weight =
+            w.made(&name, &shape, (&both, &[kv_lora_rank, heads * each]), |source, ty| {
+                let made = OnceLock::new();
+                (half.ty(ty), Arc::new(SplitHalf { source, ty, form: *form, heads, half, made }))
+            })?;
         let (first, rows) = if is_turned { (0, qk_nope_dim) } else { (qk_nope_dim, v_head_dim) };
         w.cuts.push(Cut { of: both.clone(), weight, first, rows, each, is_turned, rest });
         Ok::<_, ModelError>(HeadLinear { w: weight, input, out, heads })
@@ -269,7 +280,8 @@ impl SplitHalf {
         let LatentSizes { qk_nope_dim, v_head_dim, .. } = self.form;
         let each = qk_nope_dim + v_head_dim;
         let row = self.source.len() / (self.heads * each);
-        let heads = self.source.chunks_exact(each * row).map(|head| head.split_at(qk_nope_dim * row));
+        let heads =
+            self.source.chunks_exact(each * row).map(|head| head.split_at(qk_nope_dim * row));
         match self.half {
             Half::Values => heads.flat_map(|(_, values)| values).copied().collect(),
             Half::Keys => heads.flat_map(|(keys, _)| self.transposed(keys)).collect(),
@@ -280,8 +292,10 @@ impl SplitHalf {
     fn transposed(&self, keys: &[u8]) -> Vec<u8> {
         let LatentSizes { kv_lora_rank, qk_nope_dim, .. } = self.form;
         let mut floats = vec![0.0; kv_lora_rank * qk_nope_dim];
-        puna_quant::dequantize(self.ty, keys, &mut floats).expect("the tensor's type and size were checked");
-        let columns = (0..kv_lora_rank).flat_map(|column| floats[column..].iter().step_by(kv_lora_rank));
+        puna_quant::dequantize(self.ty, keys, &mut floats)
+            .expect("the tensor's type and size were checked");
+        let columns =
+            (0..kv_lora_rank).flat_map(|column| floats[column..].iter().step_by(kv_lora_rank));
         match self.half.ty(self.ty) {
             TensorType::F32 => columns.flat_map(|x| x.to_le_bytes()).collect(),
             TensorType::BF16 => columns.flat_map(|x| f32_to_bf16(*x).to_le_bytes()).collect(),

@@ -38,6 +38,6 @@ pub use arch::fills_masks;
 pub use companion::{Block, Guesses, Link, Seen};
 pub use error::ModelError;
 pub use model::{
-    LoadOptions, Model, Order, Pooling, Shape, Unmasking, Want, check_architecture, check_companion,
-    is_companion, known_architectures, known_companions,
+    LoadOptions, Model, Order, Pooling, Shape, Unmasking, Want, check_architecture,
+    check_companion, is_companion, known_architectures, known_companions,
 };

@@ -42,8 +42,13 @@ impl Mamba1 {
             dt_bias: None,
         };
         let norms = if b.has("ssm_dt_norm.weight") {
-            let [dt, of_b, of_c] = [("ssm_dt_norm", rank), ("ssm_b_norm", state), ("ssm_c_norm", state)];
-            Some([b.norm_of(dt.0, &[dt.1])?, b.norm_of(of_b.0, &[of_b.1])?, b.norm_of(of_c.0, &[of_c.1])?])
+            let [dt, of_b, of_c] =
+                [("ssm_dt_norm", rank), ("ssm_b_norm", state), ("ssm_c_norm", state)];
+            Some([
+                b.norm_of(dt.0, &[dt.1])?,
+                b.norm_of(of_b.0, &[of_b.1])?,
+                b.norm_of(of_c.0, &[of_c.1])?,
+            ])
         } else {
             normed.then(|| [rank, state, state].map(|dim| norm.plain(dim)))
         };
@@ -146,7 +151,12 @@ impl Mixer for Mamba2 {
 }
 
 /// `ssm_conv1d` over so many columns, with an activation.
-pub fn conv(b: &mut Block<'_, '_>, taps: usize, cols: usize, has_bias: bool) -> Result<ConvSpec, ModelError> {
+pub fn conv(
+    b: &mut Block<'_, '_>,
+    taps: usize,
+    cols: usize,
+    has_bias: bool,
+) -> Result<ConvSpec, ModelError> {
     let bias = if has_bias {
         Some(b.tensor("ssm_conv1d.bias", &[cols])?)
     } else {

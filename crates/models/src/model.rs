@@ -187,7 +187,11 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::load`]; [`ModelError::Adapter`] for one that does not fit.
-    pub fn load_adapted(view: &View, adapters: &[Adapter], options: LoadOptions) -> Result<Self, ModelError> {
+    pub fn load_adapted(
+        view: &View,
+        adapters: &[Adapter],
+        options: LoadOptions,
+    ) -> Result<Self, ModelError> {
         Self::load_accompanied(view, adapters, options, None)
     }
 
@@ -229,7 +233,8 @@ impl Model {
         }
         if !adapters.is_empty() {
             let wanted = [Want::Logits, Want::Hidden, Want::Encode, Want::Score];
-            let graphs: Vec<Graph> = wanted.into_iter().filter_map(|want| model.graph(want)).collect();
+            let graphs: Vec<Graph> =
+                wanted.into_iter().filter_map(|want| model.graph(want)).collect();
             model.adapted.check_used(&graphs)?;
         }
         Ok(model)
@@ -249,7 +254,11 @@ impl Model {
         };
         if graph.nodes().iter().any(|node| is_ordered(&node.op)) {
             let reason = "this architecture has windows or states, which only look back";
-            return Err(ModelError::KeyValue { key: keys.name(CAUSAL), value: "false".into(), reason });
+            return Err(ModelError::KeyValue {
+                key: keys.name(CAUSAL),
+                value: "false".into(),
+                reason,
+            });
         }
         self.cache = Vec::new();
         self.shape = Shape { causal: false, has_logits: false, ..self.shape.clone() };

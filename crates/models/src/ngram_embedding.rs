@@ -87,7 +87,12 @@ impl GramKeys {
             }
             if first > rows - count {
                 let value = format!("{first}, for {count} rows of {rows}");
-                return Err(wrong(keys, "ple.head_offsets", value, "the table does not reach so far"));
+                return Err(wrong(
+                    keys,
+                    "ple.head_offsets",
+                    value,
+                    "the table does not reach so far",
+                ));
             }
             Ok(GramHead { first: first as u32, rows: count as u32 })
         };
@@ -100,7 +105,12 @@ fn wrong(keys: &Keys<'_>, key: &str, value: impl ToString, reason: &'static str)
 }
 
 /// A list of exactly so many numbers.
-fn list(keys: &Keys<'_>, key: &str, len: usize, reason: &'static str) -> Result<Vec<u64>, ModelError> {
+fn list(
+    keys: &Keys<'_>,
+    key: &str,
+    len: usize,
+    reason: &'static str,
+) -> Result<Vec<u64>, ModelError> {
     let name = keys.name(key);
     let numbers = keys.meta().u64s(&name)?.ok_or(GgufError::KeyMissing { key: name })?;
     match numbers.len() == len {
@@ -168,7 +178,8 @@ impl Grams {
     pub fn tell(&self, g: &mut Graph, streams: ValueId) -> ValueId {
         let rows = g.recur("ple_rows", Recurrence::Grams { spec: Arc::clone(&self.spec) });
         let embd = g.embed_listed("ple_embd", self.table, self.width, rows);
-        let (key, value) = (g.linear("ple_key", &self.key, embd), g.linear("ple_value", &self.value, embd));
+        let (key, value) =
+            (g.linear("ple_key", &self.key, embd), g.linear("ple_value", &self.value, embd));
         let key = g.rms_norm("ple_key_normed", &self.key_norm, key);
         let query = g.rms_norm("ple_query", &self.query_norm, streams);
         let gate = g.stream_similarity_gate("ple_gate", key, query, self.streams);

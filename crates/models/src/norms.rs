@@ -27,7 +27,12 @@ pub enum AnyNorm {
 
 impl NormKind {
     /// The norm `NAME` over the first of these dimensions.
-    pub fn load(self, w: &mut Weights<'_>, name: &str, shape: &[usize]) -> Result<AnyNorm, ModelError> {
+    pub fn load(
+        self,
+        w: &mut Weights<'_>,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<AnyNorm, ModelError> {
         let missing = || ModelError::MissingTensor { name: format!("{name}.weight") };
         self.load_opt(w, name, shape)?.ok_or_else(missing)
     }

@@ -64,13 +64,19 @@ impl RopeKeys {
         let base = base(keys, "rope.freq_base", BASE)?;
         check(dims, head_dim, || keys.name("rope.dimension_count"))?;
         let attn_factor = keys.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
-        let original = keys.opt_count("rope.scaling.original_context_length")?.unwrap_or(n_ctx_train);
+        let original =
+            keys.opt_count("rope.scaling.original_context_length")?.unwrap_or(n_ctx_train);
         Ok(Self { dims, base, scaling: scaling(keys, original)?, attn_factor, original })
     }
 
     /// How layers with a sliding window turn, whose heads have this size: by the file's own base for them, else by `default`, and as many
     /// features as the file says, else as many as in other layers.
-    pub fn in_windows(self, keys: &Keys<'_>, head_dim: usize, default: f32) -> Result<Self, ModelError> {
+    pub fn in_windows(
+        self,
+        keys: &Keys<'_>,
+        head_dim: usize,
+        default: f32,
+    ) -> Result<Self, ModelError> {
         let dims = keys.count_or("rope.dimension_count_swa", self.dims)?;
         let base = base(keys, "rope.freq_base_swa", default)?;
         check(dims, head_dim, || keys.name("rope.dimension_count_swa"))?;
@@ -98,7 +104,9 @@ impl RopeKeys {
             .collect();
         match self.scaling {
             Scaling::None | Scaling::Long => {}
-            Scaling::Linear { factor } => frequencies.iter_mut().for_each(|f| *f /= f64::from(factor)),
+            Scaling::Linear { factor } => {
+                frequencies.iter_mut().for_each(|f| *f /= f64::from(factor))
+            }
             Scaling::Yarn { .. } => self.yarn(&mut frequencies),
         }
         let frequencies = frequencies.into_iter().map(|f| f as f32).collect();
@@ -106,8 +114,15 @@ impl RopeKeys {
     }
 
     fn yarn(&self, frequencies: &mut [f64]) {
-        let Scaling::Yarn { factor, original, beta_fast, beta_slow, extrapolation, whole_pairs, .. } =
-            self.scaling
+        let Scaling::Yarn {
+            factor,
+            original,
+            beta_fast,
+            beta_slow,
+            extrapolation,
+            whole_pairs,
+            ..
+        } = self.scaling
         else {
             return;
         };
@@ -128,7 +143,9 @@ impl RopeKeys {
     }
 
     fn magnitude(&self) -> f32 {
-        let Scaling::Yarn { factor, log_multiplier: m, .. } = self.scaling else { return self.attn_factor };
+        let Scaling::Yarn { factor, log_multiplier: m, .. } = self.scaling else {
+            return self.attn_factor;
+        };
         let g = |multiplier| growth(factor, multiplier);
         if m == 0.0 { self.attn_factor * g(1.0) } else { self.attn_factor * g(1.0) / g(m) }
     }
@@ -144,7 +161,9 @@ impl RopeKeys {
     /// As files with latent attention mean the multiplier of yarn: they hold a tenth of it, and scores are sharpened, too. DeepSeek's
     /// mean to sharpen these by it while cosine and sine stay. Returns these keys with that said, and by what scores are multiplied.
     pub fn sharpened(mut self, is_deepseek: bool) -> (Self, f32) {
-        let Scaling::Yarn { factor, log_multiplier: m, .. } = &mut self.scaling else { return (self, 1.0) };
+        let Scaling::Yarn { factor, log_multiplier: m, .. } = &mut self.scaling else {
+            return (self, 1.0);
+        };
         let stored = *m / 0.1;
         let is_own = is_deepseek && stored != 0.0;
         // Growth over the same growth.
@@ -189,7 +208,8 @@ fn scaling(keys: &Keys<'_>, original: usize) -> Result<Scaling, ModelError> {
         let (key, value) = (keys.name("rope.scaling.factor"), factor.to_string());
         return Err(ModelError::KeyValue { key, value, reason: "must be positive" });
     }
-    let number = |key: &str, default: f32| Ok::<_, ModelError>(keys.opt_f32(key)?.unwrap_or(default));
+    let number =
+        |key: &str, default: f32| Ok::<_, ModelError>(keys.opt_f32(key)?.unwrap_or(default));
     Ok(match keys.opt_str("rope.scaling.type")? {
         Some("none") => Scaling::None,
         None | Some("linear") if factor == 1.0 => Scaling::None,
@@ -206,7 +226,11 @@ fn scaling(keys: &Keys<'_>, original: usize) -> Result<Scaling, ModelError> {
         Some("longrope") => Scaling::Long,
         Some(other) => {
             let (key, value) = (keys.name("rope.scaling.type"), shown(other.as_bytes()));
-            return Err(ModelError::KeyValue { key, value, reason: "use none, linear, yarn or longrope" });
+            return Err(ModelError::KeyValue {
+                key,
+                value,
+                reason: "use none, linear, yarn or longrope",
+            });
         }
     })
 }

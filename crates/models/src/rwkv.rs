@@ -17,7 +17,11 @@ pub fn head_size(keys: &Keys<'_>, hp: &Hparams) -> Result<usize, ModelError> {
     let head = keys.count("wkv.head_size")?;
     if !hp.n_embd.is_multiple_of(head) {
         let (key, value) = (keys.name("wkv.head_size"), head.to_string());
-        return Err(ModelError::KeyValue { key, value, reason: "heads must share embedding_length evenly" });
+        return Err(ModelError::KeyValue {
+            key,
+            value,
+            reason: "heads must share embedding_length evenly",
+        });
     }
     Ok(head)
 }
@@ -57,7 +61,10 @@ pub fn block(
     channel: impl Mixer + 'static,
 ) -> Result<[HybridLayer; 2], ModelError> {
     let layer = |norm, mixer: Box<dyn Mixer>| HybridLayer { norm, mixers: vec![mixer], ffn: None };
-    Ok([layer(b.norm("attn_norm")?, Box::new(time)), layer(b.norm("attn_norm_2")?, Box::new(channel))])
+    Ok([
+        layer(b.norm("attn_norm")?, Box::new(time)),
+        layer(b.norm("attn_norm_2")?, Box::new(channel)),
+    ])
 }
 
 /// The state that has the row before the next one; `part` is the norm of the rows.
@@ -79,7 +86,13 @@ pub fn vector(g: &mut Graph, w: WeightId, cols: usize) -> ValueId {
 }
 
 /// `x + by · difference`.
-pub fn lerp(g: &mut Graph, name: &'static str, x: ValueId, difference: ValueId, by: ValueId) -> ValueId {
+pub fn lerp(
+    g: &mut Graph,
+    name: &'static str,
+    x: ValueId,
+    difference: ValueId,
+    by: ValueId,
+) -> ValueId {
     let part = g.mul("lerp", by, difference);
     g.add(name, part, x)
 }

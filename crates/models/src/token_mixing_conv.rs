@@ -45,9 +45,15 @@ impl Mixing {
 
 impl Neighbours {
     /// `NAME_conv_base` and `NAME_conv_proj`.
-    pub fn load(w: &mut Weights<'_>, name: &str, n_embd: usize, mixing: Mixing) -> Result<Self, ModelError> {
+    pub fn load(
+        w: &mut Weights<'_>,
+        name: &str,
+        n_embd: usize,
+        mixing: Mixing,
+    ) -> Result<Self, ModelError> {
         let constant = w.parts(&format!("{name}_conv_base"), &[n_embd, mixing.taps, 2])?;
-        let own = w.linear(&format!("{name}_conv_proj"), n_embd, 2 * mixing.taps * mixing.groups)?;
+        let own =
+            w.linear(&format!("{name}_conv_proj"), n_embd, 2 * mixing.taps * mixing.groups)?;
         Ok(Self { constant: [constant[0], constant[1]], own, mixing })
     }
 

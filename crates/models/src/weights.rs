@@ -74,7 +74,9 @@ impl<'a> Weights<'a> {
 
     /// Columns of a matrix of the file.
     pub fn columns(&self, name: &str) -> Option<usize> {
-        self.view.tensor(name).and_then(|tensor| tensor.shape.first().map(|&columns| columns as usize))
+        self.view
+            .tensor(name)
+            .and_then(|tensor| tensor.shape.first().map(|&columns| columns as usize))
     }
 
     /// A tensor of this shape (fastest dimension first) that may be absent.
@@ -118,7 +120,11 @@ impl<'a> Weights<'a> {
         let trimmed = &found[..found.iter().rposition(|&n| n != 1).map_or(0, |last| last + 1)];
         let expected = &shape[..shape.iter().rposition(|&n| n != 1).map_or(0, |last| last + 1)];
         if trimmed != expected {
-            return Err(ModelError::TensorShape { name: name.into(), found, expected: shape.to_vec() });
+            return Err(ModelError::TensorShape {
+                name: name.into(),
+                found,
+                expected: shape.to_vec(),
+            });
         }
         if found.contains(&0) {
             let what = format!("tensor `{name}` of shape {found:?}");
@@ -146,7 +152,12 @@ impl<'a> Weights<'a> {
     }
 
     /// Matrices of heads, `NAME [input, output, heads]`, whose products hand on `rest` columns of each head.
-    pub fn of_heads(&mut self, name: &str, shape: &[usize; 3], rest: usize) -> Result<WeightId, ModelError> {
+    pub fn of_heads(
+        &mut self,
+        name: &str,
+        shape: &[usize; 3],
+        rest: usize,
+    ) -> Result<WeightId, ModelError> {
         let scale = name.replace(".weight", ".scale");
         if self.has(&scale) {
             let reason = "convert these tensors to a format without it";
@@ -158,7 +169,11 @@ impl<'a> Weights<'a> {
     }
 
     /// The same where a file has all their rows in one matrix, `[input, output · heads]`.
-    pub fn heads_in_rows(&mut self, name: &str, shape: &[usize; 3]) -> Result<WeightId, ModelError> {
+    pub fn heads_in_rows(
+        &mut self,
+        name: &str,
+        shape: &[usize; 3],
+    ) -> Result<WeightId, ModelError> {
         let &[input, output, heads] = shape;
         if self.rows(name).is_none_or(|rows| rows == output) {
             return self.of_heads(name, shape, 0);
@@ -166,7 +181,8 @@ impl<'a> Weights<'a> {
         let missing = || ModelError::MissingTensor { name: name.into() };
         let tensor = self.checked(name, &[input, output * heads])?.ok_or_else(missing)?;
         let data = Arc::new(Mapped(tensor.shared()));
-        let weight = self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data });
+        let weight =
+            self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data });
         self.cut(name, weight, output, 0);
         Ok(weight)
     }
@@ -196,14 +212,23 @@ impl<'a> Weights<'a> {
     }
 
     /// The halves of a tensor that is shown as made of them expert by expert, `[input, output, experts]` each, as they are in the file.
-    pub fn halves(&mut self, name: &str, shape: [usize; 3]) -> Result<Option<[WeightId; 2]>, ModelError> {
+    pub fn halves(
+        &mut self,
+        name: &str,
+        shape: [usize; 3],
+    ) -> Result<Option<[WeightId; 2]>, ModelError> {
         let both = [shape[0], 2 * shape[1], shape[2]];
         let Some(halves) = self.checked(name, &both)?.and_then(|tensor| tensor.halves()) else {
             return Ok(None);
         };
         let halves = halves.map(|half| {
             let data = Arc::new(Mapped(self.view.gguf().shared(half)));
-            self.add(Weight { name: half.name.to_string(), ty: half.ty, shape: shape.to_vec(), data })
+            self.add(Weight {
+                name: half.name.to_string(),
+                ty: half.ty,
+                shape: shape.to_vec(),
+                data,
+            })
         });
         let (rows, each) = (shape[1], both[1]);
         for (weight, first) in halves.into_iter().zip([0, rows]) {
@@ -234,14 +259,21 @@ impl<'a> Weights<'a> {
         input: usize,
         output: usize,
     ) -> Result<Option<Linear>, ModelError> {
-        let Some(w) = self.opt(&format!("{name}.weight"), &[input, output])? else { return Ok(None) };
+        let Some(w) = self.opt(&format!("{name}.weight"), &[input, output])? else {
+            return Ok(None);
+        };
         let bias = self.opt(&format!("{name}.bias"), &[output])?;
         let scale = self.numbers(&format!("{name}.scale"), 1)?.map_or(1.0, |s| s[0]);
         Ok(Some(Linear { w, scale, bias, out: output }))
     }
 
     /// A matrix `NAME.weight [input, output]` with an optional `NAME.bias`.
-    pub fn linear(&mut self, name: &str, input: usize, output: usize) -> Result<Linear, ModelError> {
+    pub fn linear(
+        &mut self,
+        name: &str,
+        input: usize,
+        output: usize,
+    ) -> Result<Linear, ModelError> {
         let missing = || ModelError::MissingTensor { name: format!("{name}.weight") };
         self.opt_linear(name, input, output)?.ok_or_else(missing)
     }
@@ -253,14 +285,24 @@ impl<'a> Weights<'a> {
     }
 
     /// A norm over the first of these dimensions that may be absent: `NAME.weight` with an optional `NAME.bias`.
-    pub fn opt_norm(&mut self, name: &str, shape: &[usize], eps: f32) -> Result<Option<Norm>, ModelError> {
+    pub fn opt_norm(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        eps: f32,
+    ) -> Result<Option<Norm>, ModelError> {
         let Some(w) = self.opt(&format!("{name}.weight"), shape)? else { return Ok(None) };
         let b = self.opt(&format!("{name}.bias"), shape)?;
         Ok(Some(Norm { w: Some(w), b, dim: shape[0], eps }))
     }
 
     /// The output matrix: `output.weight`, else the token table.
-    pub fn head(&mut self, table: WeightId, n_embd: usize, n_vocab: usize) -> Result<Linear, ModelError> {
+    pub fn head(
+        &mut self,
+        table: WeightId,
+        n_embd: usize,
+        n_vocab: usize,
+    ) -> Result<Linear, ModelError> {
         Ok(match self.opt_linear("output", n_embd, n_vocab)? {
             Some(head) => head,
             None => Linear { w: table, scale: 1.0, bias: None, out: n_vocab },
@@ -268,21 +310,34 @@ impl<'a> Weights<'a> {
     }
 
     /// A tensor of this shape of 32-bit integers below `end`.
-    pub fn indices(&mut self, name: &str, shape: &[usize], end: usize) -> Result<WeightId, ModelError> {
+    pub fn indices(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        end: usize,
+    ) -> Result<WeightId, ModelError> {
         let missing = || ModelError::MissingTensor { name: name.into() };
         let tensor = self.view.tensor(name).ok_or_else(missing)?;
         let found: Vec<usize> = tensor.shape.iter().map(|&n| n as usize).collect();
         if found != shape {
-            return Err(ModelError::TensorShape { name: name.into(), found, expected: shape.to_vec() });
+            return Err(ModelError::TensorShape {
+                name: name.into(),
+                found,
+                expected: shape.to_vec(),
+            });
         }
         if tensor.ty != TensorType::I32 {
             return Err(ModelError::TensorType { name: name.into(), ty: tensor.ty });
         }
         let bytes = tensor.bytes();
-        let mut indices = bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let mut indices =
+            bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         if let Some(other) = indices.find(|&i| usize::try_from(i).map_or(true, |i| i >= end)) {
             let what = format!("the entry {other} of `{name}`");
-            return Err(ModelError::Unsupported { what, reason: "there is nothing with that number" });
+            return Err(ModelError::Unsupported {
+                what,
+                reason: "there is nothing with that number",
+            });
         }
         let data = Arc::new(Mapped(tensor.shared()));
         Ok(self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data }))
@@ -293,7 +348,10 @@ impl<'a> Weights<'a> {
         let Some(tensor) = self.view.tensor(name) else { return Ok(None) };
         if tensor.ty != TensorType::I64 {
             let what = format!("`{name}` of type {}", tensor.ty);
-            return Err(ModelError::Unsupported { what, reason: "a list of tokens is of type I64" });
+            return Err(ModelError::Unsupported {
+                what,
+                reason: "a list of tokens is of type I64",
+            });
         }
         if tensor.shape.len() != 1 || tensor.shape[0] == 0 || tensor.shape[0] > end as u64 {
             let what = format!("`{name}` of shape {:?}", tensor.shape);
@@ -325,8 +383,12 @@ impl<'a> Weights<'a> {
         match (tokens, self.rows("output.weight")) {
             (Some(_), None) => Err(ModelError::MissingTensor { name: "output.weight".into() }),
             (Some(_), Some(rows)) if rows != entries => {
-                let what = format!("`d2t` with {entries} tokens beside `output.weight` with {rows} rows");
-                Err(ModelError::Unsupported { what, reason: "each row stands for one of the tokens" })
+                let what =
+                    format!("`d2t` with {entries} tokens beside `output.weight` with {rows} rows");
+                Err(ModelError::Unsupported {
+                    what,
+                    reason: "each row stands for one of the tokens",
+                })
             }
             _ => self.opt_linear("output", n_embd, entries),
         }
@@ -371,7 +433,12 @@ impl<'a> Weights<'a> {
 
     /// The rotary table of these keys. Long contexts turn by other factors than short ones, where the file has them; the context that
     /// was asked for decides.
-    pub fn long_rope(&mut self, keys: &RopeKeys, kind: RopeKind, n_ctx: usize) -> Result<RopeId, ModelError> {
+    pub fn long_rope(
+        &mut self,
+        keys: &RopeKeys,
+        kind: RopeKind,
+        n_ctx: usize,
+    ) -> Result<RopeId, ModelError> {
         let which = if n_ctx > keys.original { "long" } else { "short" };
         let factors = self.rope_factors(&format!("rope_factors_{which}.weight"), keys.dims / 2)?;
         Ok(self.rope(keys.table(kind, factors.as_deref())))

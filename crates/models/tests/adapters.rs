@@ -107,7 +107,8 @@ const UNUSED: [&str; 18] = [
 
 /// Changes of all of a file's matrices: every `step`-th, from `first` on.
 fn pairs(base: &View, steps: (usize, usize), alpha: Option<f32>) -> Vec<Pair> {
-    let is_matrix = |name: &str| name.ends_with(".weight") && !NO_MATRICES.iter().any(|no| name.contains(no));
+    let is_matrix =
+        |name: &str| name.ends_with(".weight") && !NO_MATRICES.iter().any(|no| name.contains(no));
     let matrices = base.tensors().filter(|t| t.shape.len() > 1 && is_matrix(t.name));
     let all = matrices.enumerate().map(|(i, tensor)| {
         let packed = if tensor.shape[0] % 32 == 0 { TensorType::Q8_0 } else { TensorType::F32 };
@@ -188,9 +189,11 @@ fn folded(base: &View, pairs: &[&Pair], path: &Path) {
             data.push(tensor.bytes().into_owned());
             continue;
         }
-        let mut w = Matrix { shape: tensor.shape.to_vec(), data: vec![0.0; tensor.elements() as usize] };
+        let mut w =
+            Matrix { shape: tensor.shape.to_vec(), data: vec![0.0; tensor.elements() as usize] };
         puna_quant::dequantize(tensor.ty, &tensor.bytes(), &mut w.data).unwrap();
-        let factor = base.tensor(&tensor.name.replace(".weight", ".scale")).filter(|t| t.elements() == 1);
+        let factor =
+            base.tensor(&tensor.name.replace(".weight", ".scale")).filter(|t| t.elements() == 1);
         let factor = factor.map_or(1.0, |t| f32::from_le_bytes(t.bytes()[..4].try_into().unwrap()));
         mine.iter().for_each(|pair| fold(&mut w, pair, factor));
         data.push(w.data.iter().flat_map(|x| x.to_le_bytes()).collect());
@@ -203,8 +206,10 @@ fn distance(entry: &Entry, got: &[Vec<f32>], want: &[Vec<f32>]) -> (f64, f64) {
     let std = entry.number("logits_std").or(entry.number("embeddings_std")).unwrap();
     assert_eq!(got.len(), want.len());
     let errors = got.iter().flatten().zip(want.iter().flatten());
-    let errors: Vec<f64> = errors.map(|(g, w)| (f64::from(*g) - f64::from(*w)).abs() / std).collect();
-    let worst = errors.iter().fold(0.0, |a: f64, &b| if b.is_nan() { f64::INFINITY } else { a.max(b) });
+    let errors: Vec<f64> =
+        errors.map(|(g, w)| (f64::from(*g) - f64::from(*w)).abs() / std).collect();
+    let worst =
+        errors.iter().fold(0.0, |a: f64, &b| if b.is_nan() { f64::INFINITY } else { a.max(b) });
     (worst, (errors.iter().map(|e| e * e).sum::<f64>() / errors.len() as f64).sqrt())
 }
 
@@ -218,7 +223,8 @@ fn an_adapted_model_answers_as_the_one_with_the_changes_folded_in() {
         let plain = Entry::load(name);
         let base = View::new(Arc::new(Gguf::open(&plain.file).unwrap())).unwrap();
         let (one, two) = (pairs(&base, (0, 1), Some(2.0)), pairs(&base, (1, 2), None));
-        let adapters = vec![adapter("one", &base, &one, Some(2.0)), adapter("two", &base, &two, Some(0.0))];
+        let adapters =
+            vec![adapter("one", &base, &one, Some(2.0)), adapter("two", &base, &two, Some(0.0))];
         let file = dir.path().join(format!("{name}.gguf"));
         folded(&base, &one.iter().chain(&two).collect::<Vec<_>>(), &file);
         let entry = Entry { adapters, ..Entry::load(name) };
@@ -227,9 +233,12 @@ fn an_adapted_model_answers_as_the_one_with_the_changes_folded_in() {
         let (changed, _) = distance(&entry, &feed(&plain, "portable", "whole"), &want);
         assert!(changed > 0.5, "{name}: the changes make a difference of {changed:.1e} only");
         let limit = entry.number("tolerance").unwrap();
-        let rough = |key: &str| entry.number(key).unwrap_or(limit).max(of_bf16.number(key).unwrap());
-        let (rough, rough_rms) =
-            (rough("tolerance_quantised_activations"), rough("tolerance_quantised_activations_rms"));
+        let rough =
+            |key: &str| entry.number(key).unwrap_or(limit).max(of_bf16.number(key).unwrap());
+        let (rough, rough_rms) = (
+            rough("tolerance_quantised_activations"),
+            rough("tolerance_quantised_activations_rms"),
+        );
         let levels = puna_cpu::kernels::levels().iter().chain(puna_cpu::kernels::emulated());
         for level in ["portable"].into_iter().chain(levels.map(|level| level.name)) {
             for how in ["whole", "one", "batch"] {
@@ -298,31 +307,43 @@ fn all_matrices_of_all_architectures_can_change() {
 #[test]
 fn adapters_in_several_mixes_give_what_llama_cpp_gives_with_them() {
     for name in ["llama", "gemma4-moe", "gpt-oss", "nemotron-h-moe", "rwkv7", "bert-mean"] {
-        let text = std::fs::read_to_string(kit::zoo().join(format!("../adapters/{name}.json"))).unwrap();
+        let text =
+            std::fs::read_to_string(kit::zoo().join(format!("../adapters/{name}.json"))).unwrap();
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         let list = |key: &str| json[key].as_array().unwrap().iter();
-        let numbers =
-            |list: &serde_json::Value| -> Vec<f64> { serde_json::from_value(list.clone()).unwrap() };
+        let numbers = |list: &serde_json::Value| -> Vec<f64> {
+            serde_json::from_value(list.clone()).unwrap()
+        };
         let base = View::new(Arc::new(Gguf::open(&Entry::load(name).file).unwrap())).unwrap();
         let changed = || {
             let names = list("changed").map(|name| base.tensor(name.as_str().unwrap()).unwrap());
             names.map(|tensor| (tensor, TensorType::F32))
         };
-        let (one, two) = (pairs_of(changed(), (0, 1), Some(2.0)), pairs_of(changed(), (1, 2), None));
-        let adapters = vec![adapter("one", &base, &one, Some(2.0)), adapter("two", &base, &two, None)];
+        let (one, two) =
+            (pairs_of(changed(), (0, 1), Some(2.0)), pairs_of(changed(), (1, 2), None));
+        let adapters =
+            vec![adapter("one", &base, &one, Some(2.0)), adapter("two", &base, &two, None)];
         let entry = Entry { adapters, ..Entry::load(name) };
         let adapter_scales = |mix: &serde_json::Value| {
-            AdapterScales::new(&numbers(mix).into_iter().map(|scale| scale as f32).collect::<Vec<_>>())
+            AdapterScales::new(
+                &numbers(mix).into_iter().map(|scale| scale as f32).collect::<Vec<_>>(),
+            )
         };
         let mixes: Vec<AdapterScales> = list("mixes").map(adapter_scales).collect();
         let std = entry.number("logits_std").or(entry.number("embeddings_std")).unwrap();
         let limit = entry.number("tolerance").unwrap();
-        for ((got, want), mix) in together(&entry, "portable", &mixes).iter().zip(list("rows")).zip(&mixes) {
+        for ((got, want), mix) in
+            together(&entry, "portable", &mixes).iter().zip(list("rows")).zip(&mixes)
+        {
             for (position, want) in list("positions").zip(want.as_array().unwrap()) {
                 let got = &got[position.as_u64().unwrap() as usize];
-                let errors = got.iter().zip(numbers(want)).map(|(got, want)| (f64::from(*got) - want).abs());
+                let errors =
+                    got.iter().zip(numbers(want)).map(|(got, want)| (f64::from(*got) - want).abs());
                 let worst = errors.fold(0.0, f64::max) / std;
-                assert!(worst <= limit, "{name}, {mix:?} at {position}: {worst:.1e} (limit {limit:.0e})");
+                assert!(
+                    worst <= limit,
+                    "{name}, {mix:?} at {position}: {worst:.1e} (limit {limit:.0e})"
+                );
             }
         }
     }
@@ -356,12 +377,16 @@ fn refusal(keys: &[(&str, Value)], tensors: &[(&str, &[u64])]) -> AdapterError {
 #[test]
 fn an_adapter_that_changes_nothing_or_has_no_numbers_is_refused() {
     let of = |tensors: &[(&str, &[u64])]| refusal(&[], tensors).to_string();
-    let nothing = "it has no pair of tensors `NAME.lora_a` and `NAME.lora_b`, and so changes nothing";
+    let nothing =
+        "it has no pair of tensors `NAME.lora_a` and `NAME.lora_b`, and so changes nothing";
     assert_eq!(of(&[]), nothing);
     assert_eq!(of(&[("blk.0.attn_norm.weight", &[48])]), nothing);
     let (a, b) = ("blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.lora_b");
     let high = of(&[(a, &[48, 49]), (b, &[49, 48])]);
-    assert!(high.starts_with(&format!("`{a}` and its other half have rank 49, more than")), "{high}");
+    assert!(
+        high.starts_with(&format!("`{a}` and its other half have rank 49, more than")),
+        "{high}"
+    );
     // A scale of zero leaves what is no number.
     let bad = |at: usize, value: f32| {
         let mut writer = Writer::new();
@@ -372,7 +397,8 @@ fn an_adapter_that_changes_nothing_or_has_no_numbers_is_refused() {
         for (name, shape) in [(a, [48, 2]), (b, [2, 48])] {
             writer.tensor(name, TensorType::F32, &shape).unwrap();
         }
-        let data = halves.map(|half| half.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+        let data =
+            halves.map(|half| half.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
         let bytes = writer.to_vec(data.iter().map(|d| &d[..])).unwrap();
         let adapter = Adapter::new("bad", Arc::new(Gguf::from_bytes(bytes).unwrap()));
         let base = View::new(Arc::new(Gguf::open(&Entry::load("llama").file).unwrap())).unwrap();
@@ -384,7 +410,10 @@ fn an_adapter_that_changes_nothing_or_has_no_numbers_is_refused() {
     for (at, name) in [(0, a), (1, b)] {
         for value in [f32::NAN, f32::INFINITY] {
             let text = bad(at, value);
-            assert!(text.starts_with(&format!("the data of tensor `{name}` cannot be used: ")), "{text}");
+            assert!(
+                text.starts_with(&format!("the data of tensor `{name}` cannot be used: ")),
+                "{text}"
+            );
         }
     }
 }
@@ -392,13 +421,21 @@ fn an_adapter_that_changes_nothing_or_has_no_numbers_is_refused() {
 #[test]
 fn an_adapter_that_does_not_fit_is_refused_with_its_name_and_what_is_wrong() {
     let keys = |key, value: Value| refusal(&[(key, value)], &[]).to_string();
-    assert_eq!(keys("general.type", "model".into()), "`general.type` is `model`; an adapter has `adapter`");
-    assert_eq!(keys("adapter.type", "ia3".into()), "`adapter.type` is `ia3`; an adapter has `lora`");
+    assert_eq!(
+        keys("general.type", "model".into()),
+        "`general.type` is `model`; an adapter has `adapter`"
+    );
+    assert_eq!(
+        keys("adapter.type", "ia3".into()),
+        "`adapter.type` is `ia3`; an adapter has `lora`"
+    );
     let other = keys("general.architecture", "qwen3".into());
     assert_eq!(other, "it is made for the architecture `qwen3`, and this model's is `llama`");
     assert!(keys("adapter.lora.alpha", f32::NAN.into()).contains("is NaN, which is no number"));
     let tokens: Value = vec![1u32].into();
-    assert!(keys("adapter.alora.invocation_tokens", tokens).contains("only from certain tokens on"));
+    assert!(
+        keys("adapter.alora.invocation_tokens", tokens).contains("only from certain tokens on")
+    );
 
     let of = |tensors: &[(&str, &[u64])]| refusal(&[], tensors).to_string();
     let q = |end: &str| format!("blk.0.attn_q.weight.lora_{end}");
@@ -406,16 +443,26 @@ fn an_adapter_that_does_not_fit_is_refused_with_its_name_and_what_is_wrong() {
     // The model's is 48 × 48.
     assert_eq!(of(&[(a, &[48, 2])]), format!("tensor `{a}` has no `{b}` beside it"));
     assert_eq!(of(&[(b, &[2, 48])]), format!("tensor `{b}` has no `{a}` beside it"));
-    assert_eq!(of(&[(a, &[48, 2]), (b, &[3, 48])]), format!("`{a}` has rank 2, and `{b}` has rank 3"));
+    assert_eq!(
+        of(&[(a, &[48, 2]), (b, &[3, 48])]),
+        format!("`{a}` has rank 2, and `{b}` has rank 3")
+    );
     let wide = of(&[(a, &[49, 2]), (b, &[2, 48])]);
-    let want = format!("tensor `{a}` has shape [49, 2]; the model's tensor of shape [48, 48] needs [48, 2]");
+    let want = format!(
+        "tensor `{a}` has shape [49, 2]; the model's tensor of shape [48, 48] needs [48, 2]"
+    );
     assert!(wide.starts_with(&want), "{wide}");
     let experts = of(&[(a, &[48, 2, 4]), (b, &[2, 48, 4])]);
     assert!(experts.starts_with(&format!("tensor `{a}` has shape [48, 2, 4]")), "{experts}");
-    let absent = of(&[("blk.9.attn_q.weight.lora_a", &[48, 2]), ("blk.9.attn_q.weight.lora_b", &[2, 48])]);
+    let absent =
+        of(&[("blk.9.attn_q.weight.lora_a", &[48, 2]), ("blk.9.attn_q.weight.lora_b", &[2, 48])]);
     assert!(absent.starts_with("the model has no tensor `blk.9.attn_q.weight`"), "{absent}");
-    assert!(of(&[("blk.0.attn_q.weight", &[48, 2])]).ends_with("ends neither in `.lora_a` nor in `.lora_b`"));
-    let norm = of(&[("output_norm.weight.lora_a", &[48, 2]), ("output_norm.weight.lora_b", &[2, 1])]);
+    assert!(
+        of(&[("blk.0.attn_q.weight", &[48, 2])])
+            .ends_with("ends neither in `.lora_a` nor in `.lora_b`")
+    );
+    let norm =
+        of(&[("output_norm.weight.lora_a", &[48, 2]), ("output_norm.weight.lora_b", &[2, 1])]);
     assert!(
         norm.starts_with("tensor `output_norm.weight` is not one that the model multiplies with"),
         "{norm}"
@@ -431,7 +478,8 @@ fn together(entry: &Entry, level: &str, adapter_scales: &[AdapterScales]) -> Vec
     let chunk = if entry.is_whole() { all } else { 7 };
     for past in (0..all).step_by(chunk) {
         let tokens = &entry.tokens[past..(past + chunk).min(all)];
-        let sequences: Vec<_> = (0..adapter_scales.len()).map(|sequence| (sequence, past, tokens)).collect();
+        let sequences: Vec<_> =
+            (0..adapter_scales.len()).map(|sequence| (sequence, past, tokens)).collect();
         let result = runner.step(&sequences);
         rows.iter_mut()
             .zip(result.chunks_exact(tokens.len()))
@@ -447,7 +495,8 @@ fn sequences_of_one_step_have_their_own_doses() {
         let plain = Entry::load(name);
         let base = View::new(Arc::new(Gguf::open(&plain.file).unwrap())).unwrap();
         let (one, two) = (pairs(&base, (0, 1), Some(2.0)), pairs(&base, (1, 2), None));
-        let adapters = vec![adapter("one", &base, &one, Some(2.0)), adapter("two", &base, &two, Some(0.0))];
+        let adapters =
+            vec![adapter("one", &base, &one, Some(2.0)), adapter("two", &base, &two, Some(0.0))];
         let entry = Entry { adapters, ..Entry::load(name) };
         let mixes = [[1.0, 1.0], [0.0, 0.0], [0.5, 0.0], [0.0, -1.5]];
         let adapter_scales = mixes.map(|mix| AdapterScales::new(&mix));
@@ -463,13 +512,19 @@ fn sequences_of_one_step_have_their_own_doses() {
             pairs.iter().filter(|_| factor != 0.0).map(pair).collect()
         };
         let limit = entry.number("tolerance").unwrap();
-        for ((mix, got), number) in mixes.iter().zip(together(&entry, "portable", &adapter_scales)).zip(0..) {
-            let changes: Vec<Pair> = scaled(&one, mix[0]).into_iter().chain(scaled(&two, mix[1])).collect();
+        for ((mix, got), number) in
+            mixes.iter().zip(together(&entry, "portable", &adapter_scales)).zip(0..)
+        {
+            let changes: Vec<Pair> =
+                scaled(&one, mix[0]).into_iter().chain(scaled(&two, mix[1])).collect();
             let file = dir.path().join(format!("{name}-{number}.gguf"));
             folded(&base, &changes.iter().collect::<Vec<_>>(), &file);
             let want = feed(&Entry { file, ..Entry::load(name) }, "portable", "whole");
             let (worst, _) = distance(&entry, &got, &want);
-            assert!(worst <= limit, "{name} with adapter_scales {mix:?}: {worst:.1e} (limit {limit:.0e})");
+            assert!(
+                worst <= limit,
+                "{name} with adapter_scales {mix:?}: {worst:.1e} (limit {limit:.0e})"
+            );
         }
     }
 }
@@ -493,9 +548,11 @@ fn a_control_vector_adds_to_what_a_layer_hands_on_as_a_bias_of_its_last_product_
     for name in ["llama", "qwen3-bf16", "phi3"] {
         let plain = Entry::load(name);
         let base = View::new(Arc::new(Gguf::open(&plain.file).unwrap())).unwrap();
-        let key =
-            |key: &str| base.metadata().u32(&format!("{}.{key}", base.metadata().architecture().unwrap()));
-        let (n_embd, last) = (u64::from(key("embedding_length").unwrap()), key("block_count").unwrap() - 1);
+        let key = |key: &str| {
+            base.metadata().u32(&format!("{}.{key}", base.metadata().architecture().unwrap()))
+        };
+        let (n_embd, last) =
+            (u64::from(key("embedding_length").unwrap()), key("block_count").unwrap() - 1);
         assert!(last > 0, "{name} has a layer behind the first");
         let direction = format!("direction.{last}");
         let vector = control_vector(&[(&direction, TensorType::F32, &[n_embd])], 0.5);
@@ -506,10 +563,13 @@ fn a_control_vector_adds_to_what_a_layer_hands_on_as_a_bias_of_its_last_product_
         let biased = rewritten(&plain, &architecture, &|_| {}, &[matrix]);
         let want = feed(&biased, "portable", "whole");
         let entry = Entry { adapters: vec![vector], ..Entry::load(name) };
-        let [got, without] =
-            together(&entry, "portable", &[AdapterScales::new(&[factor]), AdapterScales::new(&[0.0])])
-                .try_into()
-                .expect("two sequences");
+        let [got, without] = together(
+            &entry,
+            "portable",
+            &[AdapterScales::new(&[factor]), AdapterScales::new(&[0.0])],
+        )
+        .try_into()
+        .expect("two sequences");
         let limit = entry.number("tolerance").unwrap();
         let (changed, _) = distance(&entry, &without, &want);
         assert!(changed > 0.1, "{name}: the direction makes a difference of {changed:.1e} only");
@@ -533,10 +593,12 @@ fn a_control_vector_that_does_not_fit_is_refused_with_what_is_wrong() {
     };
     let f32 = TensorType::F32;
     assert_eq!(of("", f32, &[]), "it has no tensor `direction.N`");
-    for name in ["direction.0", "direction.99", "direction.x", "output_norm.weight", "direction.-1"] {
+    for name in ["direction.0", "direction.99", "direction.x", "output_norm.weight", "direction.-1"]
+    {
         let message = of(name, f32, &[48]);
         assert!(
-            message.starts_with(&format!("tensor `{name}` is not `direction.N` for a layer N from 1")),
+            message
+                .starts_with(&format!("tensor `{name}` is not `direction.N` for a layer N from 1")),
             "{message}"
         );
     }
@@ -548,7 +610,13 @@ fn a_control_vector_that_does_not_fit_is_refused_with_what_is_wrong() {
     let bytes = writer.to_vec([&f32::NAN.to_le_bytes().repeat(48)[..]]).unwrap();
     let vector = Adapter::new("bad", Arc::new(Gguf::from_bytes(bytes).unwrap()));
     let base = View::new(Arc::new(Gguf::open(&Entry::load("llama").file).unwrap())).unwrap();
-    let error = Model::load_adapted(&base, &[vector], LoadOptions::default()).map(|_| ()).unwrap_err();
-    assert!(error.to_string().contains("the data of tensor `direction.1` cannot be used"), "{error}");
-    assert!(of("direction.1", TensorType::F16, &[48]).starts_with("tensor `direction.1` has type F16"));
+    let error =
+        Model::load_adapted(&base, &[vector], LoadOptions::default()).map(|_| ()).unwrap_err();
+    assert!(
+        error.to_string().contains("the data of tensor `direction.1` cannot be used"),
+        "{error}"
+    );
+    assert!(
+        of("direction.1", TensorType::F16, &[48]).starts_with("tensor `direction.1` has type F16")
+    );
 }

@@ -20,7 +20,14 @@ const DRAFTS: [(&str, &[&str]); 8] = [
     ("dflash", &["attn_v"]),
     (
         "dflash-window",
-        &["token_embd", "attn_v", "attn_sinks", "post_attention_norm", "post_ffw_norm", "layer_output_scale"],
+        &[
+            "token_embd",
+            "attn_v",
+            "attn_sinks",
+            "post_attention_norm",
+            "post_ffw_norm",
+            "layer_output_scale",
+        ],
     ),
 ];
 
@@ -53,7 +60,11 @@ fn a_file_that_lacks_a_tensor_is_refused_with_its_name() {
             // Without its gate a unit's two halves are looked for in one tensor.
             let by_the_other = tensor.contains("ffn_gate") && error.contains("ffn_up");
             assert!(error.contains(stem) || by_the_other, "{name} without {tensor}: {error}");
-            assert_eq!(puna_models::check_companion(&without).unwrap_err().to_string(), error, "{name}");
+            assert_eq!(
+                puna_models::check_companion(&without).unwrap_err().to_string(),
+                error,
+                "{name}"
+            );
         }
     }
 }
@@ -87,7 +98,11 @@ fn numbers_that_make_no_sense_are_refused_or_recorded_and_nothing_panics() {
                 refused += usize::from(load(&model, &draft).is_err());
             }
         }
-        assert!(refused > 3 * keys.len() && refused < 6 * keys.len(), "{name}: {refused} of {}", keys.len());
+        assert!(
+            refused > 3 * keys.len() && refused < 6 * keys.len(),
+            "{name}: {refused} of {}",
+            keys.len()
+        );
     }
 }
 
@@ -102,15 +117,21 @@ fn keys_that_cannot_be_are_refused_by_name() {
         let error = refused_with(name, change);
         assert!(error.contains(key), "{name}: {error}");
     };
-    for key in ["embedding_length_out", "attention.sliding_window_pattern", "attention.key_length_swa"] {
+    for key in
+        ["embedding_length_out", "attention.sliding_window_pattern", "attention.key_length_swa"]
+    {
         let key = format!("gemma4-assistant.{key}");
         said("gemma4-assistant", &key, &|meta| drop(meta.remove(&key)));
     }
     said("eagle3", "eagle3.target_layers", &|meta| meta.set("eagle3.target_layers", vec![1u32, 2]));
     said("eagle3", "eagle3.target_layers", &|meta| drop(meta.remove("eagle3.target_layers")));
-    said("eagle3", "eagle3.target_hidden_size", &|meta| drop(meta.remove("eagle3.target_hidden_size")));
+    said("eagle3", "eagle3.target_hidden_size", &|meta| {
+        drop(meta.remove("eagle3.target_hidden_size"))
+    });
     said("eagle3", "eagle3.block_count", &|meta| meta.set("eagle3.block_count", 2u32));
-    said("dflash", "dflash.target_layers", &|meta| meta.set("dflash.target_layers", Vec::<u32>::new()));
+    said("dflash", "dflash.target_layers", &|meta| {
+        meta.set("dflash.target_layers", Vec::<u32>::new())
+    });
     said("dflash", "mask_token_id", &|meta| drop(meta.remove("tokenizer.ggml.mask_token_id")));
     said("dflash", "mask_token_id", &|meta| meta.set("tokenizer.ggml.mask_token_id", 384u32));
     said("dflash", "dflash.block_size", &|meta| meta.set("dflash.block_size", 1u32));
@@ -144,7 +165,8 @@ fn layers_that_the_model_does_not_have_and_other_models_are_refused_with_the_num
         assert!(difference("gemma3").contains("384 entries"), "{}", difference("gemma3"));
     }
     // An own width without embeddings of its own.
-    let error = refused("gemma4", &changed("eagle3", &|_| {}, &|tensor| tensor == "token_embd.weight"));
+    let error =
+        refused("gemma4", &changed("eagle3", &|_| {}, &|tensor| tensor == "token_embd.weight"));
     assert!(error.to_string().contains("24 features of the model's"), "{error}");
 }
 

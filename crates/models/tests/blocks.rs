@@ -25,7 +25,11 @@ fn block_of(pair: &Pair) -> Block {
 }
 
 /// A block of guesses behind so many computed tokens for each sequence: what each row of the last one gives, and its state.
-fn guess(pair: &mut Pair, mask: u32, asked: &[(usize, usize, u32, usize)]) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
+fn guess(
+    pair: &mut Pair,
+    mask: u32,
+    asked: &[(usize, usize, u32, usize)],
+) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
     let mut input = StepInput::default();
     for &(sequence, computed, newest, rows) in asked {
         let first_row = input.tokens.len();
@@ -90,7 +94,9 @@ fn worst(name: &str, level: &str) -> f64 {
             }
             worst = worst.max(match (&form.link, block.get("lattice")) {
                 (None, _) => 0.0,
-                (Some(_), None) => worst_of_chain(&mut pair, block, (&logits, &states), newest, std),
+                (Some(_), None) => {
+                    worst_of_chain(&mut pair, block, (&logits, &states), newest, std)
+                }
                 (Some(_), Some(lattice)) => {
                     worst_of_lattice(&mut pair, lattice, (&logits, &states), newest, std)
                 }

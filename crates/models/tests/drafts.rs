@@ -52,7 +52,8 @@ impl Chain {
             input.outputs.push(row as u32);
         }
         let logits = self.pair.run(Want::Guess, &input);
-        for ((sequence, ..), state) in asked.iter().zip(self.pair.backend.extra_output(0).chunks_exact(width))
+        for ((sequence, ..), state) in
+            asked.iter().zip(self.pair.backend.extra_output(0).chunks_exact(width))
         {
             self.states[*sequence] = state.to_vec();
         }
@@ -63,7 +64,8 @@ impl Chain {
 /// The largest difference of guesses' logits from the reference's, over their standard deviation.
 fn worst(name: &str, level: &str) -> f64 {
     let (json, model) = reference(name);
-    let mut chain = Chain { pair: Pair::new(&model, &draft(name), level), states: Default::default() };
+    let mut chain =
+        Chain { pair: Pair::new(&model, &draft(name), level), states: Default::default() };
     let tokens = tokens_of(&json["tokens"]);
     let std = json["logits_std"].as_f64().unwrap();
     let mut worst = 0.0f64;
@@ -124,13 +126,17 @@ fn what_does_not_run_alone_says_what_it_is() {
     let alone = |architecture: &str| {
         let mut file = Writer::new();
         file.set("general.architecture", architecture);
-        let view = View::new(Arc::new(Gguf::from_bytes(file.to_vec([]).unwrap()).unwrap())).unwrap();
+        let view =
+            View::new(Arc::new(Gguf::from_bytes(file.to_vec([]).unwrap()).unwrap())).unwrap();
         Model::load(&view, LoadOptions::default()).err().unwrap().to_string()
     };
     let assistant = alone("gemma4-assistant");
     assert!(assistant.contains("a Gemma 4") && assistant.contains("--speculate"), "{assistant}");
     for draft in ["eagle3", "dflash"] {
         let error = alone(draft);
-        assert!(error.contains("is a draft model") && error.contains("DRAFT ./FILE.gguf"), "{error}");
+        assert!(
+            error.contains("is a draft model") && error.contains("DRAFT ./FILE.gguf"),
+            "{error}"
+        );
     }
 }

@@ -45,7 +45,10 @@ fn a_model_that_writes_codes_alone_gives_nothing_else_a_chance() {
     for how in ["whole", "one", "batch"] {
         let mut rows = feed(&entry, "portable", how);
         for row in &mut rows {
-            assert!(row[..n_vocab - codes].iter().all(|&logit| logit == f32::NEG_INFINITY), "{how}");
+            assert!(
+                row[..n_vocab - codes].iter().all(|&logit| logit == f32::NEG_INFINITY),
+                "{how}"
+            );
             row.drain(..n_vocab - codes);
         }
         let want = plain.want.iter().map(|row| row[n_vocab - codes..].to_vec()).collect();
@@ -59,18 +62,27 @@ fn a_model_that_writes_codes_alone_gives_nothing_else_a_chance() {
 #[test]
 fn a_decoder_whose_file_says_so_sees_the_whole_text() {
     for name in ["qwen2", "gpt2", "deepseek2-lite"] {
-        let text = std::fs::read_to_string(kit::zoo().join(format!("../causal/{name}.json"))).unwrap();
+        let text =
+            std::fs::read_to_string(kit::zoo().join(format!("../causal/{name}.json"))).unwrap();
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         let architecture = json["architecture"].as_str().unwrap().to_owned();
-        let key = |metadata: &mut Metadata| metadata.set(&format!("{architecture}.attention.causal"), false);
+        let key = |metadata: &mut Metadata| {
+            metadata.set(&format!("{architecture}.attention.causal"), false)
+        };
         let file = rewritten(&Entry::load(name), &architecture, &key, &[]).file;
         let entry = Entry { file, ..Entry::new(name, json) };
         for how in ["whole", "batch"] {
-            assert_eq!(complaint(&entry, &feed(&entry, "portable", how), true), None, "{name}, {how}");
+            assert_eq!(
+                complaint(&entry, &feed(&entry, "portable", how), true),
+                None,
+                "{name}, {how}"
+            );
         }
         let view = View::new(Arc::new(Gguf::open(&entry.file).unwrap())).unwrap();
         let model = Model::load(&view, LoadOptions::default()).unwrap();
-        assert!(!model.shape().causal && !model.shape().has_logits && model.cache_layers().is_empty());
+        assert!(
+            !model.shape().causal && !model.shape().has_logits && model.cache_layers().is_empty()
+        );
         std::fs::remove_file(&entry.file).unwrap();
     }
 }
@@ -93,7 +105,8 @@ fn the_vector_of_a_text_passes_the_projections_of_its_file() {
     let projected = rewritten(&plain, "gemma-embedding", &keys, &tensors);
     let rows = feed(&projected, "portable", "whole");
     std::fs::remove_file(&projected.file).unwrap();
-    let halves: Vec<Vec<f32>> = rows.iter().map(|row| row.iter().map(|x| x / 2.0).collect()).collect();
+    let halves: Vec<Vec<f32>> =
+        rows.iter().map(|row| row.iter().map(|x| x / 2.0).collect()).collect();
     assert_eq!(complaint(&plain, &halves, true), None);
 }
 
@@ -102,7 +115,8 @@ fn the_first_files_of_qwen3_next_have_queries_keys_values_and_gates_of_each_head
     let entry = Entry::load("qwen3next");
     let file = Gguf::open(&entry.file).unwrap();
     let count = |key: &str| file.metadata().u32(&format!("qwen3next.{key}")).unwrap() as usize;
-    let (n, heads, inner) = (count("embedding_length"), count("ssm.group_count"), count("ssm.inner_size"));
+    let (n, heads, inner) =
+        (count("embedding_length"), count("ssm.group_count"), count("ssm.inner_size"));
     let (dim, values) = (count("ssm.state_size"), inner / heads);
     let mut tensors = Vec::<Matrix>::new();
     for block in 0..count("block_count") {
@@ -113,7 +127,8 @@ fn the_first_files_of_qwen3_next_have_queries_keys_values_and_gates_of_each_head
             continue;
         };
         let gate = kit::values(&file, &name("attn_gate")).unwrap();
-        let rows = |all: &[f32], from: usize, count: usize| all[from * n..(from + count) * n].to_vec();
+        let rows =
+            |all: &[f32], from: usize, count: usize| all[from * n..(from + count) * n].to_vec();
         let of_head = |head: usize| {
             let parts = [
                 rows(&qkv, head * dim, dim),
@@ -175,7 +190,8 @@ fn neighbours((name, shape, values): Matrix, dim: usize, turning: usize) -> Matr
     let rows = if shape[1] == 1 { shape[0] } else { shape[1] };
     let all: Vec<&[f32]> = values.chunks_exact(values.len() / rows).collect();
     let from = |i: usize| if i < turning { i / 2 + i % 2 * (turning / 2) } else { i };
-    let values = (0..rows).flat_map(|row| all[row - row % dim + from(row % dim)]).copied().collect();
+    let values =
+        (0..rows).flat_map(|row| all[row - row % dim + from(row % dim)]).copied().collect();
     (name, shape, values)
 }
 
@@ -189,7 +205,8 @@ fn olmo_gives_the_logits_of_a_stablelm_whose_norms_went_into_its_matrices() {
             let norm = format!("{block}.{}_norm", &part[..part.find('_').unwrap()]);
             let both = without_norm(&file, &format!("{block}.{part}"), &norm);
             let turns = ["attn_q", "attn_k"].contains(&part);
-            tensors.extend(both.map(|matrix| if turns { neighbours(matrix, 12, 6) } else { matrix }));
+            tensors
+                .extend(both.map(|matrix| if turns { neighbours(matrix, 12, 6) } else { matrix }));
         }
     }
     let with_bound = |bound: f32| {
@@ -218,7 +235,8 @@ fn mpt_gives_the_logits_of_a_gpt2_and_of_a_bloom_whose_embeddings_are_normed() {
     let table = values(&file, "token_embd.weight").unwrap();
     let factors = values(&file, "token_embd_norm.weight").unwrap();
     let shifts = values(&file, "token_embd_norm.bias").unwrap();
-    let (n, eps) = (factors.len(), file.metadata().f32("bloom.attention.layer_norm_epsilon").unwrap());
+    let (n, eps) =
+        (factors.len(), file.metadata().f32("bloom.attention.layer_norm_epsilon").unwrap());
     let normed = table.chunks_exact(n).flat_map(|row| {
         let mean = row.iter().sum::<f32>() / n as f32;
         let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / n as f32;
@@ -227,8 +245,10 @@ fn mpt_gives_the_logits_of_a_gpt2_and_of_a_bloom_whose_embeddings_are_normed() {
         row.iter().zip(norms).map(move |(x, (f, s))| (x - mean) * scale * f + s)
     });
     let (normed, shape) = (normed.collect::<Vec<f32>>(), [n, table.len() / n]);
-    let tensors: [Matrix; 2] =
-        [("token_embd.weight".into(), shape, normed), ("output.weight".into(), shape, table.clone())];
+    let tensors: [Matrix; 2] = [
+        ("token_embd.weight".into(), shape, normed),
+        ("output.weight".into(), shape, table.clone()),
+    ];
     let alibi = |metadata: &mut Metadata| metadata.set("mpt.attention.max_alibi_bias", 8.0f32);
     check("bloom", &alibi, &tensors);
 }
@@ -259,10 +279,18 @@ fn values_are_made_of_what_keys_are_made_of_where_there_is_no_matrix_for_them() 
 fn layers_that_read_the_keys_of_earlier_ones_cache_nothing() {
     let view = View::new(Arc::new(Gguf::open(&Entry::load("gemma4").file).unwrap())).unwrap();
     let model = Model::load(&view, LoadOptions::default()).unwrap();
-    let layer =
-        |dim, mask| CacheLayer { kv_heads: 1, key_dim: dim, value_dim: dim, values_in_keys: false, mask };
+    let layer = |dim, mask| CacheLayer {
+        kv_heads: 1,
+        key_dim: dim,
+        value_dim: dim,
+        values_in_keys: false,
+        mask,
+    };
     let (near, all) = (Mask::Window(9), Mask::Causal);
-    assert_eq!(model.cache_layers(), [(8, near), (8, near), (16, all)].map(|(dim, mask)| layer(dim, mask)));
+    assert_eq!(
+        model.cache_layers(),
+        [(8, near), (8, near), (16, all)].map(|(dim, mask)| layer(dim, mask))
+    );
 }
 
 /// A file whose halves of experts were published apart is shown with both in one tensor; the model reads the halves.
@@ -282,8 +310,13 @@ fn latent_attention_keeps_one_short_vector_for_each_token() {
     for name in ["deepseek2-lite", "deepseek3", "glm4-moe-lite"] {
         let view = View::new(Arc::new(Gguf::open(&Entry::load(name).file).unwrap())).unwrap();
         let model = Model::load(&view, LoadOptions::default()).unwrap();
-        let layer =
-            CacheLayer { kv_heads: 1, key_dim: 40, value_dim: 32, values_in_keys: true, mask: Mask::Causal };
+        let layer = CacheLayer {
+            kv_heads: 1,
+            key_dim: 40,
+            value_dim: 32,
+            values_in_keys: true,
+            mask: Mask::Causal,
+        };
         assert_eq!(model.cache_layers(), [layer; 2], "{name}");
     }
 }
@@ -316,8 +349,12 @@ fn pieces_of_images_are_nothing_that_chameleon_says() {
         metadata.remove("tokenizer.ggml.tokens");
         metadata.set("chameleon.vocab_size", VOCAB as u32);
     };
-    let large =
-        rewritten(&entry, "chameleon", &keys, &[longer("token_embd.weight"), longer("output.weight")]);
+    let large = rewritten(
+        &entry,
+        "chameleon",
+        &keys,
+        &[longer("token_embd.weight"), longer("output.weight")],
+    );
     let rows = feed(&large, "portable", "whole");
     std::fs::remove_file(&large.file).unwrap();
     let (first, want) = (&rows[entry.positions[0]], &entry.want[0]);
@@ -352,7 +389,8 @@ fn heads_of_cogvlm_that_share_keys_turn_by_the_base_of_its_second_form() {
             writer.tensor(&tensor.name, tensor.ty, &shape).unwrap();
             data.push(bytes);
         }
-        let view = View::new(Arc::new(Gguf::from_bytes(writer.to_vec(data).unwrap()).unwrap())).unwrap();
+        let view =
+            View::new(Arc::new(Gguf::from_bytes(writer.to_vec(data).unwrap()).unwrap())).unwrap();
         let model = Model::load(&view, LoadOptions::default()).unwrap();
         model.ropes()[0].frequencies[1]
     };

@@ -15,9 +15,11 @@ fn check(level: &str, ways: &[&str]) {
     assert!(is_partial() || entries.len() >= 30, "only {} zoo entries found", entries.len());
     let mut failures = Vec::new();
     for entry in &entries {
-        for how in ways.iter().filter(|how| !entry.is_whole() || ["whole", "batch"].contains(*how)) {
+        for how in ways.iter().filter(|how| !entry.is_whole() || ["whole", "batch"].contains(*how))
+        {
             // An entry that is refused is one failure among others, too.
-            let result = catch_unwind(|| complaint(entry, &feed(entry, level, how), level == "portable"));
+            let result =
+                catch_unwind(|| complaint(entry, &feed(entry, level, how), level == "portable"));
             if let Some(text) = result.unwrap_or_else(|panic| Some(words(&*panic))) {
                 failures.push(format!("{} {how} at {level}: {text}", entry.name));
             }
@@ -53,7 +55,10 @@ fn what_lies_behind_windows_is_not_missed() {
     }
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
     seen.dedup();
-    assert!(is_partial() || seen.len() >= 10, "only {seen:?} have windows that are shorter than their text");
+    assert!(
+        is_partial() || seen.len() >= 10,
+        "only {seen:?} have windows that are shorter than their text"
+    );
 }
 
 #[test]
@@ -81,7 +86,8 @@ fn files_in_the_form_that_ollama_published_give_the_same_logits() {
 /// A complete model in a published form: with the reference of the entry that is its twin, or with one of its own.
 fn published(folder: &Path, json: &Value) -> Option<Entry> {
     let file = folder.join(json["file"].as_str()?);
-    if let Some(twin) = json.get("twin").and_then(Value::as_str).filter(|twin| !twin.contains('/')) {
+    if let Some(twin) = json.get("twin").and_then(Value::as_str).filter(|twin| !twin.contains('/'))
+    {
         let mut entry = Entry { file, ..Entry::load(twin) };
         if let Some(tolerance) = json.get("tolerance") {
             entry.json["tolerance"] = tolerance.clone();
@@ -101,7 +107,9 @@ fn published(folder: &Path, json: &Value) -> Option<Entry> {
 fn every_other_level_meets_the_tolerance_for_rounded_activations() {
     // The first level is `portable`, which has a test with a smaller tolerance above. With `--features puna-cpu/emulated` also
     // levels that the machine lacks and emulates.
-    for level in puna_cpu::kernels::levels().iter().skip(1).chain(puna_cpu::kernels::emulated()).copied() {
+    for level in
+        puna_cpu::kernels::levels().iter().skip(1).chain(puna_cpu::kernels::emulated()).copied()
+    {
         check(level.name, &["whole", "sevens", "one", "batch"]);
     }
 }
@@ -120,7 +128,8 @@ fn embeddinggemma_in_the_form_that_ollama_published_gives_the_same_vector() {
     let want = numbers("embedding");
     let mean = |i: usize| rows.iter().map(|row| f64::from(row[i])).sum::<f64>() / rows.len() as f64;
     let std = (want.iter().map(|x| x * x).sum::<f64>() / want.len() as f64).sqrt();
-    let worst = want.iter().enumerate().map(|(i, want)| (mean(i) - want).abs() / std).fold(0.0, f64::max);
+    let worst =
+        want.iter().enumerate().map(|(i, want)| (mean(i) - want).abs() / std).fold(0.0, f64::max);
     let tolerance = json["reference"]["tolerance"].as_f64().unwrap();
     assert!(rows[0].len() == want.len() && worst <= tolerance, "{worst:.1e} of {tolerance:.0e}");
 }

@@ -64,7 +64,12 @@ fn of_jinja(text: &str) -> Capabilities {
         "message.role == \"tool\"",
         "ipython",
     ]);
-    Capabilities { tools, insert: false, thinking, tool_round_trip: tools && shows_calls && shows_results }
+    Capabilities {
+        tools,
+        insert: false,
+        thinking,
+        tool_round_trip: tools && shows_calls && shows_results,
+    }
 }
 
 /// With both kinds of template in a model, and nothing said about it: is the Jinja one the better?

@@ -99,7 +99,8 @@ pub(crate) fn render_messages(
     };
     // A template that refuses even a question refuses no message of this conversation.
     let is_short = messages.len() <= SEARCHED_MAX && attempt(&[Message::new("user", "?")]).is_ok();
-    let refused = (0..messages.len()).filter(|_| is_short).find(|last| attempt(&messages[..=*last]).is_err());
+    let refused =
+        (0..messages.len()).filter(|_| is_short).find(|last| attempt(&messages[..=*last]).is_err());
     match refused {
         // The conversation as a whole, and not one of its messages.
         Some(0) if messages.len() > 1 && attempt(&messages[..2]).is_ok() => Err(error),
@@ -128,7 +129,9 @@ fn render_whole(
     for rules in [*rules].into_iter().chain(rules.stricter()) {
         let (adapted, mut adaptations) = adapt(messages, &rules);
         match render_as_is(template, chat, &adapted) {
-            Ok(prompt) if is_whole(template, chat, &adapted) => return Ok(Rendered { prompt, adaptations }),
+            Ok(prompt) if is_whole(template, chat, &adapted) => {
+                return Ok(Rendered { prompt, adaptations });
+            }
             Ok(prompt) => {
                 adaptations.insert(Adaptation::Dropped);
                 _ = incomplete.get_or_insert(Rendered { prompt, adaptations });

@@ -16,7 +16,12 @@ pub fn conversation(system: Option<&str>, stored: &[Message], request: &[Message
 }
 
 /// The messages of a one-shot request: system text, stored messages, the prompt as the user's.
-pub fn generation(system: Option<&str>, stored: &[Message], prompt: &str, images: &[Image]) -> Vec<Message> {
+pub fn generation(
+    system: Option<&str>,
+    stored: &[Message],
+    prompt: &str,
+    images: &[Image],
+) -> Vec<Message> {
     let mut messages = Vec::with_capacity(2 + stored.len());
     if let Some(system) = system.filter(|s| !s.is_empty()) {
         messages.push(Message::new("system", system));

@@ -75,7 +75,9 @@ pub enum PromptError {
         error: Box<PromptError>,
     },
     /// The template writes nothing of messages with this role.
-    #[error("the role {role:?} is unknown to this model's template: use system, user, assistant or tool")]
+    #[error(
+        "the role {role:?} is unknown to this model's template: use system, user, assistant or tool"
+    )]
     UnknownRole {
         /// The role.
         role: String,
@@ -117,7 +119,10 @@ impl PromptError {
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(
             self,
-            Self::Raised { .. } | Self::Refused(_) | Self::JinjaRender { .. } | Self::GoRender { .. }
+            Self::Raised { .. }
+                | Self::Refused(_)
+                | Self::JinjaRender { .. }
+                | Self::GoRender { .. }
         )
     }
 }

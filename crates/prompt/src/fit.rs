@@ -58,7 +58,8 @@ pub fn fit(
     }
     // Only a message that is no system message makes a shorter candidate.
     let last = chat.messages.len().saturating_sub(1);
-    let cuts: Vec<usize> = (1..=last).filter(|cut| chat.messages[cut - 1].role != "system").collect();
+    let cuts: Vec<usize> =
+        (1..=last).filter(|cut| chat.messages[cut - 1].role != "system").collect();
     let (enough, shortest) = smallest_cut(&cuts, &mut attempt)?;
     Ok(enough.or(shortest).unwrap_or(whole))
 }

@@ -106,16 +106,18 @@ fn is_shortable(message: &Message, is_behind_task: bool) -> bool {
 fn shortable(messages: &[Message]) -> impl Iterator<Item = &Message> {
     let behind = behind_task(messages);
     let all = messages.iter().enumerate();
-    all.filter(move |(at, message)| is_shortable(message, *at >= behind)).map(|(_, message)| message)
+    all.filter(move |(at, message)| is_shortable(message, *at >= behind))
+        .map(|(_, message)| message)
 }
 
 /// The messages with no more than `most` bytes of each that may be cut.
 fn shortened(messages: &[Message], most: usize) -> Vec<Message> {
     let behind = behind_task(messages);
     let short = |(at, message): (usize, &Message)| match message.content.len() > most {
-        true if is_shortable(message, at >= behind) => {
-            Message { content: without_middle(&message.content, most).into_owned(), ..message.clone() }
-        }
+        true if is_shortable(message, at >= behind) => Message {
+            content: without_middle(&message.content, most).into_owned(),
+            ..message.clone()
+        },
         _ => message.clone(),
     };
     messages.iter().enumerate().map(short).collect()
@@ -164,16 +166,21 @@ impl Turns {
     /// The places before which messages may be left out, in their order.
     fn cuts(&self, messages: &[Message]) -> Vec<usize> {
         let is_user = |message: &Message| message.role == "user";
-        let second = messages.iter().enumerate().position(|(at, m)| Some(at) > self.task && is_user(m));
+        let second =
+            messages.iter().enumerate().position(|(at, m)| Some(at) > self.task && is_user(m));
         let begins_step = |at: usize| match messages[at].role.as_str() {
             "user" => true,
             // An answer stays with its question, but in the first and the newest turn, whose questions always stay.
             "assistant" => second.is_none_or(|second| at < second) || Some(at) > self.newest,
             _ => false,
         };
-        let first = (0..messages.len()).find(|index| !self.stays(messages, *index)).unwrap_or(messages.len());
+        let first = (0..messages.len())
+            .find(|index| !self.stays(messages, *index))
+            .unwrap_or(messages.len());
         let splits_calls = splits_calls(messages);
-        (1..=self.last_step).filter(|&at| at > first && begins_step(at) && !splits_calls[at]).collect()
+        (1..=self.last_step)
+            .filter(|&at| at > first && begins_step(at) && !splits_calls[at])
+            .collect()
     }
 
     fn stays(&self, messages: &[Message], at: usize) -> bool {
@@ -183,7 +190,9 @@ impl Turns {
     /// The messages from a place on, and those before it that always stay.
     fn kept_from(&self, messages: &[Message], first: usize) -> Vec<Message> {
         let all = messages.iter().enumerate();
-        all.filter(|(at, _)| *at >= first || self.stays(messages, *at)).map(|(_, m)| m.clone()).collect()
+        all.filter(|(at, _)| *at >= first || self.stays(messages, *at))
+            .map(|(_, m)| m.clone())
+            .collect()
     }
 }
 

@@ -57,10 +57,13 @@ fn run(
     variables: &mut Map<String, Json>,
     now: jiff::civil::DateTime,
 ) -> Result<String, PromptError> {
-    let render =
-        |variables: &Map<String, Json>| template.render(variables.iter().map(|(k, v)| (k.as_str(), v)), now);
+    let render = |variables: &Map<String, Json>| {
+        template.render(variables.iter().map(|(k, v)| (k.as_str(), v)), now)
+    };
     match render(variables) {
-        Err(PromptError::JinjaRender { .. }) if variables.get("tools").is_some_and(Json::is_null) => {
+        Err(PromptError::JinjaRender { .. })
+            if variables.get("tools").is_some_and(Json::is_null) =>
+        {
             variables.insert("tools".into(), json!([]));
             render(variables)
         }
@@ -68,7 +71,11 @@ fn run(
     }
 }
 
-fn base_variables(template: &JinjaTemplate, chat: &Chat<'_>, think: Option<&Think>) -> Map<String, Json> {
+fn base_variables(
+    template: &JinjaTemplate,
+    chat: &Chat<'_>,
+    think: Option<&Think>,
+) -> Map<String, Json> {
     let mut variables = Map::new();
     let mut set = |name: &str, value: Json| _ = variables.insert(name.into(), value);
     let now = chat.now();
@@ -117,9 +124,13 @@ fn continue_answer(template: &JinjaTemplate, prompt: &mut String, message: &Mess
 
 fn messages_value(template: &JinjaTemplate, messages: &[Message]) -> Json {
     let has_system = messages.iter().any(|m| m.role == "system" || m.role == "developer");
-    let merged =
-        if has_system && !writes_system(template) { merge_system(messages) } else { messages.to_vec() };
-    let text_arguments = merged.iter().any(|m| !m.tool_calls.is_empty()) && wants_text_arguments(template);
+    let merged = if has_system && !writes_system(template) {
+        merge_system(messages)
+    } else {
+        messages.to_vec()
+    };
+    let text_arguments =
+        merged.iter().any(|m| !m.tool_calls.is_empty()) && wants_text_arguments(template);
     let parts = wants_parts(template);
     Json::Array(merged.iter().map(|m| message_value(template, m, text_arguments, parts)).collect())
 }
@@ -153,10 +164,13 @@ fn merge_system(messages: &[Message]) -> Vec<Message> {
 fn message_value(template: &JinjaTemplate, m: &Message, text_arguments: bool, parts: bool) -> Json {
     let source = template.source();
     // `developer` is OpenAI's newer name for `system`; few templates know it.
-    let role = if m.role == "developer" && !source.contains("developer") { "system" } else { &m.role };
-    let content = if parts { json!([{"type": "text", "text": m.content}]) } else { json!(m.content) };
+    let role =
+        if m.role == "developer" && !source.contains("developer") { "system" } else { &m.role };
+    let content =
+        if parts { json!([{"type": "text", "text": m.content}]) } else { json!(m.content) };
     let mut value = json!({"role": role, "content": content});
-    let mut set = |name: &str, field: Json| _ = value.as_object_mut().map(|o| o.insert(name.into(), field));
+    let mut set =
+        |name: &str, field: Json| _ = value.as_object_mut().map(|o| o.insert(name.into(), field));
     if let Some(thinking) = m.thinking.as_deref().filter(|t| !t.is_empty()) {
         if source.contains("reasoning_content") || !source.contains("thinking") {
             set("reasoning_content", json!(thinking));
@@ -165,7 +179,10 @@ fn message_value(template: &JinjaTemplate, m: &Message, text_arguments: bool, pa
         }
     }
     if !m.tool_calls.is_empty() {
-        set("tool_calls", m.tool_calls.iter().map(|call| call_value(call, text_arguments)).collect());
+        set(
+            "tool_calls",
+            m.tool_calls.iter().map(|call| call_value(call, text_arguments)).collect(),
+        );
     }
     if let Some(name) = &m.tool_name {
         set("name", json!(name));

@@ -55,8 +55,8 @@ pub use marks::{is_marked, mark_written, marked_parts, unmarked};
 pub use message::{FunctionCall, Image, Message, Think, ToolCall};
 pub use named::NamedTemplate;
 pub use parsers::{
-    Arguments, CallError, CallForm, Frame, JsonPrefix, OutputParser, ParserInput, Part, Stage, Style,
-    ValueKind, Written,
+    Arguments, CallError, CallForm, Frame, JsonPrefix, OutputParser, ParserInput, Part, Stage,
+    Style, ValueKind, Written,
 };
 pub use renderers::Renderer;
 pub use template::{Kind, Template};

@@ -56,8 +56,14 @@ fn clear(text: &mut String) {
 }
 
 fn clear_message(message: &mut Message) {
-    let Message { role, content, thinking, images: _, tool_calls, tool_name, tool_call_id } = message;
-    [role, content].into_iter().chain(thinking).chain(tool_name).chain(tool_call_id).for_each(clear);
+    let Message { role, content, thinking, images: _, tool_calls, tool_name, tool_call_id } =
+        message;
+    [role, content]
+        .into_iter()
+        .chain(thinking)
+        .chain(tool_name)
+        .chain(tool_call_id)
+        .for_each(clear);
     for call in tool_calls {
         clear(&mut call.id);
         clear(&mut call.function.name);
@@ -148,21 +154,29 @@ mod tests {
     #[test]
     fn marks_beside_messages_are_none_and_what_has_none_stays_in_its_order() {
         let all = |mark: &str| {
-            let own =
-                json!({"function": {"name": "f", "parameters": {"z": [1, true, null], "a": "\u{fdd2}"}}});
-            [own, json!({"b": {(format!("x{mark}")): mark, "a": [mark, 2.5]}, "a": format!("{mark}{mark}")})]
+            let own = json!({"function": {"name": "f", "parameters": {"z": [1, true, null], "a": "\u{fdd2}"}}});
+            [
+                own,
+                json!({"b": {(format!("x{mark}")): mark, "a": [mark, 2.5]}, "a": format!("{mark}{mark}")}),
+            ]
         };
         let mut beside = all("\u{fdd1}");
         mark_written(&mut [], &mut beside, |_| Vec::new());
         // The order of keys counts, which comparing objects would not see.
-        assert_eq!(beside.map(|value| value.to_string()), all("\u{fffd}").map(|value| value.to_string()));
+        assert_eq!(
+            beside.map(|value| value.to_string()),
+            all("\u{fffd}").map(|value| value.to_string())
+        );
     }
 
     #[test]
     fn whatever_spells_letters_out_leaves_marks_or_takes_them_away() {
-        let go = |call: &str| (Kind::Go, format!("{{{{ range .Messages }}}}{{{{ {call} }}}}{{{{ end }}}}"));
-        let jinja =
-            |call: &str| (Kind::Jinja, format!("{{% set c = messages[0].content %}}{{{{ {call} }}}}"));
+        let go = |call: &str| {
+            (Kind::Go, format!("{{{{ range .Messages }}}}{{{{ {call} }}}}{{{{ end }}}}"))
+        };
+        let jinja = |call: &str| {
+            (Kind::Jinja, format!("{{% set c = messages[0].content %}}{{{{ {call} }}}}"))
+        };
         let whole = [
             go("js .Content"),
             go("html .Content"),
@@ -181,7 +195,8 @@ mod tests {
         let text = "é\u{fdd0}<|e|>\u{fdd1}\u{200b}";
         for (i, (kind, source)) in whole.iter().chain(&gone).enumerate() {
             let template = Template::parse(*kind, source).unwrap();
-            let render = |text: &str| render(&template, &Chat::new(&[Message::new("user", text)])).unwrap();
+            let render =
+                |text: &str| render(&template, &Chat::new(&[Message::new("user", text)])).unwrap();
             let shown = render(text);
             assert_eq!(unmarked(&shown), render(&unmarked(text)), "{source}");
             let halves = [OPEN, CLOSE].map(|half| shown.contains(half));

@@ -108,10 +108,12 @@ impl<'de> Deserialize<'de> for Think {
             Value::String(level) if matches!(level.as_str(), "low" | "medium" | "high" | "max") => {
                 Ok(Think::Level(level))
             }
-            Value::String(other) => {
-                Err(serde::de::Error::custom(format!("invalid think value: {other:?} (must be {CHOICES})")))
-            }
-            _ => Err(serde::de::Error::custom(format!("think must be a boolean or string ({CHOICES})"))),
+            Value::String(other) => Err(serde::de::Error::custom(format!(
+                "invalid think value: {other:?} (must be {CHOICES})"
+            ))),
+            _ => Err(serde::de::Error::custom(format!(
+                "think must be a boolean or string ({CHOICES})"
+            ))),
         }
     }
 }

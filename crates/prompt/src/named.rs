@@ -266,12 +266,22 @@ const NAMED: &[NamedTemplate] = &[
     },
     NamedTemplate {
         name: "granite-instruct",
-        source: turns!(["System:\n", "\n\n"], ["Question:\n", "\n\n"], ["Answer:\n", "\n\n"], "Answer:\n"),
+        source: turns!(
+            ["System:\n", "\n\n"],
+            ["Question:\n", "\n\n"],
+            ["Answer:\n", "\n\n"],
+            "Answer:\n"
+        ),
         stop: &["System:", "Question:", "Answer:"],
     },
     NamedTemplate {
         name: "chatqa",
-        source: turns!(["System: ", "\n\n"], ["User: ", "\n\n"], ["Assistant: ", "\n\n"], "Assistant:"),
+        source: turns!(
+            ["System: ", "\n\n"],
+            ["User: ", "\n\n"],
+            ["Assistant: ", "\n\n"],
+            "Assistant:"
+        ),
         stop: &["System:", "User:", "Assistant:", "<|begin_of_text|>"],
     },
     NamedTemplate {

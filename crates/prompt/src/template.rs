@@ -88,9 +88,9 @@ impl Template {
     pub fn has_think_levels(&self) -> bool {
         match self {
             Template::Go(_) => self.source().contains("ThinkLevel"),
-            Template::Jinja(_) => {
-                ["reasoning_effort", "thinking_budget"].iter().any(|name| self.source().contains(name))
-            }
+            Template::Jinja(_) => ["reasoning_effort", "thinking_budget"]
+                .iter()
+                .any(|name| self.source().contains(name)),
             Template::BuiltIn(renderer) => {
                 let name = renderer.name();
                 matches!(name, "glimmer" | "harmony" | "qwen3.8") || name.starts_with("nemotron")

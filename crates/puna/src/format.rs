@@ -101,8 +101,10 @@ fn columns(text: &str) -> usize {
 
 /// A section of `show`: a title, then rows behind an empty column.
 pub fn section(title: &str, rows: &[Vec<String>]) -> String {
-    let indented: Vec<Vec<String>> =
-        rows.iter().map(|row| std::iter::once(String::new()).chain(row.iter().cloned()).collect()).collect();
+    let indented: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| std::iter::once(String::new()).chain(row.iter().cloned()).collect())
+        .collect();
     format!("  {title}\n{}\n", table(&[], &indented))
 }
 
@@ -111,7 +113,8 @@ pub fn general(x: f64) -> String {
     if x != 0.0 && !(1e-4..1e6).contains(&x.abs()) {
         let text = format!("{x:e}");
         let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-        let (sign, digits) = exponent.strip_prefix('-').map_or(("+", exponent), |digits| ("-", digits));
+        let (sign, digits) =
+            exponent.strip_prefix('-').map_or(("+", exponent), |digits| ("-", digits));
         return format!("{mantissa}e{sign}{digits:0>2}");
     }
     format!("{x}")
@@ -183,9 +186,12 @@ mod tests {
              gemma3:latest    a2af6cc3eb7f    3.3 GB    11 days ago           \n\
              smollm2:135m     9077fe9d2ae1    270 MB    About a minute ago    \n"
         );
-        assert_eq!(table(&["NAME", "ID", "SIZE", "MODIFIED"], &[]), "NAME    ID    SIZE    MODIFIED \n");
-        let rows =
-            [["stop", "\"<end_of_turn>\""], ["temperature", "1"]].map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(
+            table(&["NAME", "ID", "SIZE", "MODIFIED"], &[]),
+            "NAME    ID    SIZE    MODIFIED \n"
+        );
+        let rows = [["stop", "\"<end_of_turn>\""], ["temperature", "1"]]
+            .map(|row| row.map(str::to_owned).to_vec());
         assert_eq!(
             section("Parameters", &rows),
             "  Parameters\n    stop           \"<end_of_turn>\"    \n    temperature    1                  \n\n"

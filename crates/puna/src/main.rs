@@ -20,7 +20,8 @@ use clap::Parser;
 
 /// 0: done (also when the reader of the output went away), 1: the work failed, 2: wrong usage.
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let args: Vec<String> =
+        std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -38,7 +39,11 @@ fn main() -> ExitCode {
         Err(error) if out::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             out::note(format_args!("Error: {error:#}"));
-            if error.is::<usage::WrongUsage>() { ExitCode::from(usage::STATUS) } else { ExitCode::FAILURE }
+            if error.is::<usage::WrongUsage>() {
+                ExitCode::from(usage::STATUS)
+            } else {
+                ExitCode::FAILURE
+            }
         }
     }
 }

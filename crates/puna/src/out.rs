@@ -35,7 +35,8 @@ pub fn json(value: &impl Serialize) -> Result<()> {
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let direct = cause.downcast_ref::<io::Error>().map(io::Error::kind);
-        let json = cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind);
+        let json =
+            cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind);
         direct.or(json) == Some(io::ErrorKind::BrokenPipe)
     })
 }

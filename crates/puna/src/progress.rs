@@ -93,7 +93,8 @@ fn finish(bar: &ProgressBar, is_done: bool) {
         if is_done { bar.finish() } else { bar.abandon() }
     } else {
         bar.set_style(
-            ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()),
+            ProgressStyle::with_template("{msg}")
+                .unwrap_or_else(|_| ProgressStyle::default_spinner()),
         );
         bar.finish();
     }
@@ -182,14 +183,20 @@ mod tests {
     #[test]
     fn a_slow_line_is_seen_to_bring_something() {
         const SIZE: u64 = 4_000_000_000;
-        assert_eq!(["0.00%", "0.01%"].map(str::to_owned), [share(300_000, SIZE), share(700_000, SIZE)]);
+        assert_eq!(
+            ["0.00%", "0.01%"].map(str::to_owned),
+            [share(300_000, SIZE), share(700_000, SIZE)]
+        );
         assert_eq!((moved(19_300), moved(2_345_678)), ("19.3 kB".into(), "2.3 MB".into()));
         assert_eq!(
             (rate(15_321.7), rate(900.0), rate(0.0)),
             ("15.3 kB/s".into(), "900 B/s".into(), "0 B/s".into())
         );
         assert_eq!(time_left(SIZE, 15_000.0), "74h 4m");
-        assert_eq!((time_left(SIZE, 0.0), time_left(SIZE, f64::NAN), time_left(0, 5.0)), Default::default());
+        assert_eq!(
+            (time_left(SIZE, 0.0), time_left(SIZE, f64::NAN), time_left(0, 5.0)),
+            Default::default()
+        );
     }
 
     #[test]

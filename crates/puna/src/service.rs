@@ -54,10 +54,14 @@ impl Service {
     pub fn connect() -> Result<Self> {
         let Greeted { config, client, runtime, contact } = greet()?;
         match contact {
-            Contact::Answers(_) => Ok(Self::new(client, None, runtime, is_this_machine(&config.address))),
+            Contact::Answers(_) => {
+                Ok(Self::new(client, None, runtime, is_this_machine(&config.address)))
+            }
             Contact::Nobody(_) => {
                 let (url, set) = (config.address.url(), set_by(&config));
-                bail!("could not connect to a puna server at {url}{set}, run 'puna serve' to start it")
+                bail!(
+                    "could not connect to a puna server at {url}{set}, run 'puna serve' to start it"
+                )
             }
         }
     }
@@ -96,7 +100,9 @@ impl Service {
     pub fn connect_or_own() -> Result<Self> {
         let Greeted { config, client, runtime, contact } = greet()?;
         match contact {
-            Contact::Answers(_) => Ok(Self::new(client, None, runtime, is_this_machine(&config.address))),
+            Contact::Answers(_) => {
+                Ok(Self::new(client, None, runtime, is_this_machine(&config.address)))
+            }
             Contact::Nobody(_) if may_do_without(&config) => Self::own(config, runtime),
             Contact::Nobody(error) => Err(nobody(&config, &error)),
         }
@@ -201,8 +207,9 @@ impl OwnServer {
     fn start(runtime: &Runtime, mut config: Config) -> Result<Self> {
         // Nobody is between this process and itself.
         config.tls = None;
-        let listener =
-            runtime.block_on(TcpListener::bind("127.0.0.1:0")).context("cannot listen on this machine")?;
+        let listener = runtime
+            .block_on(TcpListener::bind("127.0.0.1:0"))
+            .context("cannot listen on this machine")?;
         let url = format!("http://{}", listener.local_addr()?);
         // What is wrong with the store is known now rather than with the first request.
         config.store()?;
@@ -297,9 +304,13 @@ async fn contact(client: &Client, address: &Address) -> Result<Contact> {
         Ok(Err(error @ ClientError::Unreachable { .. })) => Ok(Contact::Nobody(error)),
         Ok(Err(error @ ClientError::Tls { .. })) => Err(error.into()),
         // It says so itself.
-        Ok(Err(ClientError::Status { status: 400, message })) if message.contains("HTTPS") => bail!(message),
+        Ok(Err(ClientError::Status { status: 400, message })) if message.contains("HTTPS") => {
+            bail!(message)
+        }
         // Something stands before the server, and says what it wants.
-        Ok(Err(error @ ClientError::Status { status: 401 | 403 | 407 | 500.., .. })) => Err(error.into()),
+        Ok(Err(error @ ClientError::Status { status: 401 | 403 | 407 | 500.., .. })) => {
+            Err(error.into())
+        }
         Ok(Ok(_) | Err(ClientError::Status { .. } | ClientError::Answer(_))) => {
             bail!("the server at {} is not a Puna or Ollama: {elsewhere}", address.url())
         }
@@ -324,8 +335,8 @@ async fn contact(client: &Client, address: &Address) -> Result<Contact> {
 /// Whether a command that finds no server works on the models of this machine itself: where it would look unless told otherwise,
 /// and at port 0, where nobody can listen.
 fn may_do_without(config: &Config) -> bool {
-    let is_usual =
-        *config.source("host") == Source::Default || [0, DEFAULT_PORT].contains(&config.address.port);
+    let is_usual = *config.source("host") == Source::Default
+        || [0, DEFAULT_PORT].contains(&config.address.port);
     is_usual && is_this_machine(&config.address)
 }
 
@@ -387,7 +398,10 @@ async fn wait_for(client: &Client, child: &mut Child, log: &Path) -> Result<()> 
             if client.root().await.is_ok() {
                 return Ok(());
             }
-            bail!("the server that was started ended at once ({status}); its log is {}", log.display());
+            bail!(
+                "the server that was started ended at once ({status}); its log is {}",
+                log.display()
+            );
         }
         if start.elapsed() > START_TIMEOUT {
             bail!("timed out waiting for server to start; its log is {}", log.display());
@@ -411,7 +425,10 @@ mod tests {
 
     #[test]
     fn every_file_name_gives_a_model_name() {
-        assert_eq!(name_of("SmolLM2-135M-Instruct.Q4_1").to_string(), "SmolLM2-135M-Instruct.Q4_1:latest");
+        assert_eq!(
+            name_of("SmolLM2-135M-Instruct.Q4_1").to_string(),
+            "SmolLM2-135M-Instruct.Q4_1:latest"
+        );
         assert_eq!(name_of("a b:c/é").to_string(), "abc:latest");
         assert_eq!(name_of("..").to_string(), "file:latest");
         assert_eq!(name_of(&"x".repeat(300)).model().len(), 80);
@@ -421,13 +438,19 @@ mod tests {
     fn a_server_is_done_without_only_where_nobody_said_that_there_is_one() {
         let may = |host: &str| {
             let home = |name: &str| (name == "HOME").then(|| "/home/me".to_owned());
-            let given = |name: &str| (name == "OLLAMA_HOST" && !host.is_empty()).then(|| host.to_owned());
-            may_do_without(&Config::from_variables(|name| given(name).or_else(|| home(name))).unwrap())
+            let given =
+                |name: &str| (name == "OLLAMA_HOST" && !host.is_empty()).then(|| host.to_owned());
+            may_do_without(
+                &Config::from_variables(|name| given(name).or_else(|| home(name))).unwrap(),
+            )
         };
         // What a server listens at need not be what a command is to ask.
         assert!(may("") && may("127.0.0.1") && may("0.0.0.0:11434") && may("127.0.0.1:0"));
         assert!(
-            !may("127.0.0.1:11500") && !may("0.0.0.0:11500") && !may("192.168.1.2") && !may("192.168.1.2:0")
+            !may("127.0.0.1:11500")
+                && !may("0.0.0.0:11500")
+                && !may("192.168.1.2")
+                && !may("192.168.1.2:0")
         );
     }
 

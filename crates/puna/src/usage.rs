@@ -42,11 +42,11 @@ pub fn text(error: &clap::Error, args: &[String]) -> Option<String> {
         ErrorKind::InvalidSubcommand => {
             let name = context(ContextKind::InvalidSubcommand).unwrap_or_default();
             let root = Cli::command();
-            let (parent, table) = match root.find_subcommand(command).filter(|found| found.has_subcommands())
-            {
-                Some(found) => (format!("puna {command}"), found),
-                None => ("puna".to_owned(), &root),
-            };
+            let (parent, table) =
+                match root.find_subcommand(command).filter(|found| found.has_subcommands()) {
+                    Some(found) => (format!("puna {command}"), found),
+                    None => ("puna".to_owned(), &root),
+                };
             let mut text = format!("unknown command {name:?} for {parent:?}");
             let near = similar(&name, table);
             if !near.is_empty() {
@@ -65,7 +65,8 @@ pub fn text(error: &clap::Error, args: &[String]) -> Option<String> {
         _ => {
             let text = error.render().to_string();
             let text = text.strip_prefix("error: ").unwrap_or(&text);
-            let end = text.find("\n\nUsage").or_else(|| text.find("\n\nFor more")).unwrap_or(text.len());
+            let end =
+                text.find("\n\nUsage").or_else(|| text.find("\n\nFor more")).unwrap_or(text.len());
             text[..end].trim_end().to_owned()
         }
     })
@@ -74,7 +75,10 @@ pub fn text(error: &clap::Error, args: &[String]) -> Option<String> {
 /// Commands that may be meant by a name: the nearest first, hidden ones never.
 fn similar(name: &str, table: &clap::Command) -> Vec<String> {
     let most = if name.chars().count() < 4 { 1 } else { 2 };
-    let shown = table.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name);
+    let shown = table
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+        .map(clap::Command::get_name);
     let mut near: Vec<(usize, &str)> = shown
         .map(|known| (slips(name, known), known))
         .filter(|(slips, known)| *slips <= most || (name.len() > 1 && known.starts_with(name)))
@@ -173,19 +177,29 @@ mod tests {
         assert_eq!(of("puna list -x"), "unknown shorthand flag: 'x' in -x");
         assert_eq!(of("puna foo"), "unknown command \"foo\" for \"puna\"");
         assert!(
-            of("puna lst").starts_with("unknown command \"lst\" for \"puna\"\n\nDid you mean this?\n\tlist")
+            of("puna lst")
+                .starts_with("unknown command \"lst\" for \"puna\"\n\nDid you mean this?\n\tlist")
         );
         assert!(of("puna rnu").ends_with("Did you mean this?\n\trun"), "{}", of("puna rnu"));
-        assert!(of("puna debug grap").ends_with("Did you mean this?\n\tgraph"), "{}", of("puna debug grap"));
+        assert!(
+            of("puna debug grap").ends_with("Did you mean this?\n\tgraph"),
+            "{}",
+            of("puna debug grap")
+        );
         assert_eq!(of("puna debug foo"), "unknown command \"foo\" for \"puna debug\"");
-        assert!(of("puna mirror retian").ends_with("for \"puna mirror\"\n\nDid you mean this?\n\tretain"));
+        assert!(
+            of("puna mirror retian")
+                .ends_with("for \"puna mirror\"\n\nDid you mean this?\n\tretain")
+        );
     }
 
     #[test]
     fn counts_of_nothing_are_refused() {
-        for line in
-            ["puna bench m -r 0", "puna bench m -b 4,0", "puna debug logits m --tokens 1 --parallel 0"]
-        {
+        for line in [
+            "puna bench m -r 0",
+            "puna bench m -b 4,0",
+            "puna debug logits m --tokens 1 --parallel 0",
+        ] {
             assert!(of(line).contains("must be a number from 1 up"), "{}", of(line));
         }
     }
@@ -231,7 +245,11 @@ mod tests {
     fn errors_of_our_own_commands_name_the_argument() {
         assert!(of("puna inspect").contains("<MODEL>"), "{}", of("puna inspect"));
         assert!(of("puna detokenize m --tokens 1,x").contains("invalid value 'x'"));
-        assert!(of("puna completion tcsh").contains("possible values"), "{}", of("puna completion tcsh"));
+        assert!(
+            of("puna completion tcsh").contains("possible values"),
+            "{}",
+            of("puna completion tcsh")
+        );
     }
 
     #[test]

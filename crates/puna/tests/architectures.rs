@@ -28,8 +28,10 @@ fn the_manual_names_every_architecture_and_no_other() {
     known.extend(puna_models::known_companions());
     let text = include_str!("../../../docs/models.md");
     let cells = text.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
-    let named: BTreeSet<&str> =
-        cells.flat_map(|cell| cell.split(['`', ',', ';', ' '])).filter(|name| !name.is_empty()).collect();
+    let named: BTreeSet<&str> = cells
+        .flat_map(|cell| cell.split(['`', ',', ';', ' ']))
+        .filter(|name| !name.is_empty())
+        .collect();
     assert_eq!(named, known);
 }
 

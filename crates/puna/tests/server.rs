@@ -32,7 +32,10 @@ fn models_are_made_copied_and_removed() {
         puna.write("Modelfile", "FROM cria\nSYSTEM You are a pirate.\nPARAMETER temperature 0.5\n");
     puna.ok(&["create", "pirate", "-f", &modelfile]);
     assert_eq!(puna.ok(&["show", "pirate", "--system"]), "You are a pirate.");
-    assert_eq!(puna.ok(&["cp", "pirate", "me/buccaneer:v1"]), "copied 'pirate' to 'me/buccaneer:v1'\n");
+    assert_eq!(
+        puna.ok(&["cp", "pirate", "me/buccaneer:v1"]),
+        "copied 'pirate' to 'me/buccaneer:v1'\n"
+    );
     assert!(puna.ok(&["list", "ME/"]).contains("me/buccaneer:v1"));
     assert_eq!(
         puna.ok(&["rm", "pirate", "me/buccaneer:v1"]),
@@ -72,13 +75,17 @@ fn a_gguf_file_is_made_a_model_through_a_server() {
 #[test]
 fn a_model_answers_and_is_listed_while_it_is_loaded() {
     let puna = Puna::serving();
-    let output = puna.run(&["run", "cria", "What is the capital of France?", "--verbose", "--think=false"]);
+    let output =
+        puna.run(&["run", "cria", "What is the capital of France?", "--verbose", "--think=false"]);
     let (answer, stats) =
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(answer.contains("Paris") && answer.ends_with("\n\n"), "{answer:?} {stats}");
     assert!(stats.contains("eval rate:") && stats.contains("prompt eval count:"), "{stats}");
     let ps = puna.ok(&["ps"]);
-    assert!(ps.contains("cria:latest") && ps.contains("100% CPU") && ps.contains("from now"), "{ps}");
+    assert!(
+        ps.contains("cria:latest") && ps.contains("100% CPU") && ps.contains("from now"),
+        "{ps}"
+    );
     assert_eq!(puna.ok(&["stop", "cria"]), "");
     assert!(puna.error(&["stop", "absent"]).contains("couldn't find model \"absent\" to stop"));
     let start = Instant::now();
@@ -107,7 +114,12 @@ fn a_prompt_may_come_through_a_pipe() {
 fn a_file_that_is_in_no_store_runs() {
     let puna = Puna::new();
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/cria/cria-q8_0.gguf");
-    let answer = puna.ok(&["run", file.to_str().unwrap(), "What is the capital of France?", "--think=false"]);
+    let answer = puna.ok(&[
+        "run",
+        file.to_str().unwrap(),
+        "What is the capital of France?",
+        "--think=false",
+    ]);
     assert!(answer.contains("Paris"), "{answer:?}");
     assert!(!puna.home.path().join(".ollama").exists(), "nothing is left behind");
     let absent = puna.error(&["run", "./absent.gguf", "x"]);
@@ -160,7 +172,10 @@ fn a_listener_that_never_answers_and_a_wrong_server_are_told_apart_from_none() {
     };
     for args in [&["list"][..], &["run", "cria", "x"]] {
         let text = fails(&host, args);
-        assert!(text.contains("does not speak HTTP is running at") && text.contains("OLLAMA_HOST"), "{text}");
+        assert!(
+            text.contains("does not speak HTTP is running at") && text.contains("OLLAMA_HOST"),
+            "{text}"
+        );
     }
     let page = "<!DOCTYPE html><html><body>404</body></html>";
     let wrong = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -174,7 +189,10 @@ fn a_listener_that_never_answers_and_a_wrong_server_are_told_apart_from_none() {
         }
     });
     let text = fails(&host, &["list"]);
-    assert!(text.contains(&format!("the server at http://{host} is not a Puna or Ollama")), "{text}");
+    assert!(
+        text.contains(&format!("the server at http://{host} is not a Puna or Ollama")),
+        "{text}"
+    );
     assert!(!text.contains('<'), "{text}");
     let text = fails("ftp://127.0.0.1:1", &["list"]);
     assert!(text.contains("it must be http:// or https://"), "{text}");
@@ -184,7 +202,10 @@ fn a_listener_that_never_answers_and_a_wrong_server_are_told_apart_from_none() {
 fn a_bad_port_is_warned_of() {
     let output = Puna::new().command(&["ps"]).env("OLLAMA_HOST", "127.0.0.2:x").output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
-    assert!(text.starts_with("warning: OLLAMA_HOST has the port \"x\": it must be a number"), "{text}");
+    assert!(
+        text.starts_with("warning: OLLAMA_HOST has the port \"x\": it must be a number"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -195,7 +216,8 @@ fn the_version_says_whether_a_server_runs() {
     assert_eq!(text, "Warning: could not connect to a running Puna instance\n");
     let serving = Puna::serving();
     let output = serving.run(&["-v"]);
-    let (out, text) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    let (out, text) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(
         out.starts_with("puna version is ") && out.lines().count() == 1 && text.is_empty(),
         "{out}{text}"
@@ -210,25 +232,35 @@ fn what_a_modelfile_names_wrongly_is_said_of_the_file() {
         puna.error(&["create", "x", "-f", &file]).replace(&format!("{file}: "), "")
     };
     assert_eq!(create("./nope.gguf"), "Error: (line 1): ./nope.gguf: no such file");
-    assert!(create("./Modelfile").starts_with("Error: (line 1): ./Modelfile is no model: not a GGUF file"));
+    assert!(
+        create("./Modelfile")
+            .starts_with("Error: (line 1): ./Modelfile is no model: not a GGUF file")
+    );
     // Nobody listens there.
     let text = create("http://127.0.0.1:1/x/nope");
     let last = text.lines().last().unwrap();
     let want = "Error: FROM http://127.0.0.1:1/x/nope cannot be pulled: pull model manifest: Get ";
     assert!(last.starts_with(want), "{text}");
     assert_eq!(create("/dev/zero"), "Error: (line 1): /dev/zero is not a regular file");
-    assert!(create(&puna.write("text.gguf", "no model")).contains("text.gguf is no model: not a GGUF file"));
+    assert!(
+        create(&puna.write("text.gguf", "no model"))
+            .contains("text.gguf is no model: not a GGUF file")
+    );
     let empty = puna.home.path().join("empty");
     std::fs::create_dir(&empty).unwrap();
     let output = puna.command(&["create", "x"]).current_dir(&empty).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(
-        text.contains("Error: no Modelfile or safetensors files found in ") && text.contains("FROM"),
+        text.contains("Error: no Modelfile or safetensors files found in ")
+            && text.contains("FROM"),
         "{text}"
     );
     let gguf = data("zoo/llama-q4_k_m.gguf").display().to_string();
     let text = puna.error(&["create", "x", "-f", &gguf]);
-    assert_eq!(text, format!("Error: {gguf} is a GGUF file, no Modelfile: write `FROM {gguf}` into one"));
+    assert_eq!(
+        text,
+        format!("Error: {gguf} is a GGUF file, no Modelfile: write `FROM {gguf}` into one")
+    );
     assert!(puna.error(&["show", &gguf]).contains(&format!("`puna inspect {gguf}` shows")));
     assert_eq!(puna.error(&["show", "./nope.gguf"]), "Error: ./nope.gguf: there is no such file");
 }
@@ -237,7 +269,8 @@ fn what_a_modelfile_names_wrongly_is_said_of_the_file() {
 #[test]
 fn models_do_not_go_to_the_working_folder_when_home_is_empty() {
     let puna = Puna::new();
-    let output = puna.command(&["list"]).env("HOME", "").current_dir(puna.home.path()).output().unwrap();
+    let output =
+        puna.command(&["list"]).env("HOME", "").current_dir(puna.home.path()).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success() || text.contains("set HOME, or OLLAMA_MODELS"), "{text}");
     assert!(!puna.home.path().join(".ollama").exists());
@@ -247,7 +280,8 @@ fn models_do_not_go_to_the_working_folder_when_home_is_empty() {
 fn a_broken_manifest_is_told_by_list_and_by_rm_that_cannot_free_space() {
     let puna = Puna::new();
     puna.ok(&["cp", "cria", "mine"]);
-    let bad = puna.home.path().join(".ollama/models/manifests/registry.ollama.ai/library/bad/latest");
+    let bad =
+        puna.home.path().join(".ollama/models/manifests/registry.ollama.ai/library/bad/latest");
     std::fs::create_dir_all(bad.parent().unwrap()).unwrap();
     std::fs::write(&bad, "{").unwrap();
     let warned = |args: &[&str]| {
@@ -258,7 +292,10 @@ fn a_broken_manifest_is_told_by_list_and_by_rm_that_cannot_free_space() {
     let list = warned(&["list"]);
     assert!(list.contains("Warning: ") && list.contains("bad/latest: bad manifest"), "{list}");
     let rm = warned(&["rm", "mine"]);
-    assert!(rm.contains("the space of the model was not freed") && !rm.contains("unable to stop"), "{rm}");
+    assert!(
+        rm.contains("the space of the model was not freed") && !rm.contains("unable to stop"),
+        "{rm}"
+    );
     let rm = warned(&["rm", "bad"]);
     assert!(!rm.contains("Warning"), "{rm}");
     assert!(!warned(&["list"]).contains("Warning"));

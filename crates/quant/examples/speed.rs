@@ -8,10 +8,13 @@ const ROW: usize = 4096;
 
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
-    let row: Vec<f32> = (0..ROW).map(|i| ((i * 7919 % 4093) as f32 / 4093.0 - 0.5).powi(3)).collect();
+    let row: Vec<f32> =
+        (0..ROW).map(|i| ((i * 7919 % 4093) as f32 / 4093.0 - 0.5).powi(3)).collect();
     let importance: Vec<f32> = (0..ROW).map(|i| 0.5 + (i % 7) as f32 / 4.0).collect();
     println!("{:8} {:>16} {:>16} {:>16}", "type", "dequantize M/s", "quantize M/s", "weighted M/s");
-    for ty in TensorType::all().filter(|ty| wanted.is_empty() || wanted.iter().any(|w| ty.name() == w)) {
+    for ty in
+        TensorType::all().filter(|ty| wanted.is_empty() || wanted.iter().any(|w| ty.name() == w))
+    {
         let Some(dequantize) = dequantizer(ty) else { continue };
         let mut packed = vec![0; ty.row_bytes(ROW).expect("whole blocks")];
         let mut run = |importance| rate(|| drop(quantize(ty, &row, ROW, importance, &mut packed)));

@@ -59,7 +59,9 @@ pub enum QuantError {
         ty: TensorType,
     },
     /// The type is too coarse to be chosen without an importance matrix.
-    #[error("{ty} needs an importance matrix: make one with `puna imatrix` and pass it with --imatrix")]
+    #[error(
+        "{ty} needs an importance matrix: make one with `puna imatrix` and pass it with --imatrix"
+    )]
     ImportanceRequired {
         /// The type asked for.
         ty: TensorType,
@@ -73,7 +75,9 @@ pub enum QuantError {
         row: usize,
     },
     /// The importance matrix holds a value that is no weight.
-    #[error("the importance matrix holds {value} at column {column}; weights are finite and not negative")]
+    #[error(
+        "the importance matrix holds {value} at column {column}; weights are finite and not negative"
+    )]
     ImportanceValue {
         /// The column.
         column: usize,

@@ -99,7 +99,10 @@ mod tests {
     fn binary16_agrees_with_the_half_crate_on_every_pattern() {
         for bits in 0..=u16::MAX {
             let (ours, theirs) = (f16_to_f32(bits), half::f16::from_bits(bits).to_f32_const());
-            assert!(ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(), "{bits:#06x}");
+            assert!(
+                ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(),
+                "{bits:#06x}"
+            );
             if !ours.is_nan() {
                 assert_eq!(f32_to_f16(ours), bits);
             }

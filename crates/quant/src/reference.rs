@@ -30,15 +30,18 @@ pub(crate) fn error_of_row(
     importance: Option<&[f32]>,
 ) -> Result<QuantizationError, QuantError> {
     let values = row.len();
-    let bytes =
-        ty.row_bytes(values).ok_or(QuantError::PartialBlock { ty, values, block: ty.block_values() })?;
+    let bytes = ty.row_bytes(values).ok_or(QuantError::PartialBlock {
+        ty,
+        values,
+        block: ty.block_values(),
+    })?;
     let mut packed = vec![0; bytes];
     quantize(ty, row, values, importance, &mut packed)?;
     let mut back = vec![0.0; values];
     dequantize(ty, &packed, &mut back)?;
     let differences = row.iter().zip(&back).map(|(x, y)| f64::from(*x) - f64::from(*y));
-    let (sum, max) =
-        differences.fold((0.0, 0.0_f64), |(sum, max), diff| (sum + diff * diff, max.max(diff.abs())));
+    let (sum, max) = differences
+        .fold((0.0, 0.0_f64), |(sum, max), diff| (sum + diff * diff, max.max(diff.abs())));
     Ok(QuantizationError { rmse: (sum / values as f64).sqrt(), max })
 }
 
@@ -53,7 +56,9 @@ pub(crate) fn normal_row(seed: u64) -> Vec<f32> {
         ((z ^ (z >> 31)) >> 44) as i64
     };
     let one = 1 << 20;
-    (0..ROW_LEN).map(|_| ((0..12).map(|_| draw()).sum::<i64>() - 6 * one) as f32 / one as f32).collect()
+    (0..ROW_LEN)
+        .map(|_| ((0..12).map(|_| draw()).sum::<i64>() - 6 * one) as f32 / one as f32)
+        .collect()
 }
 
 /// The reference importance matrix: seven different column weights in turn.
@@ -95,7 +100,11 @@ mod tests {
         let vectors = vectors();
         for (name, row) in [("A", normal_row(1)), ("B", outlier_row())] {
             let bytes: Vec<u8> = row.iter().flat_map(|x| x.to_le_bytes()).collect();
-            assert_eq!(Value::String(digest(&bytes)), vectors["rows"][name]["sha256_le_f32"], "{name}");
+            assert_eq!(
+                Value::String(digest(&bytes)),
+                vectors["rows"][name]["sha256_le_f32"],
+                "{name}"
+            );
         }
     }
 
@@ -136,9 +145,10 @@ mod tests {
         each_case(|ty, case, row, importance, expected| {
             let error = error_of_row(ty, row, importance).expect("a valid row");
             let weighted = weighted_rmse(ty, row, importance);
-            for (what, ours, theirs) in
-                [("rmse", error.rmse, &expected["rms"]), ("weighted rmse", weighted, &expected["wrms"])]
-            {
+            for (what, ours, theirs) in [
+                ("rmse", error.rmse, &expected["rms"]),
+                ("weighted rmse", weighted, &expected["wrms"]),
+            ] {
                 let Some(theirs) = theirs.as_f64() else { continue };
                 let limit = if is_codebook(ty) { 1.0 } else { 1.0 + 1e-8 };
                 println!("{ty} {case}: {what} {ours:.7} of {theirs:.7}: {:.4}", ours / theirs);

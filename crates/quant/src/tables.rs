@@ -6,7 +6,8 @@
 use crate::codebooks;
 
 /// Values of the 4-bit codes of IQ4_NL and IQ4_XS.
-pub const IQ4NL_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub const IQ4NL_VALUES: [i8; 16] =
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// Values of the E2M1 codes of MXFP4 and NVFP4, doubled. Code 8 is +0: the format has no −0.
 pub const FP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];

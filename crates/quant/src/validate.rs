@@ -16,12 +16,16 @@ pub fn validate(ty: TensorType, bytes: &[u8]) -> Result<(), QuantError> {
         };
     }
     match ty {
-        F32 => blocks_of::<[u8; 4], 1>(bytes, ty, |b| [("value", f32::from_le_bytes(*b).is_finite())]),
-        F64 => blocks_of::<[u8; 8], 1>(bytes, ty, |b| [("value", f64::from_le_bytes(*b).is_finite())]),
-        F16 => blocks_of::<[u8; 2], 1>(bytes, ty, |b| [("value", finite_half(*b))]),
-        BF16 => {
-            blocks_of::<[u8; 2], 1>(bytes, ty, |b| [("value", u16::from_le_bytes(*b) & 0x7f80 != 0x7f80)])
+        F32 => {
+            blocks_of::<[u8; 4], 1>(bytes, ty, |b| [("value", f32::from_le_bytes(*b).is_finite())])
         }
+        F64 => {
+            blocks_of::<[u8; 8], 1>(bytes, ty, |b| [("value", f64::from_le_bytes(*b).is_finite())])
+        }
+        F16 => blocks_of::<[u8; 2], 1>(bytes, ty, |b| [("value", finite_half(*b))]),
+        BF16 => blocks_of::<[u8; 2], 1>(bytes, ty, |b| {
+            [("value", u16::from_le_bytes(*b) & 0x7f80 != 0x7f80)]
+        }),
         Q4_0 => halves!(BlockQ4_0: d),
         Q4_1 => halves!(BlockQ4_1: d, m),
         Q5_0 => halves!(BlockQ5_0: d),
@@ -44,7 +48,9 @@ pub fn validate(ty: TensorType, bytes: &[u8]) -> Result<(), QuantError> {
         IQ3_XXS => halves!(BlockIQ3_XXS: d),
         IQ3_S => halves!(BlockIQ3_S: d),
         IQ1_S => halves!(BlockIQ1_S: d),
-        IQ1_M => blocks::<BlockIQ1_M, 1>(bytes, ty, |b| [("the scale in `scales`", finite_half(b.d()))]),
+        IQ1_M => {
+            blocks::<BlockIQ1_M, 1>(bytes, ty, |b| [("the scale in `scales`", finite_half(b.d()))])
+        }
         IQ4_NL => halves!(BlockIQ4_NL: d),
         IQ4_XS => halves!(BlockIQ4_XS: d),
         MXFP4 => blocks::<BlockMXFP4, 1>(bytes, ty, |b| [("e", b.e != 255)]),

@@ -1,7 +1,9 @@
 //! Quantizing and dequantizing again: errors, hostile values, refusals.
 
 use proptest::prelude::*;
-use puna_quant::{QuantError, TensorType, dequantize, dequantizer, quantize, requires_importance, validate};
+use puna_quant::{
+    QuantError, TensorType, dequantize, dequantizer, quantize, requires_importance, validate,
+};
 
 /// Types that can be quantized to.
 fn quantizable() -> impl Iterator<Item = TensorType> {
@@ -56,7 +58,10 @@ fn integer_types_have_no_floats_and_doubles_no_quantizer() {
         assert_eq!(dequantize(ty, &[0; 8], &mut [0.0]), Err(QuantError::NoFloats { ty }));
         assert!(dequantizer(ty).is_none());
     }
-    assert_eq!(quantize(F64, &[1.0], 1, None, &mut [0; 8]), Err(QuantError::NoQuantizer { ty: F64 }));
+    assert_eq!(
+        quantize(F64, &[1.0], 1, None, &mut [0; 8]),
+        Err(QuantError::NoQuantizer { ty: F64 })
+    );
     let mut y = [0.0];
     dequantize(F64, &(-0.1_f64).to_le_bytes(), &mut y).expect("one value");
     assert_eq!(y, [-0.1]);
@@ -79,7 +84,10 @@ fn lengths_that_do_not_fit_are_refused_by_name() {
         quantize(ty, &[0.0; 256], 0, None, &mut [0; 144]),
         Err(QuantError::PartialBlock { ty, values: 0, block: 256 })
     );
-    assert_eq!(validate(ty, &[0; 145]), Err(QuantError::PartialBytes { ty, bytes: 145, block: 144 }));
+    assert_eq!(
+        validate(ty, &[0; 145]),
+        Err(QuantError::PartialBytes { ty, bytes: 145, block: 144 })
+    );
     assert_eq!(quantize(ty, &[], 256, None, &mut []), Ok(()));
 }
 
@@ -156,7 +164,8 @@ fn columns_without_importance_leave_the_others_exact_enough() {
         let mut back = vec![0.0; 256];
         dequantize(ty, &packed, &mut back).expect("whole blocks");
         let heard = |i: &usize| i % 2 == 1;
-        let error = rms((0..256).filter(heard).map(|i| row[i] - back[i]).collect::<Vec<_>>().into_iter());
+        let error =
+            rms((0..256).filter(heard).map(|i| row[i] - back[i]).collect::<Vec<_>>().into_iter());
         assert!(error <= 1.2 * relative_limit(ty) * rms(row.into_iter()), "{ty}: {error}");
     }
 }
@@ -164,8 +173,9 @@ fn columns_without_importance_leave_the_others_exact_enough() {
 #[test]
 fn each_row_is_quantized_on_its_own() {
     for ty in quantizable() {
-        let rows: Vec<f32> =
-            (0..1024).map(|i| ((i * 7919 % 1009) as f32 / 1009.0 - 0.4) * (1 + i / 512) as f32).collect();
+        let rows: Vec<f32> = (0..1024)
+            .map(|i| ((i * 7919 % 1009) as f32 / 1009.0 - 0.4) * (1 + i / 512) as f32)
+            .collect();
         let weights: Vec<f32> = (0..512).map(|i| 1.0 + (i % 5) as f32).collect();
         let mut together = packed_size(ty, 1024);
         quantize(ty, &rows, 512, Some(&weights), &mut together).expect("two valid rows");

@@ -5,13 +5,18 @@ use serde_json::Value;
 
 fn vectors() -> Value {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/quant-vectors.json");
-    serde_json::from_slice(&std::fs::read(path).expect("the reference vectors are in the repository"))
-        .expect("JSON")
+    serde_json::from_slice(
+        &std::fs::read(path).expect("the reference vectors are in the repository"),
+    )
+    .expect("JSON")
 }
 
 fn bytes(hex: &Value) -> Vec<u8> {
     let hex = hex.as_str().expect("a hex string");
-    (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).expect("hex digits")).collect()
+    (0..hex.len())
+        .step_by(2)
+        .map(|i| u8::from_str_radix(&hex[i..i + 2], 16).expect("hex digits"))
+        .collect()
 }
 
 /// f32 bit patterns, written most significant digit first.
@@ -32,10 +37,15 @@ fn every_reference_block_dequantizes_to_the_exact_bits() {
         for block in entry["blocks"].as_array().expect("blocks") {
             let (src, expected) = (bytes(&block["hex"]), words(&block["f32"]));
             let mut values = vec![0.0; expected.len()];
-            dequantize(ty, &src, &mut values).unwrap_or_else(|e| panic!("{name} {}: {e}", block["kind"]));
+            dequantize(ty, &src, &mut values)
+                .unwrap_or_else(|e| panic!("{name} {}: {e}", block["kind"]));
             for (i, (&want, got)) in expected.iter().zip(&values).enumerate() {
                 let both_nan = got.is_nan() && f32::from_bits(want).is_nan();
-                assert!(both_nan || got.to_bits() == want, "{name} {} value {i}: {got}", block["kind"]);
+                assert!(
+                    both_nan || got.to_bits() == want,
+                    "{name} {} value {i}: {got}",
+                    block["kind"]
+                );
             }
             blocks_seen += 1;
         }
@@ -47,11 +57,15 @@ fn every_reference_block_dequantizes_to_the_exact_bits() {
 #[test]
 fn floats_round_to_16_bits_as_in_the_reference() {
     let vectors = vectors();
-    for (name, round) in [("F16", float::f32_to_f16 as fn(f32) -> u16), ("BF16", float::f32_to_bf16)] {
+    for (name, round) in
+        [("F16", float::f32_to_f16 as fn(f32) -> u16), ("BF16", float::f32_to_bf16)]
+    {
         let case = &vectors["types"][name]["from_f32"];
         let expected = bytes(&case["hex"]);
-        let rounded: Vec<u8> =
-            words(&case["f32"]).into_iter().flat_map(|w| round(f32::from_bits(w)).to_le_bytes()).collect();
+        let rounded: Vec<u8> = words(&case["f32"])
+            .into_iter()
+            .flat_map(|w| round(f32::from_bits(w)).to_le_bytes())
+            .collect();
         assert_eq!(rounded, expected, "{name}");
     }
 }
@@ -75,7 +89,8 @@ fn every_codebook_row_is_the_published_one() {
             .flat_map(|b| {
                 let row = usize::from(u16::from_le_bytes([b[0], b[1]]));
                 let levels = &levels;
-                (0..number("values_per_entry")).map(move |j| levels[row >> (bits * j) & ((1 << bits) - 1)])
+                (0..number("values_per_entry"))
+                    .map(move |j| levels[row >> (bits * j) & ((1 << bits) - 1)])
             })
             .collect();
         assert_eq!(expanded.len(), number("entries") * number("values_per_entry"), "{name}");

@@ -16,7 +16,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let registry = Registry::new(Settings::default());
     let (report, mut lines) = tokio::sync::mpsc::channel(16);
     let name = ModelRef::parse(model)?;
-    let options = Options { insecure: rest.contains(&"--insecure".to_owned()), ..Options::default() };
+    let options =
+        Options { insecure: rest.contains(&"--insecure".to_owned()), ..Options::default() };
     let begun = Instant::now();
     let pull = async { registry.pull(&store, &name, &options, report).await };
     let show = async {

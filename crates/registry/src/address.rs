@@ -24,8 +24,9 @@ pub(crate) fn plain(text: &str, limit: usize) -> String {
 /// A text of others in which none of our secrets stands, should they have repeated one: as it is, or in base64.
 pub fn hide<'a>(text: &str, secrets: impl IntoIterator<Item = &'a str>) -> String {
     let forms = secrets.into_iter().filter(|secret| !secret.is_empty());
-    let forms =
-        forms.flat_map(|secret| [STANDARD.encode(secret), STANDARD_NO_PAD.encode(secret), secret.to_owned()]);
+    let forms = forms.flat_map(|secret| {
+        [STANDARD.encode(secret), STANDARD_NO_PAD.encode(secret), secret.to_owned()]
+    });
     let mut forms: Vec<String> = forms.collect();
     // One that is a part of another would leave the rest of that.
     forms.sort_by_key(|form| std::cmp::Reverse(form.len()));

@@ -37,8 +37,12 @@ pub fn announced(wait: Duration) -> Result<Vec<Announced>, RegistryError> {
     look(ServiceDaemon::new(), wait)
 }
 
-fn look(daemon: mdns_sd::Result<ServiceDaemon>, wait: Duration) -> Result<Vec<Announced>, RegistryError> {
-    let fail = |e: mdns_sd::Error| RegistryError::Setup(format!("mirrors cannot be looked for: {e}"));
+fn look(
+    daemon: mdns_sd::Result<ServiceDaemon>,
+    wait: Duration,
+) -> Result<Vec<Announced>, RegistryError> {
+    let fail =
+        |e: mdns_sd::Error| RegistryError::Setup(format!("mirrors cannot be looked for: {e}"));
     let daemon = daemon.map_err(fail)?;
     let answers = daemon.browse(MIRROR_SERVICE).map_err(fail)?;
     let until = Instant::now() + wait;
@@ -51,7 +55,9 @@ fn look(daemon: mdns_sd::Result<ServiceDaemon>, wait: Duration) -> Result<Vec<An
         let addresses = service.addresses.iter().map(mdns_sd::ScopedIp::to_ip_addr).collect();
         let name = service.fullname.strip_suffix(MIRROR_SERVICE).unwrap_or(&service.fullname);
         let name = plain(name.trim_end_matches('.'), NAME);
-        if let Some(address) = address(property("scheme"), property("host"), addresses, service.port) {
+        if let Some(address) =
+            address(property("scheme"), property("host"), addresses, service.port)
+        {
             found.insert(name.clone(), Announced { name, address });
         }
     }
@@ -78,7 +84,11 @@ impl Drop for Announcement {
 ///
 /// # Errors
 /// The network cannot be told.
-pub fn announce(name: &str, port: u16, secure: Option<&str>) -> Result<Announcement, RegistryError> {
+pub fn announce(
+    name: &str,
+    port: u16,
+    secure: Option<&str>,
+) -> Result<Announcement, RegistryError> {
     say(ServiceDaemon::new(), name, port, secure)
 }
 
@@ -88,7 +98,8 @@ fn say(
     port: u16,
     secure: Option<&str>,
 ) -> Result<Announcement, RegistryError> {
-    let fail = |e: mdns_sd::Error| RegistryError::Setup(format!("the mirror cannot be announced: {e}"));
+    let fail =
+        |e: mdns_sd::Error| RegistryError::Setup(format!("the mirror cannot be announced: {e}"));
     let daemon = daemon.map_err(fail)?;
     let label: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(40).collect();
@@ -98,8 +109,8 @@ fn say(
     // Two mirrors of one machine are told apart by their ports.
     let instance = format!("{label}-{port}");
     let host = format!("{label}-{port}.local.");
-    let service =
-        ServiceInfo::new(MIRROR_SERVICE, &instance, &host, "", port, &properties[..]).map_err(fail)?;
+    let service = ServiceInfo::new(MIRROR_SERVICE, &instance, &host, "", port, &properties[..])
+        .map_err(fail)?;
     let service = service.enable_addr_auto();
     let full = service.get_fullname().to_owned();
     daemon.register(service).map_err(fail)?;
@@ -107,7 +118,12 @@ fn say(
 }
 
 /// The address of a record; `None` where it makes none.
-fn address(scheme: Option<&str>, host: Option<&str>, addresses: Vec<IpAddr>, port: u16) -> Option<String> {
+fn address(
+    scheme: Option<&str>,
+    host: Option<&str>,
+    addresses: Vec<IpAddr>,
+    port: u16,
+) -> Option<String> {
     let scheme = match scheme {
         None | Some("http") => "http",
         Some("https") => "https",
@@ -152,19 +168,19 @@ mod tests {
             std::iter::from_fn(|| events.recv_deadline(until).ok()).any(|event| wanted(&event))
         };
         let announcement = say(daemon(), "puna test machine", 4711, Some("models.intra")).unwrap();
-        let mirror =
-            Announced { name: "puna-test-machine-4711".into(), address: "https://models.intra:4711".into() };
+        let mirror = Announced {
+            name: "puna-test-machine-4711".into(),
+            address: "https://models.intra:4711".into(),
+        };
         let until = Instant::now() + Duration::from_secs(20);
         while look(daemon(), Duration::from_millis(500)).unwrap() != [mirror.clone()] {
             assert!(Instant::now() < until, "nobody hears of it");
         }
         let full = format!("{}.{MIRROR_SERVICE}", mirror.name);
-        let is_there =
-            |event: &ServiceEvent| matches!(event, ServiceEvent::ServiceResolved(it) if it.fullname == full);
+        let is_there = |event: &ServiceEvent| matches!(event, ServiceEvent::ServiceResolved(it) if it.fullname == full);
         assert!(hears(&is_there), "the listener does not hear of it");
         drop(announcement);
-        let is_gone =
-            |event: &ServiceEvent| matches!(event, ServiceEvent::ServiceRemoved(_, it) if *it == full);
+        let is_gone = |event: &ServiceEvent| matches!(event, ServiceEvent::ServiceRemoved(_, it) if *it == full);
         assert!(hears(&is_gone), "nobody is told that it is gone");
         let _ = listener.shutdown();
     }
@@ -173,10 +189,15 @@ mod tests {
     fn records_make_addresses_or_none() {
         let four: IpAddr = "192.168.1.5".parse().unwrap();
         let six: IpAddr = "fe80::1".parse().unwrap();
-        let of = |scheme, host, addresses: &[IpAddr], port| address(scheme, host, addresses.to_vec(), port);
+        let of = |scheme, host, addresses: &[IpAddr], port| {
+            address(scheme, host, addresses.to_vec(), port)
+        };
         assert_eq!(of(None, None, &[six, four], 5000).unwrap(), "http://192.168.1.5:5000");
         assert_eq!(of(Some("http"), None, &[six], 5000).unwrap(), "http://[fe80::1]:5000");
-        assert_eq!(of(Some("https"), Some("m.intra"), &[four], 443).unwrap(), "https://m.intra:443");
+        assert_eq!(
+            of(Some("https"), Some("m.intra"), &[four], 443).unwrap(),
+            "https://m.intra:443"
+        );
         assert_eq!(of(None, Some("a/b@evil"), &[four], 1).unwrap(), "http://192.168.1.5:1");
         assert_eq!(of(Some("file"), None, &[four], 1), None);
         assert_eq!(of(None, None, &[], 1), None);

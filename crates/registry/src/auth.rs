@@ -45,7 +45,8 @@ impl Challenges {
     /// What the `WWW-Authenticate` headers of an answer say; there may be several, with several schemes each.
     pub(crate) fn of(headers: &HeaderMap) -> Self {
         let mut all = Self::default();
-        for text in headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok()) {
+        for text in headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok())
+        {
             all.read(text);
         }
         all
@@ -114,7 +115,9 @@ impl Challenge {
         };
         let may_ask = |url: &Url| match asker {
             Asker::User(_) => url.host_str().is_some(),
-            Asker::Nobody(Some(known)) => authority(url).eq_ignore_ascii_case(known) || is_ours(url),
+            Asker::Nobody(Some(known)) => {
+                authority(url).eq_ignore_ascii_case(known) || is_ours(url)
+            }
             Asker::Key | Asker::Nobody(None) => is_ours(url),
         };
         let Some(mut url) = realm.filter(may_ask) else {
@@ -158,7 +161,12 @@ impl Challenge {
     }
 
     /// The address for a token with a signature.
-    pub(crate) fn token_url(&self, registry: &Url, nonce: &str, seconds: u64) -> Result<Url, RegistryError> {
+    pub(crate) fn token_url(
+        &self,
+        registry: &Url,
+        nonce: &str,
+        seconds: u64,
+    ) -> Result<Url, RegistryError> {
         let mut url = self.realm_url(registry, Asker::Key)?;
         let mut query: Vec<(String, String)> = url.query_pairs().into_owned().collect();
         let mut add = |key: &str, value: &str| query.push((key.to_owned(), value.to_owned()));
@@ -194,8 +202,8 @@ pub(crate) fn authorization(identity: &Identity, url: &Url) -> String {
 /// The token of a token server's answer, which goes into a header.
 pub(crate) fn token(bytes: &[u8], url: &Url) -> Result<String, RegistryError> {
     let fail = |what: &str| RegistryError::Answer { url: shown(url), what: what.to_owned() };
-    let answer: TokenAnswer =
-        serde_json::from_slice(bytes).map_err(|_| fail("the answer to a request for a token is none"))?;
+    let answer: TokenAnswer = serde_json::from_slice(bytes)
+        .map_err(|_| fail("the answer to a request for a token is none"))?;
     let token = if answer.token.is_empty() { answer.access_token } else { answer.token };
     if token.is_empty() {
         return Err(fail("the answer to a request for a token has none"));
@@ -258,8 +266,7 @@ mod tests {
             url.as_str(),
             "https://registry.example/v2/token?nonce=AAECAwQFBgcICQoLDA0ODw&scope=repository%3Alibrary%2Fdemo%3Apull&service=puna&ts=1700000000"
         );
-        let signature =
-            "vrlKQJ8FF/KBu+b1UKN+plkm+WERFSzRMUCCll2AHU4bT9W4jMni/MJTyO2jflgxfIUD/mxzoFJBVO+gA1VODw==";
+        let signature = "vrlKQJ8FF/KBu+b1UKN+plkm+WERFSzRMUCCll2AHU4bT9W4jMni/MJTyO2jflgxfIUD/mxzoFJBVO+gA1VODw==";
         assert_eq!(authorization(&identity, &url), format!("{public}:{signature}"));
     }
 
@@ -269,10 +276,16 @@ mod tests {
             challenge(realm).token_url(&url(registry), "n", 1).unwrap_err().to_string()
         };
         let text = refused("https://evil.example/token", "https://good.example/");
-        assert_eq!(text, "realm host \"evil.example\" does not match original host \"good.example\"");
-        assert!(refused("http://h:5001/token", "http://h:5000/").starts_with("realm host \"h:5001\""));
+        assert_eq!(
+            text,
+            "realm host \"evil.example\" does not match original host \"good.example\""
+        );
         assert!(
-            refused("https://good.example@evil.example/t", "https://good.example/").contains("evil.example")
+            refused("http://h:5001/token", "http://h:5000/").starts_with("realm host \"h:5001\"")
+        );
+        assert!(
+            refused("https://good.example@evil.example/t", "https://good.example/")
+                .contains("evil.example")
         );
         assert!(refused("", "https://h/").starts_with("realm host \"\""));
         assert!(refused("harbor", "https://h/").starts_with("realm host \"\""));
@@ -287,7 +300,8 @@ mod tests {
             all.read(text);
             all
         };
-        let text = r#"Bearer realm="https://h/t?a=b,c",service="s",scope="repository:a/b:pull,push""#;
+        let text =
+            r#"Bearer realm="https://h/t?a=b,c",service="s",scope="repository:a/b:pull,push""#;
         let want = Challenge {
             realm: "https://h/t?a=b,c".into(),
             service: "s".into(),
@@ -323,11 +337,14 @@ mod tests {
         let elsewhere = challenge("https://auth.example/token?x=1");
         let registry = url("https://registry.example/");
         let of = |asker| elsewhere.plain_url(&registry, asker).map(|url| url.to_string());
-        let scoped = "https://auth.example/token?x=1&service=puna&scope=repository%3Alibrary%2Fdemo%3Apull";
+        let scoped =
+            "https://auth.example/token?x=1&service=puna&scope=repository%3Alibrary%2Fdemo%3Apull";
         assert_eq!(of(Asker::User("me")).unwrap(), format!("{scoped}&account=me"));
         assert_eq!(of(Asker::Nobody(Some("auth.example"))).unwrap(), scoped);
         for refused in [Asker::Key, Asker::Nobody(None), Asker::Nobody(Some("other.example"))] {
-            assert!(of(refused).unwrap_err().to_string().starts_with("realm host \"auth.example\""));
+            assert!(
+                of(refused).unwrap_err().to_string().starts_with("realm host \"auth.example\"")
+            );
         }
         let bare = challenge("http://auth.example/token").plain_url(&registry, Asker::User("me"));
         assert!(bare.unwrap_err().to_string().contains("without encryption"));

@@ -40,8 +40,10 @@ impl FileUrl {
         }
         let mut url = Url::parse(text).ok()?;
         let file = url.path_segments()?.next_back()?.to_owned();
-        let stem =
-            file.strip_suffix(SUFFIX).or_else(|| file.strip_suffix(&SUFFIX.to_uppercase()))?.to_owned();
+        let stem = file
+            .strip_suffix(SUFFIX)
+            .or_else(|| file.strip_suffix(&SUFFIX.to_uppercase()))?
+            .to_owned();
         let fragment = url.fragment().map(str::to_owned);
         url.set_fragment(None);
         Some(Self::of(url, &stem, fragment.as_deref()))
@@ -51,8 +53,10 @@ impl FileUrl {
         let digest = match fragment.filter(|text| !text.is_empty()) {
             None => None,
             Some(text) => {
-                let hex =
-                    text.strip_prefix("sha256=").or_else(|| text.strip_prefix("sha256:")).unwrap_or(text);
+                let hex = text
+                    .strip_prefix("sha256=")
+                    .or_else(|| text.strip_prefix("sha256:"))
+                    .unwrap_or(text);
                 let digest = format!("sha256:{hex}").parse();
                 Some(digest.map_err(|_| {
                     format!("{text:?} is no digest: write #sha256= and 64 hexadecimal digits")
@@ -60,12 +64,15 @@ impl FileUrl {
             }
         };
         if !url.username().is_empty() || url.password().is_some() {
-            return Err("the address has a user or password in it: set them in the configuration".into());
+            return Err(
+                "the address has a user or password in it: set them in the configuration".into()
+            );
         }
         let plain = |c: char| if c.is_ascii_alphanumeric() || "-._".contains(c) { c } else { '-' };
         let name: String = stem.chars().map(plain).take(80).collect();
         let name = name.trim_start_matches(['-', '.']);
-        let name = ModelName::parse(name).map_err(|_| format!("no name can be made of {stem:?}{SUFFIX}"))?;
+        let name = ModelName::parse(name)
+            .map_err(|_| format!("no name can be made of {stem:?}{SUFFIX}"))?;
         Ok(Self { url, digest, name })
     }
 
@@ -125,8 +132,12 @@ impl Registry {
         let origin = Origin::new(&shown(&file.url), vec![part]);
         let (at, wanted) = (store.clone(), (origin.digest(), name.clone()));
         if !blocking(move || Ok(is_made_of(&at, &wanted.1, &wanted.0)?)).await? {
-            let what =
-                What { key, verified: file.digest.is_some(), total: found.total, url: file.url.clone() };
+            let what = What {
+                key,
+                verified: file.digest.is_some(),
+                total: found.total,
+                url: file.url.clone(),
+            };
             self.make_of_file(store, &session, name, what, origin, options, report).await?;
         }
         Ok(())
@@ -175,7 +186,8 @@ impl Session {
             StatusCode::NOT_FOUND => return Err(RegistryError::NotFound),
             _ => return Err(self.refusal(response).await),
         };
-        let kind = response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        let kind =
+            response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
         if kind.starts_with("text/html") {
             return Err(wrong("instead of the file comes a page for browsers"));
         }
@@ -200,11 +212,17 @@ mod tests {
         assert_eq!(name("llama3"), None);
         assert_eq!(name("https://h/n/m"), None);
         assert_eq!(name("h/n/m.gguf"), None);
-        assert_eq!(name("https://h/a/Tiny%20Model-Q4.gguf?x=1"), Some(Ok("Tiny-20Model-Q4:latest".into())));
+        assert_eq!(
+            name("https://h/a/Tiny%20Model-Q4.gguf?x=1"),
+            Some(Ok("Tiny-20Model-Q4:latest".into()))
+        );
         let hex = "ab".repeat(32);
         for fragment in [format!("#sha256={hex}"), format!("#sha256:{hex}"), format!("#{hex}")] {
             let url = FileUrl::parse(&format!("http://h:1/x.GGUF{fragment}")).unwrap().unwrap();
-            assert_eq!((url.url.as_str(), url.digest.unwrap().hex()), ("http://h:1/x.GGUF", hex.clone()));
+            assert_eq!(
+                (url.url.as_str(), url.digest.unwrap().hex()),
+                ("http://h:1/x.GGUF", hex.clone())
+            );
         }
         assert!(name("https://h/x.gguf#sha256=12").unwrap().unwrap_err().contains("no digest"));
         assert!(name("https://u:p@h/x.gguf").unwrap().is_err());

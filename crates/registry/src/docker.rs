@@ -50,8 +50,9 @@ pub(crate) fn credentials(path: &Path, host: &str) -> Result<Option<Credentials>
         Err(e) => return Err(format!("{}: {e}", path.display())),
     };
     // The words of the parser may quote the file.
-    let file: File = serde_json::from_str(&text)
-        .map_err(|e| format!("{}, line {}: it is no configuration of docker", path.display(), e.line()))?;
+    let file: File = serde_json::from_str(&text).map_err(|e| {
+        format!("{}, line {}: it is no configuration of docker", path.display(), e.line())
+    })?;
     let host = if host.eq_ignore_ascii_case(HUB.0) { HUB.1 } else { host };
     let is_of_host = |key: &str| key_host(key).eq_ignore_ascii_case(host);
     let entry = file.auths.iter().find(|(key, _)| is_of_host(key));
@@ -85,8 +86,10 @@ fn read(auth: &Auth) -> Result<Option<Credentials>, &'static str> {
     if !auth.identitytoken.is_empty() {
         return Ok(Some(Credentials::Refresh(secret(&auth.identitytoken))));
     }
-    let basic =
-        |user: &str, password: &str| Credentials::Basic { user: user.into(), password: secret(password) };
+    let basic = |user: &str, password: &str| Credentials::Basic {
+        user: user.into(),
+        password: secret(password),
+    };
     if !auth.username.is_empty() {
         return Ok(Some(basic(&auth.username, &auth.password)));
     }
@@ -127,7 +130,10 @@ mod tests {
         assert_eq!(of("h"), None);
         assert_eq!(of("helper.example"), None);
         let text = credentials(&path, "kept.example").unwrap_err();
-        assert!(text.starts_with("docker-credential-that-nobody-has: it is not installed"), "{text}");
+        assert!(
+            text.starts_with("docker-credential-that-nobody-has: it is not installed"),
+            "{text}"
+        );
         assert_eq!(of("refresh.example"), Some(Credentials::Refresh(Secret::Text("idt".into()))));
         assert_eq!(of("token.example"), Some(Credentials::Token(Secret::Text("rt".into()))));
         let text = credentials(&path, "bad.example").unwrap_err();

@@ -30,7 +30,11 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     /// Reads `host:port`, which is asked with encryption, or an address; a path stands before the models' names.
-    pub(crate) fn parse(settings: &Settings, text: &str, http: bool) -> Result<Self, RegistryError> {
+    pub(crate) fn parse(
+        settings: &Settings,
+        text: &str,
+        http: bool,
+    ) -> Result<Self, RegistryError> {
         let wrong = || RegistryError::Setup(format!("{text:?} is no address of a registry"));
         let has_scheme = text.contains("://");
         let bare = text.split_once("://").map_or(text, |(_, rest)| rest);
@@ -43,26 +47,42 @@ impl Endpoint {
         if !plain || url.fragment().is_some() || !matches!(url.scheme(), "http" | "https") {
             return Err(wrong());
         }
-        let prefix =
-            url.path_segments().map(|parts| parts.filter(|p| !p.is_empty()).map(str::to_owned).collect());
+        let prefix = url
+            .path_segments()
+            .map(|parts| parts.filter(|p| !p.is_empty()).map(str::to_owned).collect());
         let mut root = url.clone();
         root.set_path("/");
         // A text that is read differently there would lead elsewhere.
         if host.is_empty()
-            || !crate::address::authority(&root).eq_ignore_ascii_case(&without_default_port(&host, &root))
+            || !crate::address::authority(&root)
+                .eq_ignore_ascii_case(&without_default_port(&host, &root))
         {
             return Err(wrong());
         }
-        Ok(Self { root, prefix: prefix.unwrap_or_default(), host, settings: of_host, mirror_of: None })
+        Ok(Self {
+            root,
+            prefix: prefix.unwrap_or_default(),
+            host,
+            settings: of_host,
+            mirror_of: None,
+        })
     }
 
     /// Where a file is.
     pub(crate) fn of_url(settings: &Settings, url: &Url) -> Result<Self, RegistryError> {
-        Self::parse(settings, &format!("{}://{}", url.scheme(), crate::address::authority(url)), false)
+        Self::parse(
+            settings,
+            &format!("{}://{}", url.scheme(), crate::address::authority(url)),
+            false,
+        )
     }
 
     /// The registry of a name.
-    fn origin(settings: &Settings, name: &ModelName, options: &Options) -> Result<Self, RegistryError> {
+    fn origin(
+        settings: &Settings,
+        name: &ModelName,
+        options: &Options,
+    ) -> Result<Self, RegistryError> {
         let host = name.host();
         if host.eq_ignore_ascii_case(DEFAULT_HOST)
             && let Some(instead) = settings.default_registry.as_deref()
@@ -92,8 +112,11 @@ impl Endpoint {
     ) -> Result<Vec<Self>, RegistryError> {
         let origin = Self::origin(settings, name, options)?;
         let of_host = settings.hosts.get(name.host()).map_or(&[][..], |host| &host.mirrors[..]);
-        let general =
-            if name.host().eq_ignore_ascii_case(DEFAULT_HOST) { &settings.mirrors[..] } else { &[] };
+        let general = if name.host().eq_ignore_ascii_case(DEFAULT_HOST) {
+            &settings.mirrors[..]
+        } else {
+            &[]
+        };
         let mirrors: Vec<&String> = match &options.mirror {
             Some(mirror) if mirror.is_empty() => Vec::new(),
             Some(mirror) => vec![mirror],
@@ -114,8 +137,9 @@ impl Endpoint {
     /// Where the hub lists files, which is not where it plays a registry.
     pub(crate) fn listing(&self) -> Self {
         let [short, long] = HUBS;
-        let root =
-            Url::parse(&format!("https://{long}/")).ok().filter(|_| self.host.eq_ignore_ascii_case(short));
+        let root = Url::parse(&format!("https://{long}/"))
+            .ok()
+            .filter(|_| self.host.eq_ignore_ascii_case(short));
         Self { root: root.unwrap_or_else(|| self.root.clone()), ..self.clone() }
     }
 
@@ -201,16 +225,27 @@ mod tests {
     fn dockers_registry_is_where_it_is() {
         let name = ModelName::parse("docker.io/ai/smollm2").unwrap();
         let hub = Endpoint::target(&Settings::default(), &name, &Options::default()).unwrap();
-        assert_eq!((hub.root.as_str(), hub.host.as_str()), ("https://registry-1.docker.io/", "docker.io"));
+        assert_eq!(
+            (hub.root.as_str(), hub.host.as_str()),
+            ("https://registry-1.docker.io/", "docker.io")
+        );
         assert_eq!(hub.settings.token_host.as_deref(), Some("auth.docker.io"));
     }
 
     #[test]
     fn what_is_no_address_is_refused() {
         let settings = Settings::default();
-        for bad in
-            ["", "https://", "ftp://h", "http://u:p@h", "h?x=1", "h#x", "a b", "http://h:port", "http:///x"]
-        {
+        for bad in [
+            "",
+            "https://",
+            "ftp://h",
+            "http://u:p@h",
+            "h?x=1",
+            "h#x",
+            "a b",
+            "http://h:port",
+            "http:///x",
+        ] {
             assert!(Endpoint::parse(&settings, bad, false).is_err(), "{bad}");
         }
         for good in ["h", "h:5000", "H:443", "http://h:80/", "https://h/a/b/", "10.0.0.1:5000"] {

@@ -32,7 +32,9 @@ pub enum RegistryError {
     NoToken { said: String },
     #[error("realm host \"{realm}\" does not match original host \"{host}\"")]
     Realm { realm: String, host: String },
-    #[error("the registry wants a token from {url} without encryption, though it is asked with encryption")]
+    #[error(
+        "the registry wants a token from {url} without encryption, though it is asked with encryption"
+    )]
     RealmScheme { url: String },
     #[error(
         "the registry {host} wants proof of who asks, and there is no key: set HOME to a folder where one can be kept"
@@ -176,9 +178,11 @@ impl RegistryError {
     /// Whether the reason is here, so that nobody else who is asked could help.
     pub fn is_ours(&self) -> bool {
         match self {
-            Self::Store(_) | Self::Key(_) | Self::Space { .. } | Self::Cancelled | Self::Secret { .. } => {
-                true
-            }
+            Self::Store(_)
+            | Self::Key(_)
+            | Self::Space { .. }
+            | Self::Cancelled
+            | Self::Secret { .. } => true,
             Self::PullManifest(error)
             | Self::Retries(error)
             | Self::Child { error, .. }
@@ -202,7 +206,10 @@ impl RegistryError {
     /// Whether what is wanted is not there to be had as it is described, however often it is asked for.
     pub(crate) fn is_final(&self) -> bool {
         match self {
-            Self::DigestMismatch { .. } | Self::Size { .. } | Self::Answer { .. } | Self::NotFound => true,
+            Self::DigestMismatch { .. }
+            | Self::Size { .. }
+            | Self::Answer { .. }
+            | Self::NotFound => true,
             Self::Child { error, .. } | Self::AfterMirrors { error, .. } => error.is_final(),
             error => error.is_refusal(),
         }
@@ -219,7 +226,10 @@ impl RegistryError {
 
     /// Whether a hub says so of models that its registry does not serve, though they may be there.
     pub(crate) fn is_refusal_of_hub(&self) -> bool {
-        matches!(self, Self::NotFound | Self::Status { code: 400 | 404 | 405 | 410 | 422 | 501, .. })
+        matches!(
+            self,
+            Self::NotFound | Self::Status { code: 400 | 404 | 405 | 410 | 422 | 501, .. }
+        )
     }
 
     /// With what the mirrors said.

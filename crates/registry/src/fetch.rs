@@ -45,7 +45,13 @@ pub(crate) enum Opened {
 
 impl Source {
     pub(crate) fn new(session: Arc<Session>, what: &What) -> Self {
-        Self { session, digest: what.key, total: what.total, url: what.url.clone(), direct: Mutex::default() }
+        Self {
+            session,
+            digest: what.key,
+            total: what.total,
+            url: what.url.clone(),
+            direct: Mutex::default(),
+        }
     }
 
     pub(crate) fn session(&self) -> &Session {
@@ -61,7 +67,9 @@ impl Source {
         if let Some(direct) = self.direct() {
             match self.open_at(direct, from, end).await {
                 // Addresses with a signature expire.
-                Err(RegistryError::Status { code: 400..=499, .. } | RegistryError::Answer { .. }) => {
+                Err(
+                    RegistryError::Status { code: 400..=499, .. } | RegistryError::Answer { .. },
+                ) => {
                     self.set_direct(None);
                 }
                 opened => return opened,
@@ -99,11 +107,19 @@ impl Source {
         }
     }
 
-    fn check_range(&self, headers: &HeaderMap, url: &Url, from: u64, end: u64) -> Result<(), RegistryError> {
+    fn check_range(
+        &self,
+        headers: &HeaderMap,
+        url: &Url,
+        from: u64,
+        end: u64,
+    ) -> Result<(), RegistryError> {
         let text = headers.get(CONTENT_RANGE).and_then(|v| v.to_str().ok()).unwrap_or_default();
         let fail = |what: String| Err(RegistryError::Answer { url: shown(url), what });
         let Some((first, last, total)) = content_range(text) else {
-            return fail(format!("a part of the blob comes without its place (Content-Range: {text:?})"));
+            return fail(format!(
+                "a part of the blob comes without its place (Content-Range: {text:?})"
+            ));
         };
         if total.is_some_and(|total| total != self.total) {
             return Err(self.size(total.unwrap_or(0)));
@@ -118,7 +134,8 @@ impl Source {
     }
 
     fn check_whole(&self, response: &Response, url: &Url) -> Result<(), RegistryError> {
-        let kind = response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        let kind =
+            response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
         match response.content_length() {
             Some(len) if len == self.total => Ok(()),
             len if kind.starts_with("text/html") => {
@@ -178,7 +195,8 @@ impl Session {
                         (ask.url, moved) = (next, true);
                         continue;
                     }
-                    let kind = headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+                    let kind =
+                        headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
                     response.content_length().filter(|_| !kind.starts_with("text/html"))
                 }
                 StatusCode::NOT_FOUND => return Err(RegistryError::NotFound),
@@ -191,7 +209,11 @@ impl Session {
 }
 
 /// The place that a success names, if it is another one.
-fn place(session: &Session, headers: &HeaderMap, found: &Url) -> Result<Option<Url>, RegistryError> {
+fn place(
+    session: &Session,
+    headers: &HeaderMap,
+    found: &Url,
+) -> Result<Option<Url>, RegistryError> {
     let Some(text) = headers.get(LOCATION).and_then(|v| v.to_str().ok()) else { return Ok(None) };
     Ok(Some(session.next_hop(found, text)?).filter(|next| next != found))
 }

@@ -43,7 +43,8 @@ pub(crate) fn write_at(file: &File, mut bytes: &[u8], mut at: u64) -> io::Result
 pub(crate) fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
     let mut done = 0;
     while done < bytes.len() {
-        let n = std::os::windows::fs::FileExt::seek_read(file, &mut bytes[done..], at + done as u64)?;
+        let n =
+            std::os::windows::fs::FileExt::seek_read(file, &mut bytes[done..], at + done as u64)?;
         if n == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

@@ -44,7 +44,8 @@ fn read(command: Command, server: &str, patience: Duration) -> Result<Option<Cre
     let (answer, success) = run(command, server, patience)?;
     if !success {
         // The words of docker's own helpers for what is not there; other failures are worth a word.
-        let absent = String::from_utf8_lossy(&answer).to_ascii_lowercase().contains("credentials not found");
+        let absent =
+            String::from_utf8_lossy(&answer).to_ascii_lowercase().contains("credentials not found");
         return if absent { Ok(None) } else { Err("it failed".to_owned()) };
     }
     let answer: Answer = serde_json::from_slice(&answer)
@@ -128,9 +129,12 @@ mod tests {
 
     #[test]
     fn helpers_are_told_the_registry_and_answer_with_a_user_or_a_token() {
-        let basic =
-            Credentials::Basic { user: "u".into(), password: Secret::Text("registry.example".into()) };
-        let echo = r#"read line; echo "{\"ServerURL\":\"x\",\"Username\":\"u\",\"Secret\":\"$line\"}""#;
+        let basic = Credentials::Basic {
+            user: "u".into(),
+            password: Secret::Text("registry.example".into()),
+        };
+        let echo =
+            r#"read line; echo "{\"ServerURL\":\"x\",\"Username\":\"u\",\"Secret\":\"$line\"}""#;
         assert_eq!(of(echo), Ok(Some(basic)));
         let token = r#"echo '{"Username":"<token>","Secret":"lasting"}'"#;
         assert_eq!(of(token), Ok(Some(Credentials::Refresh(Secret::Text("lasting".into())))));
@@ -155,7 +159,10 @@ mod tests {
     #[test]
     fn what_is_no_name_or_not_there_is_not_run() {
         for name in ["", "../sh", "a/b", "a b", "x;y"] {
-            assert!(ask(name, "h").unwrap_err().ends_with("is no name of a credential helper"), "{name}");
+            assert!(
+                ask(name, "h").unwrap_err().ends_with("is no name of a credential helper"),
+                "{name}"
+            );
         }
         let text = ask("that-nobody-has", "h").unwrap_err();
         assert_eq!(text, "docker-credential-that-nobody-has: it is not installed, or not in PATH");

@@ -116,7 +116,10 @@ mod tests {
     #[test]
     fn secrets_are_not_shown_and_files_are_read_when_needed() {
         let secret = Secret::Text("hunter2".into());
-        assert_eq!((format!("{secret:?}"), secret.read().unwrap()), ("(secret)".into(), "hunter2".into()));
+        assert_eq!(
+            (format!("{secret:?}"), secret.read().unwrap()),
+            ("(secret)".into(), "hunter2".into())
+        );
         let dir = tempfile::tempdir().unwrap();
         let file = Secret::File(dir.path().join("token"));
         assert!(file.read().unwrap_err().contains("token"));

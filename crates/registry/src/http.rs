@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use puna_store::{Digest, ModelName};
 use reqwest::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER, VIA,
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue, LOCATION,
+    RETRY_AFTER, VIA,
 };
 use reqwest::{Body, Client, Method, NoProxy, Proxy, Response, StatusCode, Url};
 
@@ -63,7 +64,11 @@ pub(crate) fn client_of_host(settings: &Settings, host: &str) -> Result<Client, 
     connections(settings, ca.as_deref(), CONNECT)
 }
 
-fn connections(settings: &Settings, ca: Option<&Path>, connect: Duration) -> Result<Client, RegistryError> {
+fn connections(
+    settings: &Settings,
+    ca: Option<&Path>,
+    connect: Duration,
+) -> Result<Client, RegistryError> {
     let setup = |e: reqwest::Error| RegistryError::Setup(root_cause(&e));
     let mut builder = Client::builder()
         .user_agent(&settings.user_agent)
@@ -211,7 +216,9 @@ impl Session {
                 (last, said) = (Instant::now(), None);
             } else if last.elapsed() >= self.settings().quiet {
                 let waiting = self.waiting();
-                if said.as_ref() != Some(&waiting) && report.try_send(Progress::status(&*waiting)).is_ok() {
+                if said.as_ref() != Some(&waiting)
+                    && report.try_send(Progress::status(&*waiting)).is_ok()
+                {
                     said = Some(waiting);
                 }
             }
@@ -312,7 +319,8 @@ impl Session {
         url: &Url,
         proof: Option<&str>,
     ) -> Result<Response, RegistryError> {
-        let mut request = self.client.request(ask.method.clone(), url.clone()).headers(ask.headers.clone());
+        let mut request =
+            self.client.request(ask.method.clone(), url.clone()).headers(ask.headers.clone());
         // Nothing needs decompressing then, and nothing can blow up.
         request = request.header(ACCEPT_ENCODING, "identity");
         let own = ask.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
@@ -338,13 +346,17 @@ impl Session {
             let stalled = |_| stalled(&ask.method, url, patience);
             tokio::time::timeout(patience, sent).await.map_err(stalled)?
         };
-        let response = answer.map_err(|e| self.unconnected(transport(&ask.method, url, &e), url, &e))?;
+        let response =
+            answer.map_err(|e| self.unconnected(transport(&ask.method, url, &e), url, &e))?;
         let encoding = response.headers().get(CONTENT_ENCODING).and_then(|v| v.to_str().ok());
         match encoding.map(str::trim) {
             None | Some("" | "identity") => Ok(response),
             Some(encoding) => Err(RegistryError::Answer {
                 url: shown(url),
-                what: format!("the answer is compressed ({}), which was not asked for", plain(encoding, 20)),
+                what: format!(
+                    "the answer is compressed ({}), which was not asked for",
+                    plain(encoding, 20)
+                ),
             }),
         }
     }
@@ -361,8 +373,9 @@ impl Session {
                 if sent.is_connect() && !is_this_machine(url) =>
             {
                 let proxy = plain(without_user(proxy), MAX_PROXY);
-                let cause =
-                    format!("{cause} (by the proxy {proxy} of {variable}, unless NO_PROXY names the host)");
+                let cause = format!(
+                    "{cause} (by the proxy {proxy} of {variable}, unless NO_PROXY names the host)"
+                );
                 RegistryError::Transport { method, url: shown, cause }
             }
             (error, _) => error,
@@ -400,7 +413,11 @@ impl Session {
     }
 
     /// The body of an answer, of at most `limit` bytes.
-    pub(crate) async fn read(&self, mut response: Response, limit: usize) -> Result<Bytes, RegistryError> {
+    pub(crate) async fn read(
+        &self,
+        mut response: Response,
+        limit: usize,
+    ) -> Result<Bytes, RegistryError> {
         let url = response.url().clone();
         let too_long = || RegistryError::Answer {
             url: shown(&url),
@@ -412,7 +429,9 @@ impl Session {
         let patience = self.settings().patience;
         let mut bytes = BytesMut::new();
         let whole = async {
-            while let Some(piece) = response.chunk().await.map_err(|e| transport(&Method::GET, &url, &e))? {
+            while let Some(piece) =
+                response.chunk().await.map_err(|e| transport(&Method::GET, &url, &e))?
+            {
                 if bytes.len() + piece.len() > limit {
                     return Err(too_long());
                 }
@@ -438,8 +457,15 @@ impl Session {
     }
 
     /// An answer that is a success.
-    pub(crate) async fn expect_success(&self, response: Response) -> Result<Response, RegistryError> {
-        if response.status().is_success() { Ok(response) } else { Err(self.refusal(response).await) }
+    pub(crate) async fn expect_success(
+        &self,
+        response: Response,
+    ) -> Result<Response, RegistryError> {
+        if response.status().is_success() {
+            Ok(response)
+        } else {
+            Err(self.refusal(response).await)
+        }
     }
 
     /// Has messages not repeat a secret.
@@ -455,7 +481,8 @@ impl Session {
         let host = authority(response.url());
         let mut error = self.refusal(response).await;
         if let RegistryError::Status { code: 404 | 410, body, .. } = &mut error {
-            *body = format!("{host} has no blob {} of {}, and says: {body}", digest.short(), self.name);
+            *body =
+                format!("{host} has no blob {} of {}, and says: {body}", digest.short(), self.name);
         }
         error
     }
@@ -482,18 +509,26 @@ impl Session {
             [] => silent(status).to_owned(),
             [b'<', ..] => "a page for browsers".to_owned(),
             bytes => {
-                let text = hide(&String::from_utf8_lossy(bytes), secrets.iter().map(String::as_str));
+                let text =
+                    hide(&String::from_utf8_lossy(bytes), secrets.iter().map(String::as_str));
                 plain(&text, MAX_REFUSAL)
             }
         };
-        RegistryError::Status { status: status.to_string(), code: status.as_u16(), body, retry_after }
+        RegistryError::Status {
+            status: status.to_string(),
+            code: status.as_u16(),
+            body,
+            retry_after,
+        }
     }
 }
 
 /// What is said of a refusal that says nothing itself.
 fn silent(status: StatusCode) -> &'static str {
     match status.as_u16() {
-        401 | 403 => "the registry does not say why: ask those who run it whether you may do this there",
+        401 | 403 => {
+            "the registry does not say why: ask those who run it whether you may do this there"
+        }
         404 | 410 => "the registry has nothing at this address",
         413 => "this is more than the registry, or a proxy before it, takes",
         429 => "the registry has too much to do: try again later",
@@ -531,7 +566,8 @@ pub(crate) fn transport(method: &Method, url: &Url, error: &reqwest::Error) -> R
         );
     }
     if is_untrusted {
-        let what = if cause.contains(OWN_AUTHORITY) { "this very certificate" } else { "its authority" };
+        let what =
+            if cause.contains(OWN_AUTHORITY) { "this very certificate" } else { "its authority" };
         cause += &format!(
             ": if it is the right one, name {what} by ca = \"FILE.pem\" in [registry.hosts.{host:?}] or by SSL_CERT_FILE"
         );

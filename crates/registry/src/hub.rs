@@ -119,9 +119,11 @@ impl Session {
             url
         };
         let refs: Refs = self.json(&self.get_listing(api(&["refs"])).await?.1)?;
-        let main = refs.branches.iter().find(|branch| branch.name == "main").or(refs.branches.first());
+        let main =
+            refs.branches.iter().find(|branch| branch.name == "main").or(refs.branches.first());
         let commit = main.map(|branch| branch.target_commit.clone());
-        let is_commit = |text: &String| !text.is_empty() && text.bytes().all(|c| c.is_ascii_hexdigit());
+        let is_commit =
+            |text: &String| !text.is_empty() && text.bytes().all(|c| c.is_ascii_hexdigit());
         let commit = commit.filter(is_commit).ok_or_else(|| wrong("it names no commit"))?;
         let mut next = api(&["tree", &commit]);
         next.query_pairs_mut().append_pair("recursive", "true");
@@ -203,7 +205,8 @@ impl<'de> Visitor<'de> for Entries {
 /// A large file of weights with a good name.
 fn file(listed: Listed) -> Option<HubFile> {
     let lfs = listed.lfs.filter(|_| listed.kind == "file")?;
-    let is_wanted = listed.path.len() <= MAX_PATH && listed.path.to_ascii_lowercase().ends_with(".gguf");
+    let is_wanted =
+        listed.path.len() <= MAX_PATH && listed.path.to_ascii_lowercase().ends_with(".gguf");
     check_name(&listed.path).ok().filter(|name| is_wanted && *name == listed.path)?;
     Some(HubFile {
         digest: lfs.oid.parse().or_else(|_| format!("sha256:{}", lfs.oid).parse()).ok()?,
@@ -221,10 +224,14 @@ fn choose(files: &[HubFile], tag: &str) -> Result<Vec<HubFile>, RegistryError> {
         tag => by_tag(tag),
     };
     let Some(found) = found else {
-        let names: Vec<&str> = models.iter().take(NAMED).map(|file| file_name(&file.path)).collect();
+        let names: Vec<&str> =
+            models.iter().take(NAMED).map(|file| file_name(&file.path)).collect();
         return Err(RegistryError::NotAManifest(match names.as_slice() {
             [] => "the repository has no GGUF files: `create` makes a model of safetensors".into(),
-            names => format!("the repository has no file for the tag {tag:?}; it has {}", names.join(", ")),
+            names => format!(
+                "the repository has no file for the tag {tag:?}; it has {}",
+                names.join(", ")
+            ),
         }));
     };
     let mut chosen = parts(files, found)?;
@@ -272,8 +279,11 @@ fn projector<'a>(files: &'a [HubFile], model: &HubFile, tag: &str) -> Option<&'a
     let of_model = folder(&model.path);
     let is_near = |file: &&HubFile| {
         let folder = folder(&file.path);
-        let above = folder.is_empty() || of_model == folder || of_model.starts_with(&format!("{folder}/"));
-        above && file.path.ends_with(".gguf") && file_name(&file.path).to_ascii_lowercase().contains("mmproj")
+        let above =
+            folder.is_empty() || of_model == folder || of_model.starts_with(&format!("{folder}/"));
+        above
+            && file.path.ends_with(".gguf")
+            && file_name(&file.path).to_ascii_lowercase().contains("mmproj")
     };
     let rank = |file: &&HubFile| {
         let precise = ["f16", "bf16"].iter().any(|kind| has_tag(&file.path, kind));
@@ -287,8 +297,11 @@ mod tests {
     use super::*;
 
     fn choice(paths: &[&str], tag: &str) -> Result<Vec<String>, String> {
-        let file =
-            |path: &&str| HubFile { path: (*path).to_owned(), digest: Digest::of(path.as_bytes()), size: 1 };
+        let file = |path: &&str| HubFile {
+            path: (*path).to_owned(),
+            digest: Digest::of(path.as_bytes()),
+            size: 1,
+        };
         let mut files: Vec<HubFile> = paths.iter().map(file).collect();
         files.sort_by(|a, b| a.path.cmp(&b.path));
         let chosen = choose(&files, tag).map_err(|e| e.to_string())?;
@@ -303,14 +316,24 @@ mod tests {
         assert_eq!(of("q8_0"), ["m-Q8_0.gguf"]);
         assert_eq!(of("m-Q4_K_S.gguf"), ["m-Q4_K_S.gguf"]);
         let text = choice(&few, "IQ1_S").unwrap_err();
-        assert!(text.contains("no file for the tag \"IQ1_S\"") && text.contains("m-Q8_0.gguf"), "{text}");
+        assert!(
+            text.contains("no file for the tag \"IQ1_S\"") && text.contains("m-Q8_0.gguf"),
+            "{text}"
+        );
         assert!(choice(&["a.safetensors"], "latest").unwrap_err().contains("no GGUF files"));
-        let split =
-            ["Q4/m-Q4_0-00001-of-00002.gguf", "Q4/m-Q4_0-00002-of-00002.gguf", "m-F16-00001-of-00002.gguf"];
+        let split = [
+            "Q4/m-Q4_0-00001-of-00002.gguf",
+            "Q4/m-Q4_0-00002-of-00002.gguf",
+            "m-F16-00001-of-00002.gguf",
+        ];
         assert_eq!(choice(&split, "Q4_0").unwrap(), split[..2]);
         assert_eq!(choice(&split, "Q4").unwrap(), split[..2], "by folder");
         assert!(choice(&split, "F16").unwrap_err().contains("no m-F16-00002-of-00002.gguf"));
-        assert!(choice(&["m-00001-of-99999.gguf"], "latest").unwrap_err().contains("one of 99999 files"));
+        assert!(
+            choice(&["m-00001-of-99999.gguf"], "latest")
+                .unwrap_err()
+                .contains("one of 99999 files")
+        );
     }
 
     #[test]
@@ -337,7 +360,8 @@ mod tests {
 
     #[test]
     fn the_nearest_projector_comes_along() {
-        let files = ["m-Q4_K_M.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf", "other/mmproj-F16.gguf"];
+        let files =
+            ["m-Q4_K_M.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf", "other/mmproj-F16.gguf"];
         assert_eq!(choice(&files, "latest").unwrap(), ["m-Q4_K_M.gguf", "mmproj-F16.gguf"]);
         let files = ["q/m-Q8_0.gguf", "mmproj-F16.gguf", "q/mmproj-Q8_0.gguf"];
         assert_eq!(choice(&files, "Q8_0").unwrap(), ["q/m-Q8_0.gguf", "q/mmproj-Q8_0.gguf"]);

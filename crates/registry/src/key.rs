@@ -112,7 +112,10 @@ impl Identity {
 fn generate() -> Result<(String, String), String> {
     let random = SystemRandom::new();
     let (mut seed, mut check) = ([0; 32], [0; 4]);
-    random.fill(&mut seed).and_then(|()| random.fill(&mut check)).map_err(|_| "no random numbers")?;
+    random
+        .fill(&mut seed)
+        .and_then(|()| random.fill(&mut check))
+        .map_err(|_| "no random numbers")?;
     let identity = Identity::from_seed(&seed);
     let public = identity.pair.public_key().as_ref();
     let mut private = [check, check].concat();
@@ -144,7 +147,11 @@ fn make(path: &Path) -> Result<(), String> {
     let said = |e: io::Error| e.to_string();
     fs::create_dir_all(dir).map_err(said)?;
     // Whole or not at all, and never in place of another: a link to a name that exists fails.
-    let temp = dir.join(format!(".id_ed25519-{}-{}", std::process::id(), &public[40..48].replace('/', "_")));
+    let temp = dir.join(format!(
+        ".id_ed25519-{}-{}",
+        std::process::id(),
+        &public[40..48].replace('/', "_")
+    ));
     let written = create_private(&temp).and_then(|mut file| {
         file.write_all(private.as_bytes())?;
         file.sync_all()?;
@@ -260,7 +267,8 @@ mod tests {
         assert_eq!(reason(""), "it is no OpenSSH private key");
         for len in 0..OPENSSH.len() {
             assert!(
-                Identity::parse(&armoured(&OPENSSH[..len])).is_err() || OPENSSH[len..].trim().is_empty(),
+                Identity::parse(&armoured(&OPENSSH[..len])).is_err()
+                    || OPENSSH[len..].trim().is_empty(),
                 "{len}"
             );
         }

@@ -151,7 +151,8 @@ impl Registry {
     pub(crate) fn limit_of(&self, endpoint: &Endpoint) -> Option<Arc<Limit>> {
         let rate = endpoint.settings.limit_rate?;
         let mut limits = lock(&self.0.limits);
-        let limit = limits.entry(endpoint.host.clone()).or_insert_with(|| Arc::new(Limit::new(rate)));
+        let limit =
+            limits.entry(endpoint.host.clone()).or_insert_with(|| Arc::new(Limit::new(rate)));
         Some(limit.clone())
     }
 }

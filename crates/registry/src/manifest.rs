@@ -21,7 +21,8 @@ const MANIFEST_ATTEMPTS: u32 = 3;
 /// What layers of models are called, whatever somebody has given a meaning to, and layers of containers.
 const OLLAMA: &str = "application/vnd.ollama.image.";
 const REGISTERED: &str = "application/vnd.";
-const CONTAINER: [&str; 2] = ["application/vnd.oci.image.layer.", "application/vnd.docker.image.rootfs."];
+const CONTAINER: [&str; 2] =
+    ["application/vnd.oci.image.layer.", "application/vnd.docker.image.rootfs."];
 /// Media types that a request for a tag accepts. A registry that has a manifest list must answer the list.
 const ACCEPTED: &str = concat!(
     "application/vnd.ollama.manifest.list.v2+json, ",
@@ -31,8 +32,7 @@ const ACCEPTED: &str = concat!(
     "application/vnd.docker.distribution.manifest.list.v2+json"
 );
 /// Media types that a request for a child of a manifest list accepts.
-const ACCEPTED_OF_CHILD: &str =
-    "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.manifest.v1+json";
+const ACCEPTED_OF_CHILD: &str = "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.manifest.v1+json";
 /// Manifests of an index that a message names.
 const NAMED: usize = 8;
 
@@ -68,7 +68,10 @@ impl Listed {
     /// Whether it describes another manifest instead of being a model.
     fn is_about_another(&self) -> bool {
         self.annotations.contains_key("vnd.docker.reference.type")
-            || self.platform.as_ref().is_some_and(|p| p.os == "unknown" && p.architecture == "unknown")
+            || self
+                .platform
+                .as_ref()
+                .is_some_and(|p| p.os == "unknown" && p.architecture == "unknown")
     }
 
     fn is_model(&self) -> bool {
@@ -97,14 +100,17 @@ impl Listed {
 
 /// The manifest of an index that is the model; `None` where the text is no index.
 pub(crate) fn picked(bytes: &[u8]) -> Result<Option<Digest>, RegistryError> {
-    let Ok(Index { manifests, layers: None }) = serde_json::from_slice(bytes) else { return Ok(None) };
+    let Ok(Index { manifests, layers: None }) = serde_json::from_slice(bytes) else {
+        return Ok(None);
+    };
     let of_models = |list: &[&Listed]| -> Option<Digest> {
         let only = |list: Vec<&&Listed>| (list.len() == 1).then(|| list[0].digest);
         only(list.iter().collect())
             .or_else(|| only(list.iter().filter(|l| l.is_model()).collect()))
             .or_else(|| only(list.iter().filter(|l| l.is_for_this_machine()).collect()))
     };
-    let candidates: Vec<&Listed> = manifests.iter().filter(|listed| !listed.is_about_another()).collect();
+    let candidates: Vec<&Listed> =
+        manifests.iter().filter(|listed| !listed.is_about_another()).collect();
     if let Some(digest) = of_models(&candidates) {
         return Ok(Some(digest));
     }
@@ -127,7 +133,9 @@ impl Session {
         }
         match picked(&bytes)? {
             None => Ok(bytes),
-            Some(digest) => self.manifest_at(self.digest_url(&digest), Some(digest), ACCEPTED).await,
+            Some(digest) => {
+                self.manifest_at(self.digest_url(&digest), Some(digest), ACCEPTED).await
+            }
         }
     }
 
@@ -138,7 +146,8 @@ impl Session {
 
     /// Whether the registry has a manifest of the model's repository.
     pub(crate) async fn has_manifest(&self, digest: Digest) -> Result<bool, RegistryError> {
-        let ask = Ask::new(Method::HEAD, self.digest_url(&digest)).header(ACCEPT, ACCEPTED_OF_CHILD);
+        let ask =
+            Ask::new(Method::HEAD, self.digest_url(&digest)).header(ACCEPT, ACCEPTED_OF_CHILD);
         let mut retry = self.retry().at_most(MANIFEST_ATTEMPTS);
         loop {
             let error = match self.send(&ask).await {
@@ -222,7 +231,9 @@ pub(crate) fn read_any_manifest(bytes: &[u8]) -> Result<Manifest, RegistryError>
 /// Refuses a manifest of something else than a model.
 fn of_a_model(manifest: Manifest) -> Result<Manifest, RegistryError> {
     let kinds = || manifest.layers.iter().map(|layer| layer.media_type.as_str());
-    if !kinds().any(|kind| kind.starts_with(REGISTERED)) || kinds().any(|kind| kind.starts_with(OLLAMA)) {
+    if !kinds().any(|kind| kind.starts_with(REGISTERED))
+        || kinds().any(|kind| kind.starts_with(OLLAMA))
+    {
         return Ok(manifest);
     }
     let is_container = |kind: &str| CONTAINER.iter().any(|start| kind.starts_with(start));
@@ -269,7 +280,8 @@ mod tests {
     #[test]
     fn what_else_registries_have_is_no_model() {
         let refused = |kind: &str| {
-            let layer = json!({"mediaType": kind, "digest": Digest::of(b"x").to_string(), "size": 1});
+            let layer =
+                json!({"mediaType": kind, "digest": Digest::of(b"x").to_string(), "size": 1});
             let config = json!({"mediaType": "application/vnd.docker.container.image.v1+json",
                 "digest": Digest::of(b"{}").to_string(), "size": 2});
             let manifest = json!({"schemaVersion": 2, "config": config, "layers": [layer]});
@@ -281,7 +293,9 @@ mod tests {
         ] {
             let text = refused(kind).unwrap_err();
             assert!(
-                text.ends_with(&format!("it is a container image and no model: it has layers of {kind}")),
+                text.ends_with(&format!(
+                    "it is a container image and no model: it has layers of {kind}"
+                )),
                 "{text}"
             );
         }
@@ -297,11 +311,16 @@ mod tests {
     fn the_one_model_of_an_index_is_found() {
         let arch = if cfg!(target_arch = "x86_64") { "amd64" } else { "arm64" };
         let plain = listed(b"a", json!({}));
-        let proof =
-            listed(b"b", json!({"annotations": {"vnd.docker.reference.type": "attestation-manifest"}}));
-        let unknown = listed(b"c", json!({"platform": {"os": "unknown", "architecture": "unknown"}}));
-        let model = listed(b"d", json!({"artifactType": "application/vnd.cncf.model.manifest.v1+json"}));
-        let here = listed(b"e", json!({"platform": {"os": std::env::consts::OS, "architecture": arch}}));
+        let proof = listed(
+            b"b",
+            json!({"annotations": {"vnd.docker.reference.type": "attestation-manifest"}}),
+        );
+        let unknown =
+            listed(b"c", json!({"platform": {"os": "unknown", "architecture": "unknown"}}));
+        let model =
+            listed(b"d", json!({"artifactType": "application/vnd.cncf.model.manifest.v1+json"}));
+        let here =
+            listed(b"e", json!({"platform": {"os": std::env::consts::OS, "architecture": arch}}));
         let other = listed(b"f", json!({"platform": {"os": "plan9", "architecture": "mips"}}));
         let found = |seed: &[u8]| Ok(Some(Digest::of(seed)));
         assert_eq!(pick(vec![plain.clone()]), found(b"a"));

@@ -110,7 +110,8 @@ impl Table {
         if numbers.is_empty() || numbers.len() > MAX_NOTES {
             return Ok(None);
         }
-        let mut notes: Vec<Note> = numbers.into_iter().filter_map(|n| read_note(partial, n, total)).collect();
+        let mut notes: Vec<Note> =
+            numbers.into_iter().filter_map(|n| read_note(partial, n, total)).collect();
         notes.sort_by_key(|note| (note.offset, note.completed));
         notes.dedup_by_key(|note| note.offset);
         Ok(Some(Self::from_notes(&notes, total)))
@@ -348,7 +349,9 @@ mod tests {
                 end += size;
             }
             assert_eq!(end, total);
-            assert!(table.parts.len() as u64 <= MAX_PARTS.max(total.div_ceil(min_part.max(1))).min(129));
+            assert!(
+                table.parts.len() as u64 <= MAX_PARTS.max(total.div_ceil(min_part.max(1))).min(129)
+            );
         }
         assert_eq!(Table::plan(4 << 30, 16 * MIB).parts.len(), 128);
         assert_eq!(Table::whole(4 << 30).parts.len(), 1);
@@ -356,8 +359,10 @@ mod tests {
 
     #[test]
     fn what_has_arrived_reaches_up_to_the_next_gap() {
-        let table = Table::from_notes(&[note(0, 0, 50, 50), note(1, 50, 30, 10), note(2, 80, 20, 20)], 100);
-        for (from, until) in [(0, 60), (49, 60), (50, 60), (59, 60), (60, 60), (70, 70), (80, 100), (99, 100)]
+        let table =
+            Table::from_notes(&[note(0, 0, 50, 50), note(1, 50, 30, 10), note(2, 80, 20, 20)], 100);
+        for (from, until) in
+            [(0, 60), (49, 60), (50, 60), (59, 60), (60, 60), (70, 70), (80, 100), (99, 100)]
         {
             assert_eq!(table.reach(from), until, "{from}");
         }
@@ -389,8 +394,11 @@ mod tests {
         assert!(load(251).is_none(), "another size is another blob");
         fs::write(partial.part(1), "{\"N\":1,\"Off").unwrap();
         assert_eq!(shape(&load(250).unwrap()), [(0, 100, 100), (100, 100, 0), (200, 50, 0)]);
-        fs::write(partial.part(1), "{\"N\":1,\"Offset\":-5,\"Size\":18446744073709551615,\"Completed\":9}")
-            .unwrap();
+        fs::write(
+            partial.part(1),
+            "{\"N\":1,\"Offset\":-5,\"Size\":18446744073709551615,\"Completed\":9}",
+        )
+        .unwrap();
         assert_eq!(load(250).unwrap().completed(), 100);
     }
 

@@ -48,7 +48,11 @@ impl Registry {
     }
 
     /// Removes blobs that only packed others.
-    pub(crate) async fn clear(&self, store: &Arc<Store>, spent: Vec<Digest>) -> Result<(), RegistryError> {
+    pub(crate) async fn clear(
+        &self,
+        store: &Arc<Store>,
+        spent: Vec<Digest>,
+    ) -> Result<(), RegistryError> {
         if spent.is_empty() {
             return Ok(());
         }
@@ -68,7 +72,8 @@ impl Registry {
         let (asked, at) = (reference.name.clone(), store.clone());
         let name = blocking(move || Ok(at.spelled(&asked)?)).await?;
         let options = Options { insecure: options.insecure || reference.http, ..options.clone() };
-        let found = self.search(&name, &options, Some(report)).await.map_err(RegistryError::of_manifest)?;
+        let found =
+            self.search(&name, &options, Some(report)).await.map_err(RegistryError::of_manifest)?;
         let (mut sources, bytes) = match found {
             Place::Manifest(sources, bytes) => (sources, bytes),
             Place::Listed(session, model) => {
@@ -87,7 +92,8 @@ impl Registry {
         let (at, noted, text) = (store.clone(), name.clone(), bytes.clone());
         blocking(move || Ok(at.note_pull(&noted, &text)?)).await?;
         let mut held = Held::new(store);
-        let blobs: Vec<_> = manifest.blobs().map(|layer| Wanted::blob(layer.digest, layer.size)).collect();
+        let blobs: Vec<_> =
+            manifest.blobs().map(|layer| Wanted::blob(layer.digest, layer.size)).collect();
         self.blobs(&mut sources, store, &blobs, report, &mut held).await?;
         write::write_model(store, name, bytes, Vec::new(), &options, report).await?;
         Ok(Vec::new())
@@ -109,11 +115,13 @@ impl Registry {
             let mut held = Held::new(store);
             let blobs = package.blobs();
             note(store, &name, blobs.clone()).await?;
-            let blobs: Vec<_> = blobs.into_iter().map(|(digest, size)| Wanted::blob(digest, size)).collect();
+            let blobs: Vec<_> =
+                blobs.into_iter().map(|(digest, size)| Wanted::blob(digest, size)).collect();
             self.blobs(&mut sources, store, &blobs, report, &mut held).await?;
             tell(report, Progress::status("verifying sha256 digest")).await;
             tell(report, Progress::status("writing manifest")).await;
-            let (at, keep, detect) = (store.clone(), options.keep_unused, self.settings().detect_template);
+            let (at, keep, detect) =
+                (store.clone(), options.keep_unused, self.settings().detect_template);
             return blocking(move || package.store(&at, &name, keep, detect)).await;
         }
         Ok(Vec::new())
@@ -138,9 +146,11 @@ impl Registry {
                 url: Some(model.url(&session, file)),
             };
             let files: Vec<_> = model.files.iter().map(file).collect();
-            note(store, &name, model.files.iter().map(|file| (file.digest, file.size)).collect()).await?;
+            note(store, &name, model.files.iter().map(|file| (file.digest, file.size)).collect())
+                .await?;
             let mut held = Held::new(store);
-            let mut sources = Sources { sessions: VecDeque::from([session.clone()]), missed: Vec::new() };
+            let mut sources =
+                Sources { sessions: VecDeque::from([session.clone()]), missed: Vec::new() };
             self.blobs(&mut sources, store, &files, report, &mut held).await?;
             tell(report, Progress::status("verifying sha256 digest")).await;
             tell(report, Progress::status("writing manifest")).await;
@@ -224,7 +234,9 @@ impl Registry {
         limits: &[Arc<Limit>],
     ) -> Result<VecDeque<Arc<Session>>, RegistryError> {
         let endpoints = Endpoint::all(self.settings(), name, options)?.into_iter();
-        endpoints.map(|endpoint| Ok(Arc::new(self.session(name, endpoint, options, limits)?))).collect()
+        endpoints
+            .map(|endpoint| Ok(Arc::new(self.session(name, endpoint, options, limits)?)))
+            .collect()
     }
 
     fn session(
@@ -511,7 +523,8 @@ fn has_room(store: &Store, blobs: Vec<(Digest, u64)>) -> Result<(), RegistryErro
     });
     let mut needed = 0u64;
     for (digest, size) in absent {
-        needed = needed.saturating_add(size.saturating_sub(on_disk(store.partial(&digest)?.data())));
+        needed =
+            needed.saturating_add(size.saturating_sub(on_disk(store.partial(&digest)?.data())));
     }
     room(store, "the model", needed)
 }

@@ -90,7 +90,9 @@ impl Registry {
         for child in outgoing.children {
             tell(report, Progress::status(format!("pushing manifest for {}", child.runner))).await;
             let url = session.digest_url(&Digest::of(&child.text));
-            session.attended(report, session.put_manifest(url, child.text.into()), || false).await?;
+            session
+                .attended(report, session.put_manifest(url, child.text.into()), || false)
+                .await?;
         }
         tell(report, Progress::status("pushing manifest")).await;
         let put = session.put_manifest(session.manifest_url(), outgoing.manifest.into());
@@ -100,7 +102,8 @@ impl Registry {
 
 /// What a manifest says it is; one that says nothing is Ollama's.
 pub(crate) fn media_type(manifest: &[u8]) -> String {
-    let said = serde_json::from_slice::<Kind>(manifest).map(|kind| kind.media_type).unwrap_or_default();
+    let said =
+        serde_json::from_slice::<Kind>(manifest).map(|kind| kind.media_type).unwrap_or_default();
     if said.is_empty() { media::MANIFEST.to_owned() } else { said }
 }
 
@@ -144,7 +147,8 @@ pub(crate) fn read_model(
     }
     check_layers(store, &entry, entry.manifest.blobs())?;
     if format != Format::Ollama {
-        let packaging::Outgoing { manifest, layers, made } = packaging::package(store, &entry, format)?;
+        let packaging::Outgoing { manifest, layers, made } =
+            packaging::package(store, &entry, format)?;
         return Ok(Outgoing::of(entry.name, layers, manifest, made));
     }
     let layers = entry.manifest.blobs().cloned().collect();

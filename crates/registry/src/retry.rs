@@ -89,8 +89,12 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_a_bound_unless_the_registry_asks_for_more() {
-        let seconds = |failures, asked| pause(Duration::from_secs(1), failures, &status(asked)).as_secs();
-        assert_eq!([1, 2, 3, 5, 6, 60].map(|failures| seconds(failures, None)), [1, 2, 4, 16, 30, 30]);
+        let seconds =
+            |failures, asked| pause(Duration::from_secs(1), failures, &status(asked)).as_secs();
+        assert_eq!(
+            [1, 2, 3, 5, 6, 60].map(|failures| seconds(failures, None)),
+            [1, 2, 4, 16, 30, 30]
+        );
         assert_eq!([Some(0), Some(7), Some(86_400)].map(|asked| seconds(2, asked)), [2, 7, 120]);
     }
 

@@ -146,7 +146,12 @@ impl Progress {
     }
 
     pub(crate) fn blob(verb: &str, digest: Digest, total: u64, completed: u64) -> Self {
-        Self { status: format!("{verb} {}", digest.short()), digest: Some(digest), total, completed }
+        Self {
+            status: format!("{verb} {}", digest.short()),
+            digest: Some(digest),
+            total,
+            completed,
+        }
     }
 }
 

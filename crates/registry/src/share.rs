@@ -84,7 +84,12 @@ impl Downloads {
     }
 
     /// Joins the download of a blob, or begins it.
-    pub(crate) fn join(self: &Arc<Self>, session: &Arc<Session>, store: &Arc<Store>, what: &What) -> Share {
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        store: &Arc<Store>,
+        what: &What,
+    ) -> Share {
         let key = (store.root().to_owned(), what.key);
         let mut running = lock(&self.0);
         if let Some(state) = running.get(&key).and_then(Weak::upgrade) {
@@ -93,7 +98,8 @@ impl Downloads {
         let (sender, state) = watch::channel(State::default());
         let sender = Arc::new(sender);
         running.insert(key.clone(), Arc::downgrade(&sender));
-        let (all, session, store, what) = (self.clone(), session.clone(), store.clone(), what.clone());
+        let (all, session, store, what) =
+            (self.clone(), session.clone(), store.clone(), what.clone());
         puna_tasks::spawn(async move {
             let end = download(session, store, what, &sender).await;
             // Whoever comes from now on begins anew, or finds the blob.

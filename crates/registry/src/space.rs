@@ -19,7 +19,9 @@ const LOOK: u64 = 64 << 20;
 pub(crate) fn room(store: &Store, what: &str, needed: u64) -> Result<(), RegistryError> {
     store.make_room(needed);
     match store.free_bytes() {
-        Some(free) if free < needed => Err(RegistryError::Space { what: what.to_owned(), needed, free }),
+        Some(free) if free < needed => {
+            Err(RegistryError::Space { what: what.to_owned(), needed, free })
+        }
         _ => Ok(()),
     }
 }
@@ -46,7 +48,9 @@ pub(crate) fn store_bytes<'a>(
             room(store, what, left.min(LOOK))?;
         }
         let n = match input.read(&mut buffer[..left.min(PIECE) as usize]) {
-            Ok(0) => return Err(unread(io::Error::new(io::ErrorKind::UnexpectedEof, "it is cut off"))),
+            Ok(0) => {
+                return Err(unread(io::Error::new(io::ErrorKind::UnexpectedEof, "it is cut off")));
+            }
             Ok(n) => n,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(unread(error)),
@@ -84,7 +88,8 @@ mod tests {
         let begin = |mut input: &[u8], size: u64| {
             let mut came = 0;
             let unread = |error: io::Error| RegistryError::Bundle(error.to_string());
-            let blob = store_bytes(&store, &mut input, size, "it", unread, &mut |bytes| came += bytes);
+            let blob =
+                store_bytes(&store, &mut input, size, "it", unread, &mut |bytes| came += bytes);
             blob.map(|blob| (blob.finish(None).unwrap().size, came, input.len()))
         };
         assert_eq!(begin(b"bytes and more", 5).unwrap(), (5, 5, 9));

@@ -10,8 +10,16 @@ use sha2::block_api::compress256;
 /// Bytes that are mixed in at once.
 const BLOCK: usize = 64;
 /// The first eight numbers, from the fractional parts of the roots of primes (FIPS 180-4).
-const START: [u32; 8] =
-    [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
+const START: [u32; 8] = [
+    0x6a09_e667,
+    0xbb67_ae85,
+    0x3c6e_f372,
+    0xa54f_f53a,
+    0x510e_527f,
+    0x9b05_688c,
+    0x1f83_d9ab,
+    0x5be0_cd19,
+];
 
 /// The sum of bytes so far.
 #[derive(Debug, Clone)]

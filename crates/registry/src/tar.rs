@@ -145,7 +145,8 @@ fn wrong(what: &str) -> io::Error {
 
 /// The sum of a header's bytes, those of the sum itself as blanks.
 fn sum(header: &[u8; BLOCK]) -> u64 {
-    let byte = |(i, byte): (usize, &u8)| u64::from(if (148..156).contains(&i) { b' ' } else { *byte });
+    let byte =
+        |(i, byte): (usize, &u8)| u64::from(if (148..156).contains(&i) { b' ' } else { *byte });
     header.iter().enumerate().map(byte).sum()
 }
 
@@ -188,7 +189,8 @@ impl Attributes {
     /// Reads records such as `21 path=some/file.gguf\n`, each of which says its length first. Values of other keys are any bytes.
     fn read(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            let (key, value, rest) = record(bytes).ok_or_else(|| wrong("a file's attributes are damaged"))?;
+            let (key, value, rest) =
+                record(bytes).ok_or_else(|| wrong("a file's attributes are damaged"))?;
             bytes = rest;
             match key {
                 b"path" => self.path = Some(text(value)?),
@@ -229,7 +231,10 @@ pub(crate) fn write_header(out: &mut dyn Write, name: &str, size: u64) -> io::Re
         header[at..at + bytes.len()].copy_from_slice(bytes);
     };
     if name.len() > 100 {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("the name {name} is too long")));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("the name {name} is too long"),
+        ));
     }
     put(&mut header, 0, name.as_bytes());
     put(&mut header, 100, b"0000644\0");
@@ -276,7 +281,8 @@ mod tests {
 
     #[test]
     fn files_come_back_whether_they_are_read_or_not() {
-        let archive = written(&[("a", b"one"), ("b/c", &[7; 1000]), ("empty", b""), ("d", &[1; 512])]);
+        let archive =
+            written(&[("a", b"one"), ("b/c", &[7; 1000]), ("empty", b""), ("d", &[1; 512])]);
         assert_eq!(archive.len() % BLOCK, 0);
         let mut read = Archive::new(archive.as_slice());
         for (name, size, wanted) in

@@ -51,7 +51,11 @@ impl Registry {
     ///
     /// # Errors
     /// Nobody has it, or nobody answers; [`RegistryError::Listed`]: it has no manifest, but [`Registry::pull`] makes it.
-    pub async fn look(&self, reference: &ModelRef, options: &Options) -> Result<Found, RegistryError> {
+    pub async fn look(
+        &self,
+        reference: &ModelRef,
+        options: &Options,
+    ) -> Result<Found, RegistryError> {
         match self.look_up_tag(reference, options).await? {
             TagContent::Model(found) => Ok(*found),
             TagContent::List(_) => Err(RegistryError::IsAList),
@@ -74,7 +78,14 @@ impl Registry {
         }
         let manifest = with_layers(&bytes)?;
         let (registry, reference, elsewhere) = (self.clone(), reference.clone(), HashSet::new());
-        Ok(TagContent::Model(Box::new(Found { registry, reference, bytes, manifest, sources, elsewhere })))
+        Ok(TagContent::Model(Box::new(Found {
+            registry,
+            reference,
+            bytes,
+            manifest,
+            sources,
+            elsewhere,
+        })))
     }
 
     /// Fetches a manifest of the model's repository by its digest, which is checked.
@@ -130,7 +141,8 @@ impl Found {
     pub async fn fetch(&self, store: &Arc<Store>) -> Result<Option<Entry>, RegistryError> {
         at_work(store, async {
             let _kept = self.fetch_blobs(store).await?;
-            let (store, bytes, name) = (store.clone(), self.bytes.clone(), self.reference.name.clone());
+            let (store, bytes, name) =
+                (store.clone(), self.bytes.clone(), self.reference.name.clone());
             blocking(move || {
                 let name = store.spelled(&name)?;
                 Ok(store.store_manifest(&name, &bytes, true, &mut || ())?)
@@ -155,7 +167,8 @@ impl Found {
     /// Bytes of its blobs that are here.
     pub async fn completed(&self, store: &Arc<Store>) -> u64 {
         let blobs = self.manifest.blobs().map(|layer| (layer.digest, layer.size));
-        let (there, here): (Vec<_>, Vec<_>) = blobs.partition(|(digest, _)| self.elsewhere.contains(digest));
+        let (there, here): (Vec<_>, Vec<_>) =
+            blobs.partition(|(digest, _)| self.elsewhere.contains(digest));
         let there = there.into_iter().map(|(_, size)| size).fold(0, u64::saturating_add);
         self.registry.completed(store, &here).await.saturating_add(there)
     }
@@ -290,7 +303,8 @@ impl Running {
         loop {
             let given = self.life;
             let is_wrong = |state: &State| given.is_some_and(|given| given != state.life);
-            let here = |state: &State| state.end.is_some() || is_wrong(state) || arrived(state).is_some();
+            let here =
+                |state: &State| state.end.is_some() || is_wrong(state) || arrived(state).is_some();
             let (end, life, arrived) = {
                 let to_say = |state: &State| said != Some(state.life) && state.is_at_work();
                 let state = self.share.state.wait_for(|state| here(state) || to_say(state)).await;
@@ -344,7 +358,8 @@ impl Running {
         }
         let path = self.store.blob_path(&self.digest);
         let file =
-            blocking(move || Ok(File::open(&path).map_err(|e| StoreError::io("read", &path, &e))?)).await?;
+            blocking(move || Ok(File::open(&path).map_err(|e| StoreError::io("read", &path, &e))?))
+                .await?;
         Ok(self.file.insert(Arc::new(file)).clone())
     }
 }

@@ -32,14 +32,16 @@ pub(crate) fn config_with(ca: Option<&Path>) -> Result<ClientConfig, RegistryErr
     let builder = builder.with_safe_default_protocol_versions().map_err(setup)?;
     let extra = ca.map(certificates).transpose()?.unwrap_or_default();
     let mut config = match Named::system(extra, provider) {
-        Ok(verifier) => {
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth()
-        }
+        Ok(verifier) => builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_no_client_auth(),
         // What is wrong with the file is said; without one, the system has no certificates.
         Err(error) if ca.is_some() => return Err(setup(error)),
         Err(error) => {
             tracing::info!(%error, "no certificates on this system: using the built-in ones");
-            let roots = webpki_roots::TLS_SERVER_ROOTS.iter().cloned().collect::<rustls::RootCertStore>();
+            let roots =
+                webpki_roots::TLS_SERVER_ROOTS.iter().cloned().collect::<rustls::RootCertStore>();
             builder.with_root_certificates(roots).with_no_client_auth()
         }
     };
@@ -50,8 +52,9 @@ pub(crate) fn config_with(ca: Option<&Path>) -> Result<ClientConfig, RegistryErr
 
 /// The certificates of a file.
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, RegistryError> {
-    let fail =
-        |reason: String| RegistryError::Setup(format!("the certificates {}: {reason}", path.display()));
+    let fail = |reason: String| {
+        RegistryError::Setup(format!("the certificates {}: {reason}", path.display()))
+    };
     let text = read_text(path, MAX_FILE).map_err(|e| fail(e.to_string()))?;
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text.as_bytes()).collect();
     match all {

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use bytes::Bytes;
 use md5::{Digest as _, Md5};
 use puna_store::{Digest, Layer, ModelName, Store, UploadNote};
-use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderName, LOCATION, RANGE};
+use reqwest::header::{
+    CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderName, LOCATION, RANGE,
+};
 use reqwest::{Body, Method, Response, StatusCode, Url};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
@@ -97,10 +99,25 @@ impl Sums {
 }
 
 impl<'a> Upload<'a> {
-    pub(crate) fn new(session: &'a Session, store: &Arc<Store>, layer: &Layer, path: PathBuf) -> Self {
+    pub(crate) fn new(
+        session: &'a Session,
+        store: &Arc<Store>,
+        layer: &Layer,
+        path: PathBuf,
+    ) -> Self {
         let (digest, size, from) = (layer.digest, layer.size, layer.from.clone());
         let (store, sent, reached) = (store.clone(), Arc::default(), AtomicU64::new(0));
-        Self { session, digest, size, from, path, store, sent, reached, elsewhere: AtomicBool::new(false) }
+        Self {
+            session,
+            digest,
+            size,
+            from,
+            path,
+            store,
+            sent,
+            reached,
+            elsewhere: AtomicBool::new(false),
+        }
     }
 
     /// Bytes that were sent, or had been before.
@@ -139,7 +156,11 @@ impl<'a> Upload<'a> {
     }
 
     /// Sends what is missing of an upload that an earlier run has begun. That a registry fails at it is counted.
-    async fn go_on(&self, resumed: Resumed, note: Option<&Arc<UploadNote>>) -> Result<(), RegistryError> {
+    async fn go_on(
+        &self,
+        resumed: Resumed,
+        note: Option<&Arc<UploadNote>>,
+    ) -> Result<(), RegistryError> {
         let Resumed { place: Place { url, at }, piece, stuck } = resumed;
         tracing::debug!(digest = %self.digest, at, "an interrupted upload goes on");
         self.sent.fetch_max(at, Ordering::Relaxed);
@@ -174,7 +195,10 @@ impl<'a> Upload<'a> {
             let end = (place.at + piece).min(self.size);
             place = self.piece(place, end, &mut sums).await?;
         }
-        Err(RegistryError::Answer { url: shown(&place.url), what: "the upload goes round in circles".into() })
+        Err(RegistryError::Answer {
+            url: shown(&place.url),
+            what: "the upload goes round in circles".into(),
+        })
     }
 
     /// What is noted of this upload, unless another process is at it. Without a note it begins anew the next time.
@@ -194,7 +218,10 @@ impl<'a> Upload<'a> {
     ///
     /// # Errors
     /// Nobody answers.
-    async fn resumed(&self, note: Option<&Arc<UploadNote>>) -> Result<Option<Resumed>, RegistryError> {
+    async fn resumed(
+        &self,
+        note: Option<&Arc<UploadNote>>,
+    ) -> Result<Option<Resumed>, RegistryError> {
         let Some(Noted { url, piece, stuck }) = self.noted(note).await else { return Ok(None) };
         let Some(url) = Url::parse(&url).ok().filter(|url| self.session.is_ours(url)) else {
             return Ok(None);
@@ -208,7 +235,9 @@ impl<'a> Upload<'a> {
             };
             match retry.after(error).await {
                 Ok(()) => {}
-                Err(error @ RegistryError::Retries(_)) if !error.is_of_the_server() => return Err(error),
+                Err(error @ RegistryError::Retries(_)) if !error.is_of_the_server() => {
+                    return Err(error);
+                }
                 Err(error) => {
                     tracing::info!(digest = %self.digest, %error, "what the registry has is not known: beginning anew");
                     return Ok(None);
@@ -232,7 +261,8 @@ impl<'a> Upload<'a> {
         let Some(note) = note.cloned() else { return };
         let noted = Noted { url: url.to_string(), piece, stuck };
         let write = blocking(move || {
-            let text = serde_json::to_vec(&noted).map_err(|e| RegistryError::Setup(e.to_string()))?;
+            let text =
+                serde_json::to_vec(&noted).map_err(|e| RegistryError::Setup(e.to_string()))?;
             Ok(note.write(&text)?)
         });
         if let Err(error) = write.await {
@@ -268,7 +298,8 @@ impl<'a> Upload<'a> {
         if response.status() == StatusCode::CREATED {
             return Ok(None);
         }
-        let demanded = response.headers().get(MIN_CHUNK).and_then(|v| v.to_str().ok()?.parse().ok());
+        let demanded =
+            response.headers().get(MIN_CHUNK).and_then(|v| v.to_str().ok()?.parse().ok());
         let piece = PIECE.max(self.size.div_ceil(PIECES)).max(demanded.unwrap_or(0)).min(MAX_PIECE);
         Ok(Some((self.next(&response)?, piece)))
     }
@@ -283,7 +314,8 @@ impl<'a> Upload<'a> {
                     return Ok(Place { url, at });
                 }
                 Err(error)
-                    if error.is_passing() || matches!(error, RegistryError::Status { code: 416, .. }) =>
+                    if error.is_passing()
+                        || matches!(error, RegistryError::Status { code: 416, .. }) =>
                 {
                     error
                 }
@@ -315,7 +347,11 @@ impl<'a> Upload<'a> {
     }
 
     /// One request with a piece: the next place, the first byte after what the registry has, and the piece's MD5.
-    async fn send_piece(&self, place: &Place, end: u64) -> Result<(Url, u64, [u8; 16]), RegistryError> {
+    async fn send_piece(
+        &self,
+        place: &Place,
+        end: u64,
+    ) -> Result<(Url, u64, [u8; 16]), RegistryError> {
         let (from, range) = (place.at, format!("{}-{}", place.at, end - 1));
         let ask = Ask::new(Method::PATCH, place.url.clone())
             .header(CONTENT_RANGE, &range)

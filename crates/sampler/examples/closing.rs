@@ -21,7 +21,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let grammars = Grammars::new(texts.chain([ends]), &[end])?;
     println!(
         "{:16} {:5} {:>9} {:>7} {:>12} {:>10} {:>15} {:>13}",
-        "schema", "whole", "compiled", "tokens", "draw median", "draw 99 %", "advance median", "advance 99 %"
+        "schema",
+        "whole",
+        "compiled",
+        "tokens",
+        "draw median",
+        "draw 99 %",
+        "advance median",
+        "advance 99 %"
     );
     for (name, schema, text) in cases() {
         let constraint = Constraint::schema(schema);
@@ -65,10 +72,12 @@ fn quantiles(mut times: Vec<Duration>) -> [Duration; 2] {
 fn vocabulary() -> Vec<Vec<u8>> {
     let mut words: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| vec![byte]).collect();
     words.extend(
-        ["{\"", "\":", "\": ", "\",", ", ", "\", \"", "},", "\"}", "true", "null"].map(|word| word.into()),
+        ["{\"", "\":", "\": ", "\",", ", ", "\", \"", "},", "\"}", "true", "null"]
+            .map(|word| word.into()),
     );
     words.extend((10..1000).map(|number: u32| number.to_string().into_bytes()));
-    let letters = |number: usize| (0..4).map(move |place| b'a' + (number / 26_usize.pow(place) % 26) as u8);
+    let letters =
+        |number: usize| (0..4).map(move |place| b'a' + (number / 26_usize.pow(place) % 26) as u8);
     let further = (0..).map(|number| match number % 2 {
         0 => letters(number / 2 * 7).collect(),
         _ => std::iter::once(b' ').chain(letters(number / 2 * 7)).collect(),
@@ -106,5 +115,8 @@ fn cases() -> [(&'static str, Value, String); 2] {
         (0..200).map(|n| (format!("property_{n}"), values[n % 4].clone())).collect();
     let required: Vec<&String> = properties.keys().step_by(2).collect();
     let schema = json!({"type": "object", "properties": properties, "required": required});
-    [("small", small, answer.to_string()), ("200 properties", schema, Value::Object(wide).to_string())]
+    [
+        ("small", small, answer.to_string()),
+        ("200 properties", schema, Value::Object(wide).to_string()),
+    ]
 }

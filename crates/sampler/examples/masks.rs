@@ -21,7 +21,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let count = tokenizer.vocab_size();
     let grammars = Grammars::new((0..count as u32).map(spelling), tokenizer.eog())?;
     println!("{count} tokens: prepared in {:.0?}", start.elapsed());
-    println!("{:24} {:>10} {:>8} {:>10} {:>10} {:>10}", "", "compiled", "tokens", "median", "99 %", "most");
+    println!(
+        "{:24} {:>10} {:>8} {:>10} {:>10} {:>10}",
+        "", "compiled", "tokens", "median", "99 %", "most"
+    );
     for (name, constraint, text) in cases() {
         let start = Instant::now();
         let mut grammar = grammars.compile(&constraint)?;

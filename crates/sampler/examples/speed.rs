@@ -13,8 +13,14 @@ fn main() {
     let settings = [
         ("default", base.clone()),
         ("greedy", Params { temperature: 0.0, ..base.clone() }),
-        ("default with penalties", Params { repeat_penalty: 1.1, presence_penalty: 0.5, ..base.clone() }),
-        ("top_k 0, top_p 1, min_p 0.05", Params { top_k: 0, top_p: 1.0, min_p: 0.05, ..base.clone() }),
+        (
+            "default with penalties",
+            Params { repeat_penalty: 1.1, presence_penalty: 0.5, ..base.clone() },
+        ),
+        (
+            "top_k 0, top_p 1, min_p 0.05",
+            Params { top_k: 0, top_p: 1.0, min_p: 0.05, ..base.clone() },
+        ),
         ("top_k 0, top_p 0.9", Params { top_k: 0, ..base.clone() }),
         ("temperature only", Params { top_k: 0, top_p: 1.0, ..base.clone() }),
         ("mirostat 2", Params { mirostat: 2, ..base.clone() }),
@@ -53,7 +59,8 @@ fn bell_curve() -> Vec<f32> {
         bits ^= bits << 17;
         (bits >> 40) as f32 / (1 << 24) as f32
     };
-    let mut logits: Vec<f32> = (0..N_VOCAB).map(|_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0).collect();
+    let mut logits: Vec<f32> =
+        (0..N_VOCAB).map(|_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0).collect();
     for i in 0..50 {
         logits[i * 5003] = 14.0 - i as f32 * 0.2;
     }

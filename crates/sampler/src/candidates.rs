@@ -95,7 +95,10 @@ impl Candidates {
     pub(crate) fn max(&self) -> f32 {
         match self.list.first() {
             Some(first) if self.sorted => first.logit,
-            _ => self.list.iter().fold(f32::NEG_INFINITY, |max, c| if c.logit > max { c.logit } else { max }),
+            _ => self
+                .list
+                .iter()
+                .fold(f32::NEG_INFINITY, |max, c| if c.logit > max { c.logit } else { max }),
         }
     }
 
@@ -286,7 +289,9 @@ mod tests {
 
     fn stable_descending(logits: &[f32]) -> Vec<u32> {
         let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
-        ids.sort_by(|&a, &b| logits[b as usize].partial_cmp(&logits[a as usize]).expect("no NaN here"));
+        ids.sort_by(|&a, &b| {
+            logits[b as usize].partial_cmp(&logits[a as usize]).expect("no NaN here")
+        });
         ids
     }
 

@@ -43,15 +43,18 @@ fn every_case_passes_over_a_list_of_candidates() {
             let chosen = links.iter_mut().fold(None, |_, link| link.apply(&mut cands));
             (cands.list().to_vec(), chosen)
         };
-        check(&case, &mut links, &mut step, |links, token| links.iter_mut().for_each(|l| l.accept(token)));
+        check(&case, &mut links, &mut step, |links, token| {
+            links.iter_mut().for_each(|l| l.accept(token))
+        });
     }
 }
 
 #[test]
 fn every_case_in_id_order_passes_over_plain_logits() {
     let mut n = 0;
-    for case in
-        cases().iter().filter(|c| c["input"].get("tokens").is_none() && c["input"].get("sorted").is_none())
+    for case in cases()
+        .iter()
+        .filter(|c| c["input"].get("tokens").is_none() && c["input"].get("sorted").is_none())
     {
         // Not `Chain::new`: a shortened chain leaves one candidate, which the cases without draws do not expect.
         let mut chain = Chain { links: links(case), cands: Candidates::default() };
@@ -70,7 +73,9 @@ fn every_case_in_id_order_passes_over_plain_logits() {
 #[test]
 fn seeded_draws_of_default_chains_come_out_of_a_sampler_made_from_options() {
     let mut n = 0;
-    for case in cases().iter().filter(|c| id(c).starts_with("chain_draws") && c.get("quirk").is_none()) {
+    for case in
+        cases().iter().filter(|c| id(c).starts_with("chain_draws") && c.get("quirk").is_none())
+    {
         let Some(params) = params(case) else { continue };
         let n_vocab = candidates(case, 0).len();
         let mut sampler = Sampler::new(&params, n_vocab);
@@ -101,9 +106,14 @@ fn breaker_strings_expand_over_a_real_vocabulary_as_in_llama_cpp() {
         let text = case["vocab"]["text"].as_str().expect("a text");
         assert_eq!(vocab.tokenize(text), ids(&case["history"]), "{}: another vocabulary", id(case));
         let strings = case["params"]["breaker_strings"].as_array().expect("a list");
-        let strings: Vec<_> = strings.iter().map(|s| s.as_str().expect("a string").to_owned()).collect();
-        let expanded =
-            case["vocab"]["expanded"].as_array().expect("a list").iter().map(ids).collect::<Vec<_>>();
+        let strings: Vec<_> =
+            strings.iter().map(|s| s.as_str().expect("a string").to_owned()).collect();
+        let expanded = case["vocab"]["expanded"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(ids)
+            .collect::<Vec<_>>();
         let want = Breakers::from_sequences(&expanded);
         assert_eq!(Breakers::from_strings(&strings, &vocab), want, "{}: {strings:?}", id(case));
         n += 1;
@@ -135,8 +145,9 @@ fn check<S: States>(case: &Value, state: &mut S, step: Step<'_, S>, accept: fn(&
     }
     assert_eq!(sequence, ids(&expect["sequence"]), "{}", id(case));
     if let Some(want) = expect.get("state") {
-        let flat =
-            |v: &Value| v.as_array().map_or_else(|| vec![float(v)], |pair| pair.iter().map(float).collect());
+        let flat = |v: &Value| {
+            v.as_array().map_or_else(|| vec![float(v)], |pair| pair.iter().map(float).collect())
+        };
         let want: Vec<f32> = want.as_array().expect("a list").iter().flat_map(flat).collect();
         assert_close(&states, &want, 1e-4, id(case));
     }
@@ -173,7 +184,8 @@ fn check_list(case: &Value, list: Vec<Candidate>) {
     by_id.sort_by_key(|c| c.id);
     let tokens: Vec<u32> = by_id.iter().map(|c| c.id).collect();
     let mut logits: Vec<f32> = by_id.iter().map(|c| c.logit).collect();
-    let mut want: Vec<f32> = expect["logits"].as_array().expect("a list").iter().map(float).collect();
+    let mut want: Vec<f32> =
+        expect["logits"].as_array().expect("a list").iter().map(float).collect();
     match expect.get("canonical") {
         Some(canonical) => {
             assert_eq!(tokens, ids(canonical), "{id}: tokens");
@@ -182,7 +194,8 @@ fn check_list(case: &Value, list: Vec<Candidate>) {
         }
         None => assert_eq!(tokens, ids(&expect["tokens"]), "{id}: tokens"),
     }
-    let tolerance = if id.starts_with("temperature") || id.starts_with("chain") { 1e-4 } else { 1e-5 };
+    let tolerance =
+        if id.starts_with("temperature") || id.starts_with("chain") { 1e-4 } else { 1e-5 };
     assert_close(&logits, &want, tolerance, id);
     if let Some(probs) = expect.get("probs") {
         let want: Vec<f32> = probs.as_array().expect("a list").iter().map(float).collect();
@@ -229,7 +242,9 @@ fn links(case: &Value) -> Vec<Link> {
     match case.get("chain") {
         Some(chain) => {
             let members = chain.as_array().expect("a list").iter();
-            members.filter_map(|m| link(m["sampler"].as_str().expect("a name"), m, case, seed)).collect()
+            members
+                .filter_map(|m| link(m["sampler"].as_str().expect("a name"), m, case, seed))
+                .collect()
         }
         None => {
             let name = case["sampler"].as_str().expect("a name");
@@ -249,21 +264,36 @@ fn link(name: &str, p: &Value, case: &Value, seed: u32) -> Option<Link> {
         "logit_bias" => {
             // One case has the id −1, which no token has.
             let pair = |e: &Value| (e[0].as_i64().expect("an id") as u32, float(&e[1]));
-            Link::LogitBias(LogitBias::new(p["bias"].as_array().expect("a list").iter().map(pair).collect()))
+            Link::LogitBias(LogitBias::new(
+                p["bias"].as_array().expect("a list").iter().map(pair).collect(),
+            ))
         }
-        "penalties" => Link::Penalties(Penalties::new(int("last_n"), f("repeat"), f("freq"), f("present"))?),
+        "penalties" => {
+            Link::Penalties(Penalties::new(int("last_n"), f("repeat"), f("freq"), f("present"))?)
+        }
         "dry" => {
             let sequences = p.get("breakers").unwrap_or_else(|| &case["vocab"]["expanded"]);
             let sequences: Vec<_> = sequences.as_array().expect("a list").iter().map(ids).collect();
             let breakers = Breakers::from_sequences(&sequences);
-            Link::Dry(Dry::new(f("multiplier"), f("base"), int("allowed_length"), int("last_n"), breakers)?)
+            Link::Dry(Dry::new(
+                f("multiplier"),
+                f("base"),
+                int("allowed_length"),
+                int("last_n"),
+                breakers,
+            )?)
         }
         "top_n_sigma" => Link::TopNSigma(Some(f("n")).filter(|&n| n > 0.0)?),
         "top_k" => Link::TopK(usize::try_from(int("k")).ok().filter(|&k| k > 0)?),
         "typ_p" => Link::Typical { p: Some(f("p")).filter(|&p| p < 1.0)?, min_keep },
         "top_p" => Link::TopP { p: Some(f("p")).filter(|&p| p < 1.0)?, min_keep },
         "min_p" => Link::MinP { p: Some(f("p")).filter(|&p| p > 0.0)?, min_keep },
-        "xtc" => Link::Xtc(Xtc { probability: f("probability"), threshold: f("threshold"), min_keep, rng }),
+        "xtc" => Link::Xtc(Xtc {
+            probability: f("probability"),
+            threshold: f("threshold"),
+            min_keep,
+            rng,
+        }),
         "temperature" => Link::Temperature(Temperature {
             value: f("temp"),
             range: or("range", 0.0),
@@ -272,9 +302,16 @@ fn link(name: &str, p: &Value, case: &Value, seed: u32) -> Option<Link> {
         "infill" => Link::Infill(Infill { vocab: Arc::new(Pieces::of(&case["vocab"])) }),
         "mirostat" => {
             let [n_vocab, m] = ["n_vocab", "m"].map(|key| int(key) as usize);
-            Link::Mirostat(Mirostat::new(MirostatVersion::One { n_vocab, m }, f("tau"), f("eta"), seed))
+            Link::Mirostat(Mirostat::new(
+                MirostatVersion::One { n_vocab, m },
+                f("tau"),
+                f("eta"),
+                seed,
+            ))
         }
-        "mirostat_v2" => Link::Mirostat(Mirostat::new(MirostatVersion::Two, f("tau"), f("eta"), seed)),
+        "mirostat_v2" => {
+            Link::Mirostat(Mirostat::new(MirostatVersion::Two, f("tau"), f("eta"), seed))
+        }
         "adaptive_p" => Link::AdaptiveP(AdaptiveP::new(f("target"), f("decay"), seed)),
         "dist" => Link::Dist(rng),
         "greedy" => Link::Greedy,
@@ -297,7 +334,12 @@ fn params(case: &Value) -> Option<Params> {
     let pair = |e: &Value| (e[0].as_u64().expect("an id") as u32, float(&e[1]));
     Some(Params {
         seed: case["seed"].as_i64().expect("a seed"),
-        logit_bias: member("logit_bias")?["bias"].as_array().expect("a list").iter().map(pair).collect(),
+        logit_bias: member("logit_bias")?["bias"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(pair)
+            .collect(),
         repeat_last_n: int("penalties", "last_n"),
         repeat_penalty: f("penalties", "repeat"),
         frequency_penalty: f("penalties", "freq"),
@@ -330,8 +372,9 @@ struct Pieces {
 
 impl Pieces {
     fn of(vocab: &Value) -> Self {
-        let piece =
-            |e: &Value| (e[0].as_u64().expect("an id") as u32, e[1].as_str().expect("a text").to_owned());
+        let piece = |e: &Value| {
+            (e[0].as_u64().expect("an id") as u32, e[1].as_str().expect("a text").to_owned())
+        };
         Self {
             text: vocab["pieces"].as_array().expect("a list").iter().map(piece).collect(),
             ends: ids(&vocab["eog"]),

@@ -75,7 +75,9 @@ impl Mirostat {
         cands.softmax();
         match self.version {
             MirostatVersion::One { n_vocab, m } => self.cut_to_k(cands, n_vocab, m),
-            MirostatVersion::Two => cands.keep_descending(|rank, c| rank == 0 || -c.p.log2() <= self.mu),
+            MirostatVersion::Two => {
+                cands.keep_descending(|rank, c| rank == 0 || -c.p.log2() <= self.mu)
+            }
         }
         cands.softmax();
         let chosen = discrete(cands.list(), &mut self.rng)?;

@@ -184,8 +184,9 @@ impl Breakers {
     fn tokens_since(&self, recent: &[u32]) -> usize {
         let longest_at = |i: usize| {
             let tails = self.tails.get(&recent[i])?;
-            let follows =
-                |tail: &&Vec<u32>| tail.len() <= i && tail.iter().eq(recent[i - tail.len()..i].iter().rev());
+            let follows = |tail: &&Vec<u32>| {
+                tail.len() <= i && tail.iter().eq(recent[i - tail.len()..i].iter().rev())
+            };
             tails.iter().filter(follows).map(Vec::len).max().map(|n| i - n)
         };
         (0..recent.len()).find_map(longest_at).unwrap_or(recent.len())

@@ -24,7 +24,9 @@ impl Infill {
         cands.softmax();
         cands.sort();
         let is_end = |c: &Candidate| self.vocab.is_end(c.id);
-        let sum = |ends: bool| cands.list().iter().filter(|c| is_end(c) == ends).map(|c| c.p).sum::<f32>();
+        let sum = |ends: bool| {
+            cands.list().iter().filter(|c| is_end(c) == ends).map(|c| c.p).sum::<f32>()
+        };
         let (p_end, p_text) = (sum(true), sum(false));
         if 3.0 * p_end * cands.len() as f32 > p_text {
             cands.retain(is_end);

@@ -41,8 +41,8 @@ mod vocab;
 
 pub use candidates::Candidate;
 pub use grammar::{
-    BareText, CONSTRAINT_BYTES_MAX, Constraint, Grammar, GrammarError, Grammars, Spelling, check_one_of,
-    lark_json, pattern_without,
+    BareText, CONSTRAINT_BYTES_MAX, Constraint, Grammar, GrammarError, Grammars, Spelling,
+    check_one_of, lark_json, pattern_without,
 };
 pub use logprobs::{TokenLogprobs, log_probs};
 pub use params::{Kind, Params, ParamsError};

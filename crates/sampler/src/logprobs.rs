@@ -97,13 +97,17 @@ mod tests {
             let (got, want) = (f64::from(exp(x)), f64::from(x).exp());
             assert!((got - want).abs() <= 2.5e-7 * want, "e^{x} is {got}, expected {want}");
         }
-        assert_eq!([exp(0.0), exp(-200.0), exp(f32::NEG_INFINITY), exp(f32::NAN)], [1.0, 0.0, 0.0, 0.0]);
+        assert_eq!(
+            [exp(0.0), exp(-200.0), exp(f32::NEG_INFINITY), exp(f32::NAN)],
+            [1.0, 0.0, 0.0, 0.0]
+        );
     }
 
     #[test]
     fn a_large_vocabulary_sums_to_one() {
         let logits: Vec<f32> = (0..100_003).map(|i| ((i * 7919) % 1000) as f32 / 50.0).collect();
-        let total: f64 = (0..1000).map(|i| f64::from(log_probs(&logits, i, 0).logprob).exp() * 100.0).sum();
+        let total: f64 =
+            (0..1000).map(|i| f64::from(log_probs(&logits, i, 0).logprob).exp() * 100.0).sum();
         assert!((total - 1.0).abs() < 1e-3, "{total}");
     }
 }

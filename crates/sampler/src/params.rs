@@ -124,12 +124,16 @@ impl Params {
                 return Err(ParamsError::Window { field, got });
             }
         }
-        let lengths = [("dry_allowed_length", self.dry_allowed_length), ("min_keep", self.min_keep)];
+        let lengths =
+            [("dry_allowed_length", self.dry_allowed_length), ("min_keep", self.min_keep)];
         if let Some(&(field, got)) = lengths.iter().find(|(_, got)| *got < 0) {
             return Err(ParamsError::Negative { field, got });
         }
         if self.repeat_penalty <= 0.0 || !self.repeat_penalty.recip().is_finite() {
-            return Err(ParamsError::NotPositive { field: "repeat_penalty", got: self.repeat_penalty });
+            return Err(ParamsError::NotPositive {
+                field: "repeat_penalty",
+                got: self.repeat_penalty,
+            });
         }
         if !(0.0..=0.99).contains(&self.adaptive_decay) {
             return Err(ParamsError::Decay { got: self.adaptive_decay });
@@ -177,7 +181,9 @@ impl Params {
     fn clamp(&mut self) {
         self.temperature = self.temperature.max(0.0);
         self.top_k = self.top_k.max(0);
-        for share in [&mut self.top_p, &mut self.min_p, &mut self.xtc_probability, &mut self.xtc_threshold] {
+        for share in
+            [&mut self.top_p, &mut self.min_p, &mut self.xtc_probability, &mut self.xtc_threshold]
+        {
             *share = share.clamp(0.0, 1.0);
         }
         self.mirostat = self.mirostat.clamp(0, 2);
@@ -270,7 +276,9 @@ pub enum ParamsError {
         "Field '{field}': Value must be between -1 <= value <= 2147483647 (-1 is the whole context), but got {got}"
     )]
     Window { field: &'static str, got: i32 },
-    #[error("Field 'adaptive_decay': Value must be between 0.000000 <= value <= 0.990000, but got {got:.6}")]
+    #[error(
+        "Field 'adaptive_decay': Value must be between 0.000000 <= value <= 0.990000, but got {got:.6}"
+    )]
     Decay { got: f32 },
     #[error("Field '{field}': Value must be finite and greater than 0, but got {got}")]
     NotPositive { field: &'static str, got: f32 },
@@ -287,10 +295,14 @@ mod bias_list {
     use serde::{Deserialize, Deserializer, Serializer};
 
     pub(super) fn serialize<S: Serializer>(list: &[(u32, f32)], to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(list.iter().map(|&(id, bias)| (id, (bias > f32::NEG_INFINITY).then_some(bias))))
+        to.collect_seq(
+            list.iter().map(|&(id, bias)| (id, (bias > f32::NEG_INFINITY).then_some(bias))),
+        )
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(u32, f32)>, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Vec<(u32, f32)>, D::Error> {
         let list = Vec::<(u32, Option<f32>)>::deserialize(from)?;
         Ok(list.into_iter().map(|(id, bias)| (id, bias.unwrap_or(f32::NEG_INFINITY))).collect())
     }
@@ -327,9 +339,13 @@ mod tests {
         wide.dry_base = 0.5;
         assert_eq!(wide.normalize(2048), Ok(()));
         let Params { temperature, top_k, top_p, min_p, mirostat, dry_base, .. } = wide;
-        assert_eq!((temperature, top_k, top_p, min_p, mirostat, dry_base), (0.0, 0, 1.0, 0.0, 2, 1.75));
+        assert_eq!(
+            (temperature, top_k, top_p, min_p, mirostat, dry_base),
+            (0.0, 0, 1.0, 0.0, 2, 1.75)
+        );
 
-        let refuse = |params: Params| params.clone().normalize(2048).expect_err("out of range").to_string();
+        let refuse =
+            |params: Params| params.clone().normalize(2048).expect_err("out of range").to_string();
         assert_eq!(
             refuse(Params { repeat_last_n: -2, ..Params::default() }),
             "Field 'repeat_last_n': Value must be between -1 <= value <= 2147483647 (-1 is the whole context), but got -2"
@@ -338,13 +354,21 @@ mod tests {
             refuse(Params { min_keep: -2, ..Params::default() })
                 .contains("'min_keep': Value must be between 0 <=")
         );
-        assert!(refuse(Params { repeat_penalty: 0.0, ..Params::default() }).contains("'repeat_penalty'"));
-        assert!(refuse(Params { frequency_penalty: f32::NAN, ..Params::default() }).contains("finite"));
+        assert!(
+            refuse(Params { repeat_penalty: 0.0, ..Params::default() })
+                .contains("'repeat_penalty'")
+        );
+        assert!(
+            refuse(Params { frequency_penalty: f32::NAN, ..Params::default() }).contains("finite")
+        );
         assert!(
             refuse(Params { adaptive_decay: 1.0, ..Params::default() })
                 .contains("0.990000, but got 1.000000")
         );
-        assert!(refuse(Params { dry_sequence_breakers: vec![], ..Params::default() }).contains("non-empty"));
+        assert!(
+            refuse(Params { dry_sequence_breakers: vec![], ..Params::default() })
+                .contains("non-empty")
+        );
     }
 
     #[test]
@@ -359,7 +383,9 @@ mod tests {
         for name in ["top_k", "top-k", "topk", "Top_K"] {
             assert_eq!(Kind::from_name(name), Some(Kind::TopK));
         }
-        for (name, kind) in [("nucleus", Kind::TopP), ("temp", Kind::Temperature), ("typ", Kind::Typical)] {
+        for (name, kind) in
+            [("nucleus", Kind::TopP), ("temp", Kind::Temperature), ("typ", Kind::Typical)]
+        {
             assert_eq!(Kind::from_name(name), Some(kind));
         }
         assert_eq!(Kind::from_name("top"), None);

@@ -95,7 +95,12 @@ impl Builder<'_> {
             // The fixed temperature: Mirostat itself follows the entropy.
             let fixed = Params { dynatemp_range: 0.0, ..self.params.clone() };
             links.extend(Builder { params: &fixed, ..*self }.link(Kind::Temperature));
-            links.push(Link::Mirostat(Mirostat::new(version, mirostat_tau, mirostat_eta, self.seed)));
+            links.push(Link::Mirostat(Mirostat::new(
+                version,
+                mirostat_tau,
+                mirostat_eta,
+                self.seed,
+            )));
             return links;
         }
         links.extend(samplers.iter().filter_map(|&kind| self.link(kind)));
@@ -123,20 +128,32 @@ impl Builder<'_> {
         let p = self.params;
         let min_keep = usize::try_from(p.min_keep).unwrap_or(0);
         match kind {
-            Kind::Penalties => {
-                Penalties::new(p.repeat_last_n, p.repeat_penalty, p.frequency_penalty, p.presence_penalty)
-                    .map(Link::Penalties)
-            }
+            Kind::Penalties => Penalties::new(
+                p.repeat_last_n,
+                p.repeat_penalty,
+                p.frequency_penalty,
+                p.presence_penalty,
+            )
+            .map(Link::Penalties),
             Kind::Dry => self.dry(),
             Kind::TopNSigma => (p.top_n_sigma > 0.0).then_some(Link::TopNSigma(p.top_n_sigma)),
             Kind::TopK => usize::try_from(p.top_k).ok().filter(|&k| k > 0).map(Link::TopK),
-            Kind::Typical => (p.typical_p < 1.0).then_some(Link::Typical { p: p.typical_p, min_keep }),
+            Kind::Typical => {
+                (p.typical_p < 1.0).then_some(Link::Typical { p: p.typical_p, min_keep })
+            }
             Kind::TopP => (p.top_p < 1.0).then_some(Link::TopP { p: p.top_p, min_keep }),
             Kind::MinP => (p.min_p > 0.0).then_some(Link::MinP { p: p.min_p, min_keep }),
             Kind::Xtc => {
                 let Params { xtc_probability: probability, xtc_threshold: threshold, .. } = *p;
                 let on = probability > 0.0 && threshold <= 0.5;
-                on.then(|| Link::Xtc(Xtc { probability, threshold, min_keep, rng: Mt19937::new(self.seed) }))
+                on.then(|| {
+                    Link::Xtc(Xtc {
+                        probability,
+                        threshold,
+                        min_keep,
+                        rng: Mt19937::new(self.seed),
+                    })
+                })
             }
             Kind::Temperature => {
                 let t = Temperature {
@@ -146,7 +163,9 @@ impl Builder<'_> {
                 };
                 (t.is_dynamic() || t.value != 1.0).then_some(Link::Temperature(t))
             }
-            Kind::Infill => self.vocab.map(|vocab| Link::Infill(Infill { vocab: Arc::clone(vocab) })),
+            Kind::Infill => {
+                self.vocab.map(|vocab| Link::Infill(Infill { vocab: Arc::clone(vocab) }))
+            }
             Kind::AdaptiveP => None,
         }
     }
@@ -154,11 +173,18 @@ impl Builder<'_> {
     fn dry(&self) -> Option<Link> {
         let p = self.params;
         let make = |breakers| {
-            Dry::new(p.dry_multiplier, p.dry_base, p.dry_allowed_length, p.dry_penalty_last_n, breakers)
+            Dry::new(
+                p.dry_multiplier,
+                p.dry_base,
+                p.dry_allowed_length,
+                p.dry_penalty_last_n,
+                breakers,
+            )
         };
         // Expanding the breakers goes over the whole vocabulary: only when the sampler is on.
         make(Breakers::default())?;
-        let breakers = self.vocab.map(|vocab| Breakers::from_strings(&p.dry_sequence_breakers, &**vocab));
+        let breakers =
+            self.vocab.map(|vocab| Breakers::from_strings(&p.dry_sequence_breakers, &**vocab));
         make(breakers.unwrap_or_default()).map(Link::Dry)
     }
 }
@@ -239,8 +265,16 @@ mod tests {
 
     #[test]
     fn infinite_and_tiny_numbers_never_panic_and_give_a_known_token() {
-        let values =
-            [f32::INFINITY, f32::MAX, f32::MIN, 0.0, -0.0, f32::MIN_POSITIVE, f32::NAN, f32::NEG_INFINITY];
+        let values = [
+            f32::INFINITY,
+            f32::MAX,
+            f32::MIN,
+            0.0,
+            -0.0,
+            f32::MIN_POSITIVE,
+            f32::NAN,
+            f32::NEG_INFINITY,
+        ];
         let params = Params {
             seed: 1,
             temperature: 1e-40,
@@ -253,9 +287,11 @@ mod tests {
             dry_allowed_length: 0,
             ..Params::default()
         };
-        for params in
-            [params.clone(), Params { mirostat: 1, ..params.clone() }, Params { mirostat: 2, ..params }]
-        {
+        for params in [
+            params.clone(),
+            Params { mirostat: 1, ..params.clone() },
+            Params { mirostat: 2, ..params },
+        ] {
             let mut sampler = Sampler::new(&params, values.len());
             for _ in 0..200 {
                 let token = sampler.sample(&mut values.clone());

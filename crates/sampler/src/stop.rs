@@ -86,7 +86,10 @@ mod tests {
 
     #[test]
     fn a_stop_string_inside_a_token_cuts_the_token() {
-        assert_eq!(run(&["ris"], &["The capital is", " Paris", "."]), ("The capital is Pa".into(), Some(0)));
+        assert_eq!(
+            run(&["ris"], &["The capital is", " Paris", "."]),
+            ("The capital is Pa".into(), Some(0))
+        );
     }
 
     #[test]

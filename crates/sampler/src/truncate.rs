@@ -57,7 +57,8 @@ pub(crate) fn min_p(cands: &mut Candidates, p: f32, min_keep: usize) {
 /// sum to more than `p`; they stay in that order. Impossible candidates come last.
 pub(crate) fn typical(cands: &mut Candidates, p: f32, min_keep: usize) {
     cands.softmax();
-    let entropy: f64 = cands.list().iter().filter(|c| c.p > 0.0).map(|c| f64::from(-c.p * c.p.ln())).sum();
+    let entropy: f64 =
+        cands.list().iter().filter(|c| c.p > 0.0).map(|c| f64::from(-c.p * c.p.ln())).sum();
     let entropy = entropy as f32;
     // Distances are not negative, so their bits order like the numbers.
     let distance = |p: f32| if p > 0.0 { (-p.ln() - entropy).abs() } else { f32::INFINITY };

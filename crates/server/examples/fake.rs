@@ -32,7 +32,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tokio::runtime::Runtime::new()?.block_on(async {
         let listener = puna_server::listen(&config.address, "OLLAMA_HOST").await?;
         let mut told = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-        Ok(puna_server::serve(config, listener, async move { told.recv().await.unwrap_or_default() }).await?)
+        Ok(puna_server::serve(
+            config,
+            listener,
+            async move { told.recv().await.unwrap_or_default() },
+        )
+        .await?)
     })
 }
 

@@ -95,7 +95,8 @@ impl App {
         };
         let patience = Patience { load: config.load_timeout, step: config.step_timeout };
         let figures = Arc::<Figures>::default();
-        let models = Models::start(limits, launcher.clone(), memory::read, patience, figures.clone());
+        let models =
+            Models::start(limits, launcher.clone(), memory::read, patience, figures.clone());
         let end = End::default();
         let (responses, links, remotes) =
             (Arc::default(), Links::new(&config), Remotes::new(&config, end.clone()));
@@ -300,10 +301,16 @@ impl App {
         }
         let Wish::Model(name) = &self.config().speculate else { return Ok(None) };
         if name.contains('/') && Path::new(name).is_file() {
-            return Ok(Some(Draft { name: name.clone(), weights: Some(name.into()), optional: true }));
+            return Ok(Some(Draft {
+                name: name.clone(),
+                weights: Some(name.into()),
+                optional: true,
+            }));
         }
         match self.stored_draft(name).await {
-            Ok(draft) => Ok(Some(Draft { optional: true, ..draft }).filter(|d| !is_weights(model, d))),
+            Ok(draft) => {
+                Ok(Some(Draft { optional: true, ..draft }).filter(|d| !is_weights(model, d)))
+            }
             Err(failure) => {
                 tracing::warn!(draft = name, "PUNA_SPECULATE: {failure}; going without");
                 Ok(None)
@@ -312,8 +319,12 @@ impl App {
     }
 
     async fn stored_draft(&self, name: &str) -> Result<Draft, Failure> {
-        let missing =
-            || format!("draft model '{name}' not found: give the name of a model, or one of {}", Wish::MODES);
+        let missing = || {
+            format!(
+                "draft model '{name}' not found: give the name of a model, or one of {}",
+                Wish::MODES
+            )
+        };
         let found = self.find(&Name::to_run(name)?, missing).await?;
         if found.facts.pooling.is_some() {
             let reason = format!("'{name}' cannot be a draft model: it makes embeddings, not text");
@@ -353,8 +364,11 @@ impl App {
             mirror.used(&model.name);
         }
         let spec = self.load_spec(model, options);
-        let about =
-            About { name: model.name.to_string(), digest: model.digest.hex(), details: details(model) };
+        let about = About {
+            name: model.name.to_string(),
+            digest: model.digest.hex(),
+            details: details(model),
+        };
         let figures = self.figures().of(&about.name);
         let waiting = figures.clone().wait();
         let ask = Ask { client: client.0, key: key(model), spec, num_ctx, keep_alive, about };
@@ -391,7 +405,11 @@ fn is_weights(model: &Model, draft: &Draft) -> bool {
 /// What models are told apart by in memory.
 pub(crate) fn key(model: &Model) -> Key {
     let adapters = model.adapters.iter().map(|path| path.display().to_string());
-    Key([model.weights_digest.to_string()].into_iter().chain(adapters).collect::<Vec<_>>().join(" "))
+    Key([model.weights_digest.to_string()]
+        .into_iter()
+        .chain(adapters)
+        .collect::<Vec<_>>()
+        .join(" "))
 }
 
 /// What a model is, in the API's form.
@@ -472,11 +490,17 @@ impl Loaded {
     ///
     /// # Errors
     /// There is no memory for so many.
-    pub(crate) async fn run_all(&self, generations: Vec<Generate>) -> Result<Vec<Running>, Failure> {
+    pub(crate) async fn run_all(
+        &self,
+        generations: Vec<Generate>,
+    ) -> Result<Vec<Running>, Failure> {
         let mut share = hand_over();
         if let Some(share) = &mut share {
             // The request had the prompt once.
-            generations.iter().skip(1).try_for_each(|generate| share.take(generate.text_bytes()))?;
+            generations
+                .iter()
+                .skip(1)
+                .try_for_each(|generate| share.take(generate.text_bytes()))?;
         }
         let share = share.map(Arc::new);
         let mut running = Vec::with_capacity(generations.len());
@@ -581,7 +605,8 @@ mod tests {
             seeing.facts = facts.into();
             for asked in [None, Some(128), Some(2047), Some(2048), Some(3000)] {
                 let given = asked.map(|tokens| json!({"num_ctx": tokens}));
-                let given = RequestOptions::named(given.as_ref().and_then(|given| given.as_object()));
+                let given =
+                    RequestOptions::named(given.as_ref().and_then(|given| given.as_object()));
                 let wanted = asked.or(automatic);
                 let of = async |model: &Model| app.options(model, &given).await.unwrap().1.num_ctx;
                 assert_eq!(of(&blind).await, wanted);
@@ -605,12 +630,20 @@ mod tests {
                 .await
                 .map(|(load, _)| load.draft.map(|draft| draft.name))
         };
-        assert!(draft(&filling, "").await.unwrap().is_some_and(|name| name.starts_with("the DRAFT of ")));
-        filling.facts = puna_store::Facts { architecture: "dream".into(), ..(*filling.facts).clone() }.into();
+        assert!(
+            draft(&filling, "")
+                .await
+                .unwrap()
+                .is_some_and(|name| name.starts_with("the DRAFT of "))
+        );
+        filling.facts =
+            puna_store::Facts { architecture: "dream".into(), ..(*filling.facts).clone() }.into();
         assert_eq!(draft(&filling, "").await.unwrap(), None);
         let error = draft(&filling, "cria").await.unwrap_err().to_string();
         assert!(
-            error.starts_with("draft_model 'cria': a model of architecture dream fills masked places"),
+            error.starts_with(
+                "draft_model 'cria': a model of architecture dream fills masked places"
+            ),
             "{error}"
         );
     }

@@ -35,7 +35,9 @@ impl Task {
     pub fn text_bytes(&self) -> usize {
         match self {
             Self::Embed(embed) => embed.inputs.iter().map(EmbedText::bytes).sum(),
-            Self::Rank(rank) => rank.documents.iter().map(|text| text.len() + rank.query.len()).sum(),
+            Self::Rank(rank) => {
+                rank.documents.iter().map(|text| text.len() + rank.query.len()).sum()
+            }
             Self::Tokenize(tokenize) => tokenize.text.len(),
             // A token is a word or so.
             Self::Detokenize(tokens) => 4 * tokens.len(),
@@ -59,7 +61,9 @@ fn json_bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
         Value::Array(list) => list.iter().map(json_bytes).sum::<usize>() + 1,
-        Value::Object(map) => map.iter().map(|(key, value)| key.len() + 4 + json_bytes(value)).sum(),
+        Value::Object(map) => {
+            map.iter().map(|(key, value)| key.len() + 4 + json_bytes(value)).sum()
+        }
         _ => 4,
     }
 }
@@ -144,8 +148,11 @@ impl Generate {
                     + tools.iter().map(|tool| json_bytes(&tool.0)).sum::<usize>()
             }
             Input::Prompt(prompt) => {
-                let tokens =
-                    [&prompt.context, &prompt.tokens].into_iter().flatten().map(Vec::len).sum::<usize>();
+                let tokens = [&prompt.context, &prompt.tokens]
+                    .into_iter()
+                    .flatten()
+                    .map(Vec::len)
+                    .sum::<usize>();
                 prompt.text.len() + prompt.suffix.len() + 4 * tokens
             }
         };

@@ -73,8 +73,9 @@ impl Door {
         let table = Table::of(&routes);
         let figures = app.figures().clone();
         let origins = app.config().origins.clone();
-        let router =
-            routes.into_iter().fold(Router::new(), |router, route| router.route(route.path, route.handler));
+        let router = routes
+            .into_iter()
+            .fold(Router::new(), |router, route| router.route(route.path, route.handler));
         let judges_hosts = listen.ip().is_loopback();
         Self(Arc::new(Inner {
             router: router.with_state(app),
@@ -115,7 +116,11 @@ impl Door {
     async fn admit(&self, request: Request, path: Option<&str>) -> Response {
         if request.headers().get_all(header::HOST).iter().count() > 1 {
             // A proxy may have judged by another one than we would.
-            return text(StatusCode::BAD_REQUEST, "400 Bad Request: too many Host headers", request.method());
+            return text(
+                StatusCode::BAD_REQUEST,
+                "400 Bad Request: too many Host headers",
+                request.method(),
+            );
         }
         let verdict = match path {
             Some(path) => self.0.table.judge(request.method(), path),
@@ -146,7 +151,8 @@ impl Door {
             let host = host(&request);
             match judge(host, &self.0.machine) {
                 // Its clients may use a name of its own, though nobody else may.
-                Host::Foreign if self.registry(path).is_some_and(|registry| registry.is_named(host)) => {}
+                Host::Foreign
+                    if self.registry(path).is_some_and(|registry| registry.is_named(host)) => {}
                 Host::Foreign => {
                     let why = "this server listens to its own machine alone, and answers to no other name: set `host`, or have the proxy say localhost";
                     return self.shut(path, why);
@@ -158,8 +164,12 @@ impl Door {
             }
         }
         match verdict {
-            Verdict::NotFound if let Some(registry) = self.registry(path) => registry.answer(request).await,
-            Verdict::NotFound => text(StatusCode::NOT_FOUND, "404 page not found", request.method()),
+            Verdict::NotFound if let Some(registry) = self.registry(path) => {
+                registry.answer(request).await
+            }
+            Verdict::NotFound => {
+                text(StatusCode::NOT_FOUND, "404 page not found", request.method())
+            }
             Verdict::NotAllowed(_) => {
                 text(StatusCode::METHOD_NOT_ALLOWED, "405 method not allowed", request.method())
             }
@@ -178,7 +188,9 @@ impl Door {
     async fn guarded(&self, mut request: Request, access: Access) -> Response {
         let local = self.is_local(&request);
         match self.0.guard.admit(access, request.headers(), local) {
-            Err(refusal) => refused(request.extensions().get().copied().unwrap_or_default(), refusal),
+            Err(refusal) => {
+                refused(request.extensions().get().copied().unwrap_or_default(), refusal)
+            }
             Ok(pass) => {
                 request.extensions_mut().insert(Owner(pass.client));
                 if let Some(client) = pass.client {
@@ -244,10 +256,14 @@ impl Door {
         if headers.get_all(header::ORIGIN).iter().count() > 1 {
             return Origin::Refused;
         }
-        let Some(origin) = headers.get(header::ORIGIN).filter(|o| !o.is_empty()) else { return Origin::Same };
+        let Some(origin) = headers.get(header::ORIGIN).filter(|o| !o.is_empty()) else {
+            return Origin::Same;
+        };
         let host = headers.get(header::HOST).and_then(|h| h.to_str().ok()).unwrap_or_default();
         match origin.to_str() {
-            Ok(text) if text.strip_prefix("http://").or(text.strip_prefix("https://")) == Some(host) => {
+            Ok(text)
+                if text.strip_prefix("http://").or(text.strip_prefix("https://")) == Some(host) =>
+            {
                 Origin::Same
             }
             Ok(text) if self.0.origins.allows(text) => Origin::Allowed(origin.clone()),
@@ -256,7 +272,10 @@ impl Door {
     }
 
     fn mark(&self, headers: &mut HeaderMap, origin: HeaderValue) {
-        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED_HEADERS));
+        headers.insert(
+            header::ACCESS_CONTROL_EXPOSE_HEADERS,
+            HeaderValue::from_static(EXPOSED_HEADERS),
+        );
         if self.0.origins.allows_any() {
             headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
             headers.remove(header::VARY);
@@ -286,7 +305,9 @@ async fn caught(dialect: Dialect, what: &str, answer: impl Future<Output = Respo
         Ok(response) => response,
         Err(panic) => {
             tracing::error!("a handler panicked: {what}: {}", text_of(&*panic));
-            dialect.error(Failure::internal("an internal error happened; the log of the server says more"))
+            dialect.error(Failure::internal(
+                "an internal error happened; the log of the server says more",
+            ))
         }
     }
 }

@@ -40,7 +40,8 @@ impl Figures {
     /// A request that came in for a route, if it has one.
     pub(crate) fn asked(self: &Arc<Self>, route: Option<&'static str>, method: &Method) -> Asked {
         const METHODS: [&str; 7] = ["GET", "POST", "HEAD", "DELETE", "OPTIONS", "PUT", "PATCH"];
-        let method = METHODS.into_iter().find(|known| *known == method.as_str()).unwrap_or(NO_ROUTE);
+        let method =
+            METHODS.into_iter().find(|known| *known == method.as_str()).unwrap_or(NO_ROUTE);
         let answered = Answered { route: route.unwrap_or(NO_ROUTE), method, status: Failure::LEFT };
         Asked { figures: self.clone(), answered }
     }
@@ -183,7 +184,13 @@ impl OfModel {
 
     /// The model has something to do for a request that arrived some time ago.
     pub(crate) fn begin(self: Arc<Self>, arrived: Instant) -> Tally {
-        Tally { model: self, arrived, ready: Instant::now(), first: None, outcome: Some(Outcome::Cancelled) }
+        Tally {
+            model: self,
+            arrived,
+            ready: Instant::now(),
+            first: None,
+            outcome: Some(Outcome::Cancelled),
+        }
     }
 
     fn end(&self, outcome: Outcome) {
@@ -229,7 +236,9 @@ impl Tally {
     /// Takes note of an event on its way to the client.
     pub(crate) fn take(&mut self, event: &Event) {
         match event {
-            Event::Thinking(_) | Event::Content(_) | Event::CallStart { .. } if self.first.is_none() => {
+            Event::Thinking(_) | Event::Content(_) | Event::CallStart { .. }
+                if self.first.is_none() =>
+            {
                 let now = Instant::now();
                 self.first = Some(now);
                 self.model.first_token.observe(now.duration_since(self.arrived));
@@ -252,7 +261,9 @@ impl Tally {
     fn done(&self, done: &Done) {
         self.model.cached_tokens.add(done.cached_tokens);
         if let Some(first) = self.first {
-            self.model.line_wait.observe(first.duration_since(self.ready).saturating_sub(done.prefill));
+            self.model
+                .line_wait
+                .observe(first.duration_since(self.ready).saturating_sub(done.prefill));
         }
         // Time runs from the first token on.
         if let Some(steps @ 1..) = done.generated_tokens.checked_sub(1) {
@@ -268,7 +279,8 @@ impl Drop for Tally {
 }
 
 /// Bounds in seconds of times that a person or a program waits.
-const WAITS: [f64; 14] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
+const WAITS: [f64; 14] =
+    [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
 
 /// Bounds in seconds of the time that a token takes: from 1000 to half a token a second.
 const TOKENS: [f64; 14] =
@@ -407,7 +419,11 @@ mod tests {
             figures.answers().into_iter().map(|(a, n)| (a.route, a.method, a.status, n)).collect();
         assert_eq!(
             answers,
-            [("/api/chat", "POST", 200, 2), ("/api/chat", "POST", 499, 1), ("other", "other", 404, 1)]
+            [
+                ("/api/chat", "POST", 200, 2),
+                ("/api/chat", "POST", 499, 1),
+                ("other", "other", 404, 1)
+            ]
         );
     }
 }

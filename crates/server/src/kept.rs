@@ -41,7 +41,8 @@ impl Kept {
         };
         let message = |m: &Message| {
             let images: usize = m.images.iter().map(|image| image.bytes().len()).sum();
-            let texts = m.content.len() + m.thinking.len() + m.tool_name.len() + m.tool_call_id.len();
+            let texts =
+                m.content.len() + m.thinking.len() + m.tool_name.len() + m.tool_call_id.len();
             size_of::<Message>() + texts + images + m.tool_calls.iter().map(call).sum::<usize>()
         };
         // Each item is found by its id, too.
@@ -181,7 +182,8 @@ mod tests {
         let ann = Owner(Some(1));
         let item = |i: usize| serde_json::json!({"id": format!("item{i}"), "n": i});
         for i in 0..1100 {
-            let response = serde_json::json!({"output": [{"type": "odd"}, item(i), item(i + 10_000)]});
+            let response =
+                serde_json::json!({"output": [{"type": "odd"}, item(i), item(i + 10_000)]});
             assert!(responses.put(&format!("r{i}"), Kept { owner: ann, response, ..kept(0) }));
         }
         let inner = responses.lock();
@@ -200,8 +202,13 @@ mod tests {
     fn the_oldest_make_room_by_count_and_by_size() {
         let responses = Responses::default();
         (0..20).for_each(|i| assert!(responses.put(&format!("r{i}"), kept(8 << 10))));
-        let left: Vec<_> = (0..20).filter(|i| responses.get(&format!("r{i}"), NOBODY).is_some()).collect();
-        assert_eq!(left, (13..20).collect::<Vec<_>>(), "seven of eight KiB and a little fit into 64");
+        let left: Vec<_> =
+            (0..20).filter(|i| responses.get(&format!("r{i}"), NOBODY).is_some()).collect();
+        assert_eq!(
+            left,
+            (13..20).collect::<Vec<_>>(),
+            "seven of eight KiB and a little fit into 64"
+        );
         assert!(!responses.put("large", kept(MAX_BYTES)));
         assert!(responses.get("large", NOBODY).is_none() && responses.get("r19", NOBODY).is_some());
         assert!(responses.delete("r19", NOBODY) && !responses.delete("r19", NOBODY));

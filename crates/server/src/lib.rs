@@ -168,7 +168,8 @@ async fn answer(
     let registry = match app.config().mirror.serve {
         true => {
             let (store, client) = (app.shared_store().clone(), app.registry().clone());
-            let registry = mirror::Registry::new(store, client, app.config(), guard.clone()).await?;
+            let registry =
+                mirror::Registry::new(store, client, app.config(), guard.clone()).await?;
             app.serve_mirror(registry.clone());
             Some(registry)
         }

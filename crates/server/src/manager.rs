@@ -27,8 +27,8 @@ use crate::runner::launch::Launcher;
 use crate::runner::link::{Events, Link, Notice};
 use crate::runner::protocol::{Counts, LoadSpec, Pulse};
 use crate::scheduler::{
-    Action, Event, Exit, Key, Limits, Memory, Need, Phase, Refusal, Request, RequestId, RunId, Scheduler,
-    Unload,
+    Action, Event, Exit, Key, Limits, Memory, Need, Phase, Refusal, Request, RequestId, RunId,
+    Scheduler, Unload,
 };
 
 /// How long runners may take to end with the server.
@@ -109,7 +109,12 @@ pub(crate) struct Lease {
 
 impl Lease {
     /// Has a task of a client done, with which that memory is held until the runner has taken it.
-    pub(crate) async fn submit(&self, client: u64, task: Task, share: Option<Arc<Share>>) -> Events {
+    pub(crate) async fn submit(
+        &self,
+        client: u64,
+        task: Task,
+        share: Option<Arc<Share>>,
+    ) -> Events {
         self.link.submit_holding(client, task, share).await
     }
 }
@@ -386,7 +391,8 @@ impl Manager {
             Command::Stalled(run, phase) => self.stalled(run, phase),
             Command::List(reply) => drop(reply.send(self.list())),
             Command::Links(reply) => {
-                let loaded = self.runners.values().filter(|runner| runner.loaded && !runner.stopping);
+                let loaded =
+                    self.runners.values().filter(|runner| runner.loaded && !runner.stopping);
                 let _ = reply.send(loaded.map(|runner| runner.link.clone()).collect());
             }
             Command::Runners(reply) => drop(reply.send(self.runners())),
@@ -433,7 +439,9 @@ impl Manager {
                         Ok(Lease { link: runner.link.clone(), _finished: finished })
                     }
                     // Its end is on its way to the scheduler; the request ends here, with `finished`.
-                    None => Err(Failure::internal("the model runner has just ended; please try again")),
+                    None => {
+                        Err(Failure::internal("the model runner has just ended; please try again"))
+                    }
                 };
                 // A client that has gone drops the lease, which ends the request.
                 let _ = waiting.reply.send(lease);
@@ -475,7 +483,8 @@ impl Manager {
     }
 
     fn start(&mut self, run: RunId, key: &Key, options: crate::scheduler::LoadOptions) {
-        let first = self.waiting.iter().filter(|(_, w)| w.ask.key == *key).min_by_key(|(id, _)| **id);
+        let first =
+            self.waiting.iter().filter(|(_, w)| w.ask.key == *key).min_by_key(|(id, _)| **id);
         let Some((_, waiting)) = first else {
             return self.failed_to_start(run, "nobody waits for it any more".into());
         };
@@ -484,7 +493,8 @@ impl Manager {
         let launched = match self.launcher.launch() {
             Ok(launched) => launched,
             Err(e) => {
-                return self.failed_to_start(run, format!("the model runner could not be started: {e}"));
+                return self
+                    .failed_to_start(run, format!("the model runner could not be started: {e}"));
             }
         };
         let pid = launched.pid;
@@ -515,7 +525,9 @@ impl Manager {
 
     /// Gives a phase of loading its time.
     fn watch(&mut self, run: RunId) {
-        let (Some(limit), Some(runner)) = (self.patience.load, self.runners.get_mut(&run)) else { return };
+        let (Some(limit), Some(runner)) = (self.patience.load, self.runners.get_mut(&run)) else {
+            return;
+        };
         runner.phase += 1;
         let (phase, to) = (runner.phase, self.to.clone());
         puna_tasks::spawn(async move {
@@ -525,20 +537,32 @@ impl Manager {
     }
 
     fn stalled(&mut self, run: RunId, phase: u32) {
-        let Some(runner) = self.runners.get(&run).filter(|runner| runner.phase == phase) else { return };
+        let Some(runner) = self.runners.get(&run).filter(|runner| runner.phase == phase) else {
+            return;
+        };
         runner.link.kill();
-        tracing::error!(model = runner.about.name, pid = runner.pid, "a model runner took too long to load");
-        let limit =
-            self.patience.load.map_or_else(String::new, |t| format!(" within {} seconds", t.as_secs()));
+        tracing::error!(
+            model = runner.about.name,
+            pid = runner.pid,
+            "a model runner took too long to load"
+        );
+        let limit = self
+            .patience
+            .load
+            .map_or_else(String::new, |t| format!(" within {} seconds", t.as_secs()));
         self.remove(run);
-        self.failed_to_start(run, format!("timed out waiting for the model runner to load the model{limit}"));
+        self.failed_to_start(
+            run,
+            format!("timed out waiting for the model runner to load the model{limit}"),
+        );
     }
 
     fn failure(&self, refusal: &Refusal, ask: &Ask) -> Failure {
         match refusal {
-            Refusal::Busy => {
-                Failure::new(503, "server busy, please try again.  maximum pending requests exceeded")
-            }
+            Refusal::Busy => Failure::new(
+                503,
+                "server busy, please try again.  maximum pending requests exceeded",
+            ),
             Refusal::TooLarge { need, available } => Failure::internal(format!(
                 "model requires more system memory ({}) than is available ({})",
                 human(*need),
@@ -561,8 +585,11 @@ impl Manager {
                 None => wall.checked_sub(now.duration_since(at)),
             });
             let memory = runner.link.memory();
-            let size =
-                if view.phase == Phase::Ready && memory.total() > 0 { memory.total() } else { view.size };
+            let size = if view.phase == Phase::Ready && memory.total() > 0 {
+                memory.total()
+            } else {
+                view.size
+            };
             Some(Resident {
                 key: view.key,
                 about: runner.about.clone(),
@@ -584,7 +611,8 @@ impl Manager {
         });
         let mut models: BTreeMap<String, OfRunners> = ended.collect();
         for runner in self.runners.values() {
-            let (of, pulse) = (models.entry(runner.about.name.clone()).or_default(), runner.link.pulse());
+            let (of, pulse) =
+                (models.entry(runner.about.name.clone()).or_default(), runner.link.pulse());
             of.counts = of.counts.plus(pulse.counts);
             of.now.push(pulse);
         }

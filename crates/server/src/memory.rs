@@ -15,8 +15,16 @@ pub fn read() -> Memory {
 
 fn from_meminfo(text: &str) -> Option<Memory> {
     let field = |name: &str| {
-        let line = text.lines().find(|line| line.starts_with(name) && line[name.len()..].starts_with(':'))?;
-        line[name.len() + 1..].trim().trim_end_matches("kB").trim().parse::<u64>().ok()?.checked_mul(1024)
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(name) && line[name.len()..].starts_with(':'))?;
+        line[name.len() + 1..]
+            .trim()
+            .trim_end_matches("kB")
+            .trim()
+            .parse::<u64>()
+            .ok()?
+            .checked_mul(1024)
     };
     let total = field("MemTotal")?;
     let free = || Some(field("MemFree")? + field("Buffers")? + field("Cached")?);
@@ -38,7 +46,8 @@ fn group_folders(text: &str) -> Vec<String> {
         }
     };
     let folders = |(root, path): (&str, String)| {
-        let around = |dir: &Path| format!("{root}{}", dir.display()).trim_end_matches('/').to_owned();
+        let around =
+            |dir: &Path| format!("{root}{}", dir.display()).trim_end_matches('/').to_owned();
         Path::new(&path).ancestors().map(around).collect::<Vec<_>>()
     };
     text.lines().filter_map(tree).flat_map(folders).collect()
@@ -51,10 +60,15 @@ fn narrowed(memory: Memory, dir: &Path) -> Memory {
     let Some(limit) = first(["memory.max", "memory.limit_in_bytes"]) else { return memory };
     // Pages of files can be dropped again: they are no use of memory.
     let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
-    let cached = |name: &str| stat.lines().find_map(|l| l.strip_prefix(name)?.trim().parse::<u64>().ok());
+    let cached =
+        |name: &str| stat.lines().find_map(|l| l.strip_prefix(name)?.trim().parse::<u64>().ok());
     let cached = cached("total_inactive_file ").or_else(|| cached("inactive_file ")).unwrap_or(0);
-    let used = first(["memory.current", "memory.usage_in_bytes"]).unwrap_or(0).saturating_sub(cached);
-    Memory { total: memory.total.min(limit), available: memory.available.min(limit.saturating_sub(used)) }
+    let used =
+        first(["memory.current", "memory.usage_in_bytes"]).unwrap_or(0).saturating_sub(cached);
+    Memory {
+        total: memory.total.min(limit),
+        available: memory.available.min(limit.saturating_sub(used)),
+    }
 }
 
 /// Bytes in words, as the original writes them: `5.6 GiB`, `512.0 MiB`.
@@ -73,7 +87,10 @@ mod tests {
     #[test]
     fn meminfo_is_read_in_bytes() {
         let text = "MemTotal:       16000 kB\nMemFree:         1000 kB\nMemAvailable:    9000 kB\n";
-        assert_eq!(from_meminfo(text), Some(Memory { total: 16000 * 1024, available: 9000 * 1024 }));
+        assert_eq!(
+            from_meminfo(text),
+            Some(Memory { total: 16000 * 1024, available: 9000 * 1024 })
+        );
         let old = "MemTotal: 16000 kB\nMemFree: 1000 kB\nBuffers: 10 kB\nCached: 20 kB\n";
         assert_eq!(from_meminfo(old), Some(Memory { total: 16000 * 1024, available: 1030 * 1024 }));
         assert_eq!(from_meminfo("nonsense"), None);
@@ -107,9 +124,13 @@ mod tests {
 
     #[test]
     fn all_enclosing_groups_count() {
-        assert_eq!(group_folders("0::/a/b\n"), ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup"]);
+        assert_eq!(
+            group_folders("0::/a/b\n"),
+            ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup"]
+        );
         let old = "12:cpu,cpuacct:/x\n11:memory:/a/b\n1:name=systemd:/y\n";
-        let memory = ["/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/memory/a", "/sys/fs/cgroup/memory"];
+        let memory =
+            ["/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/memory/a", "/sys/fs/cgroup/memory"];
         assert_eq!(group_folders(old), memory);
     }
 

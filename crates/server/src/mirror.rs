@@ -10,8 +10,8 @@ use axum::response::{IntoResponse, Redirect, Response};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use puna_mirror::{
-    Begun, Caller, History, Holder, Keys, Library, Limit, Mirror, MirrorError, ObjectLibrary, Right,
-    Settings, StoreLibrary, Through,
+    Begun, Caller, History, Holder, Keys, Library, Limit, Mirror, MirrorError, ObjectLibrary,
+    Right, Settings, StoreLibrary, Through,
 };
 pub use puna_mirror::{Removal, Retained, check_namespace};
 use puna_store::{ModelName, Store};
@@ -189,7 +189,8 @@ pub async fn retain(config: &Config, dry_run: bool) -> Result<Retained, ServeErr
     let client = puna_registry::Registry::new(registry::settings(config));
     let library = library(&store, &client, &config.mirror).await?;
     let history = History::new()?;
-    let retained = puna_mirror::retain(&*library, &history, &config.mirror.retention, dry_run).await?;
+    let retained =
+        puna_mirror::retain(&*library, &history, &config.mirror.retention, dry_run).await?;
     if !dry_run {
         library.tidy().await?;
     }

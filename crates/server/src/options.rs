@@ -138,7 +138,12 @@ pub fn check(options: &RequestOptions, unknown: &mut dyn FnMut(&str)) -> Result<
 }
 
 /// Takes an option, if its name is known.
-fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) -> Result<bool, Failure> {
+fn one(
+    name: &str,
+    value: &Value,
+    load: &mut LoadOptions,
+    run: &mut RunOptions,
+) -> Result<bool, Failure> {
     let sampling = &mut run.sampling;
     match name {
         // More than a model has is as much as it has.
@@ -169,7 +174,8 @@ fn one(name: &str, value: &Value, load: &mut LoadOptions, run: &mut RunOptions) 
         "presence_penalty" => sampling.presence_penalty = float(name, value)?,
         "frequency_penalty" => sampling.frequency_penalty = float(name, value)?,
         "logit_bias" => {
-            sampling.logit_bias = biases(name, value.as_object().ok_or_else(|| wrong(name, "object"))?)?;
+            sampling.logit_bias =
+                biases(name, value.as_object().ok_or_else(|| wrong(name, "object"))?)?;
         }
         // Not in the original; llama.cpp's server has it as `lora`.
         "adapters" => run.adapters = Some(adapters(name, value)?),
@@ -219,7 +225,8 @@ fn within(name: &str, value: &Value, least: i64, most: i64) -> Result<i64, Failu
         None => whole(value.as_f64().ok_or_else(|| wrong(name, "integer"))?),
     };
     number.filter(|n| (least..=most).contains(n)).ok_or_else(|| {
-        let text = format!("option \"{name}\" is out of range: {value} is not between {least} and {most}");
+        let text =
+            format!("option \"{name}\" is out of range: {value} is not between {least} and {most}");
         Failure::bad_request(text)
     })
 }
@@ -243,7 +250,9 @@ fn float(name: &str, value: &Value) -> Result<f32, Failure> {
 
 fn finite(name: &str, number: f64) -> Result<f32, Failure> {
     Some(number as f32).filter(|x| x.is_finite()).ok_or_else(|| {
-        Failure::bad_request(format!("option \"{name}\" is out of range: {number:e} is beyond ±3.4e38"))
+        Failure::bad_request(format!(
+            "option \"{name}\" is out of range: {number:e} is beyond ±3.4e38"
+        ))
     })
 }
 
@@ -268,7 +277,9 @@ fn algorithm(name: &str, value: &Value) -> Result<Algorithm, Failure> {
 fn strings(name: &str, value: &Value) -> Result<Vec<String>, Failure> {
     let list = value.as_array().ok_or_else(|| wrong(name, "array"))?;
     let strings = list.iter().map(|v| v.as_str().map(str::to_owned)).collect::<Option<_>>();
-    strings.ok_or_else(|| Failure::bad_request(format!("option \"{name}\" must be of an array of strings")))
+    strings.ok_or_else(|| {
+        Failure::bad_request(format!("option \"{name}\" must be of an array of strings"))
+    })
 }
 
 /// OpenAI's form: an object of token number to bias.
@@ -278,7 +289,9 @@ fn biases(name: &str, map: &Map<String, Value>) -> Result<Vec<(u32, f32)>, Failu
     };
     let list = map.iter().map(one).collect::<Option<_>>();
     list.ok_or_else(|| {
-        Failure::bad_request(format!("option \"{name}\" must be an object of token numbers and biases"))
+        Failure::bad_request(format!(
+            "option \"{name}\" must be an object of token numbers and biases"
+        ))
     })
 }
 
@@ -289,7 +302,8 @@ fn adapters(name: &str, value: &Value) -> Result<Vec<(u32, f32)>, Failure> {
         Failure::bad_request(format!("option \"{name}\" must be {form}"))
     };
     let one = |entry: &Value| {
-        let fields = entry.as_object().filter(|fields| fields.keys().all(|k| k == "id" || k == "scale"))?;
+        let fields =
+            entry.as_object().filter(|fields| fields.keys().all(|k| k == "id" || k == "scale"))?;
         let id = u32::try_from(fields.get("id")?.as_u64()?).ok()?;
         let scale = fields.get("scale")?.as_f64()? as f32;
         scale.is_finite().then_some((id, scale))
@@ -360,24 +374,34 @@ mod tests {
         apply(&Map::new(), &fields, &mut load, &mut run, &mut |_| {}).unwrap();
         assert_eq!((run.sampling.temperature, run.sampling.top_k), (0.25, 9));
         assert_eq!((run.stop, run.has_own_stops), (vec!["Y".to_owned()], true));
-        assert_eq!(Value::Object(fields.to_map()), json!({"temperature": 0.25, "top_k": 9, "stop": ["Y"]}));
+        assert_eq!(
+            Value::Object(fields.to_map()),
+            json!({"temperature": 0.25, "top_k": 9, "stop": ["Y"]})
+        );
         let large = RequestOptions { temperature: Some(1e308), ..RequestOptions::default() };
-        let error =
-            apply(&Map::new(), &large, &mut load, &mut RunOptions::default(), &mut |_| {}).unwrap_err();
-        assert_eq!(error.message, "option \"temperature\" is out of range: 1e308 is beyond ±3.4e38");
+        let error = apply(&Map::new(), &large, &mut load, &mut RunOptions::default(), &mut |_| {})
+            .unwrap_err();
+        assert_eq!(
+            error.message,
+            "option \"temperature\" is out of range: 1e308 is beyond ±3.4e38"
+        );
     }
 
     #[test]
     fn what_there_is_nothing_to_choose_of_is_taken_and_loads_nothing_anew() {
         let (without, _) = read(json!({}), json!({})).unwrap();
-        let (with, _) = read(json!({"num_gpu": 99}), json!({"main_gpu": 1, "use_mmap": false})).unwrap();
+        let (with, _) =
+            read(json!({"num_gpu": 99}), json!({"main_gpu": 1, "use_mmap": false})).unwrap();
         assert_eq!(with, without);
     }
 
     #[test]
     fn wrong_types_are_named() {
         let error = |options| read(json!({}), options).unwrap_err();
-        assert_eq!(error(json!({"temperature": "x"})), "option \"temperature\" must be of type float32");
+        assert_eq!(
+            error(json!({"temperature": "x"})),
+            "option \"temperature\" must be of type float32"
+        );
         assert_eq!(
             error(json!({"temperature": 1e308})),
             "option \"temperature\" is out of range: 1e308 is beyond ±3.4e38"
@@ -404,22 +428,34 @@ mod tests {
                 "-9223372036854775808 and 9223372036854775807",
             ),
             ("num_thread", json!(1e300), "1e+300", "-2147483648 and 4294967295"),
-            ("draft_num_predict", json!(4_294_967_296_u64), "4294967296", "-2147483648 and 4294967295"),
+            (
+                "draft_num_predict",
+                json!(4_294_967_296_u64),
+                "4294967296",
+                "-2147483648 and 4294967295",
+            ),
             ("num_predict", json!(1e19), "1e+19", "-9223372036854775808 and 9223372036854775807"),
-            ("seed", json!(u64::MAX), "18446744073709551615", "-9223372036854775808 and 9223372036854775807"),
+            (
+                "seed",
+                json!(u64::MAX),
+                "18446744073709551615",
+                "-9223372036854775808 and 9223372036854775807",
+            ),
             ("top_k", json!(-2_147_483_649_i64), "-2147483649", "-2147483648 and 2147483647"),
             ("num_batch", json!(4_294_967_296_u64), "4294967296", "1 and 4294967295"),
             ("num_batch", json!(0), "0", "1 and 4294967295"),
         ] {
             let error = read(json!({}), json!({ name: value })).unwrap_err();
-            assert_eq!(error, format!("option \"{name}\" is out of range: {shown} is not between {range}"));
+            assert_eq!(
+                error,
+                format!("option \"{name}\" is out of range: {shown} is not between {range}")
+            );
         }
     }
 
     #[test]
     fn a_filling_is_said_in_numbers_and_a_name_and_negative_is_unsaid() {
-        let params =
-            json!({"diffusion_steps": 64, "diffusion_block_length": 32, "diffusion_algorithm": "origin"});
+        let params = json!({"diffusion_steps": 64, "diffusion_block_length": 32, "diffusion_algorithm": "origin"});
         let options = json!({"diffusion_block_length": -1, "diffusion_algorithm": "Margin"});
         let filling = read(params, options).unwrap().1.diffusion;
         assert_eq!((filling.steps, filling.block_length), (Some(64), None));
@@ -438,12 +474,16 @@ mod tests {
             let params = json!({"draft_num_predict": 3});
             let options = RequestOptions::named(options.as_object());
             let draft =
-                apply(params.as_object().unwrap(), &options, &mut load, &mut run, &mut |_| {}).unwrap();
+                apply(params.as_object().unwrap(), &options, &mut load, &mut run, &mut |_| {})
+                    .unwrap();
             (draft, run.speculate, run.draft_num_predict)
         };
         assert_eq!(of(json!({})), (None, Mode::Auto, Some(3)));
         assert_eq!(of(json!({"speculate": "off"})), (None, Mode::Off, Some(3)));
-        assert_eq!(of(json!({"speculate": false, "draft_num_predict": -1})), (None, Mode::Off, None));
+        assert_eq!(
+            of(json!({"speculate": false, "draft_num_predict": -1})),
+            (None, Mode::Off, None)
+        );
         assert_eq!(of(json!({"speculate": "smol"})), (Some("smol".into()), Mode::Auto, Some(3)));
         assert_eq!(of(json!({"draft_model": "smol"})), (Some("smol".into()), Mode::Auto, Some(3)));
         let error = read(json!({}), json!({"draft_model": 5})).unwrap_err();
@@ -453,7 +493,8 @@ mod tests {
     #[test]
     fn adapters_are_named_by_number_once_each() {
         let (_, run) =
-            read(json!({}), json!({"adapters": [{"id": 1, "scale": 0.5}, {"id": 0, "scale": -2}]})).unwrap();
+            read(json!({}), json!({"adapters": [{"id": 1, "scale": 0.5}, {"id": 0, "scale": -2}]}))
+                .unwrap();
         assert_eq!(run.adapters, Some(vec![(1, 0.5), (0, -2.0)]));
         assert_eq!(read(json!({}), json!({})).unwrap().1.adapters, None);
         assert_eq!(read(json!({}), json!({"adapters": []})).unwrap().1.adapters, Some(vec![]));

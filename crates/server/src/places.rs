@@ -75,7 +75,10 @@ mod tests {
     #[tokio::test]
     async fn who_finds_no_place_waits_and_what_cannot_wait_passes_in_order() {
         let (to, mut from) = channel(2);
-        assert_eq!((to.send(1).now_or_never(), to.send(2).now_or_never()), (Some(true), Some(true)));
+        assert_eq!(
+            (to.send(1).now_or_never(), to.send(2).now_or_never()),
+            (Some(true), Some(true))
+        );
         let mut third = Box::pin(to.send(3));
         assert!(timeout(Duration::from_millis(20), &mut third).await.is_err());
         to.push(4);
@@ -86,7 +89,10 @@ mod tests {
         for message in [2, 4, 3] {
             assert_eq!(from.recv().await, Some(message));
         }
-        assert_eq!((to.send(6).now_or_never(), to.send(7).now_or_never()), (Some(true), Some(true)));
+        assert_eq!(
+            (to.send(6).now_or_never(), to.send(7).now_or_never()),
+            (Some(true), Some(true))
+        );
     }
 
     #[tokio::test]

@@ -101,8 +101,10 @@ impl Plans {
         if models.len() >= KEPT {
             models.clear();
         }
-        models
-            .insert(manifest, plan.map_or_else(|| PlanState::Unreadable(Instant::now()), PlanState::Planned));
+        models.insert(
+            manifest,
+            plan.map_or_else(|| PlanState::Unreadable(Instant::now()), PlanState::Planned),
+        );
     }
 }
 
@@ -135,14 +137,21 @@ impl Needs {
 impl Plan {
     /// The context of a request without options, of a model that runs here: that of its runner, or of the runner that a request would
     /// load now.
-    pub(crate) fn window(&self, launcher: &dyn Launcher, machine: &Machine, until: Instant) -> Option<u32> {
+    pub(crate) fn window(
+        &self,
+        launcher: &dyn Launcher,
+        machine: &Machine,
+        until: Instant,
+    ) -> Option<u32> {
         let Place::Here { key, spec, limit, needs } = &self.place else { return None };
         let limited = |window: u32| limit.map_or(window, |limit| limit.min(window));
-        let runs = |r: &&Resident| r.key == *key && matches!(r.phase, Phase::Loading | Phase::Ready);
+        let runs =
+            |r: &&Resident| r.key == *key && matches!(r.phase, Phase::Loading | Phase::Ready);
         if let Some(resident) = machine.residents.iter().find(runs) {
             return Some(limited(resident.window));
         }
-        let others = machine.residents.iter().filter(|r| r.key != *key && r.phase != Phase::Waiting);
+        let others =
+            machine.residents.iter().filter(|r| r.key != *key && r.phase != Phase::Waiting);
         let others = others.map(|resident| resident.size).fold(0, u64::saturating_add);
         let window = planned_context(spec.options.clone(), machine.memory, others, |options| {
             let now = Instant::now();
@@ -152,7 +161,8 @@ impl Plan {
             if now >= until {
                 return None;
             }
-            let planned = launcher.plan(&LoadSpec { options: options.clone(), ..LoadSpec::clone(spec) });
+            let planned =
+                launcher.plan(&LoadSpec { options: options.clone(), ..LoadSpec::clone(spec) });
             let need = planned.ok().map(|memory| Need { total: memory.total(), cache: memory.kv });
             needs.keep(options, need);
             need

@@ -42,7 +42,8 @@ impl Text {
     pub(crate) fn sample(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
         let _ = write!(self.text, "{}{suffix}", self.family);
         for (i, (label, of)) in labels.iter().enumerate() {
-            let _ = write!(self.text, "{}{label}=\"{}\"", if i == 0 { '{' } else { ',' }, escaped(of));
+            let _ =
+                write!(self.text, "{}{label}=\"{}\"", if i == 0 { '{' } else { ',' }, escaped(of));
         }
         let _ = writeln!(self.text, "{} {value}", if labels.is_empty() { "" } else { "}" });
     }

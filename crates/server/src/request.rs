@@ -110,7 +110,11 @@ impl GenerationRequest {
     }
 
     /// Offers tools. A choice among some of them leaves the others out.
-    pub(crate) fn set_tools(&mut self, offered: Vec<Tool>, choice: ToolChoice) -> Result<(), Failure> {
+    pub(crate) fn set_tools(
+        &mut self,
+        offered: Vec<Tool>,
+        choice: ToolChoice,
+    ) -> Result<(), Failure> {
         let (mut offered, mut choice) = (offered, choice);
         if let ToolChoice::Allowed { required, names, hosted } = choice {
             ignore_hosted(&hosted)?;
@@ -140,9 +144,12 @@ impl GenerationRequest {
     /// Refuses what the request of a prompt may not combine, or its model cannot do.
     pub(crate) fn check_prompt(&self, model: &Model, name: &Name) -> Result<(), Failure> {
         let Input::Prompt(prompt) = &self.input else { return Ok(()) };
-        let has_template = prompt.template.is_some() || prompt.system.is_some() || prompt.context.is_some();
+        let has_template =
+            prompt.template.is_some() || prompt.system.is_some() || prompt.context.is_some();
         if prompt.raw && has_template {
-            return Err(Failure::bad_request("raw mode does not support template, system, or context"));
+            return Err(Failure::bad_request(
+                "raw mode does not support template, system, or context",
+            ));
         }
         if prompt.raw && !prompt.suffix.is_empty() {
             // As it stands, a prompt has no gap to fill.

@@ -75,11 +75,15 @@ impl Wish {
         if let Some(mode) =
             Self::MODES.split(", ").find(|mode| strsim::osa_distance(mode, &plain) <= Self::SLIPS)
         {
-            return Err(format!("did you mean {mode:?}? A draft model of that name is \"{name}:latest\""));
+            return Err(format!(
+                "did you mean {mode:?}? A draft model of that name is \"{name}:latest\""
+            ));
         }
         match ModelName::parse(name) {
             Ok(_) => Ok(wish),
-            Err(_) => Err(format!("it must be one of {}, or the name of a draft model", Self::MODES)),
+            Err(_) => {
+                Err(format!("it must be one of {}, or the name of a draft model", Self::MODES))
+            }
         }
     }
 

@@ -89,9 +89,14 @@ impl Table {
     pub(crate) fn judge(&self, method: &Method, path: &str) -> Verdict {
         if let Some(Row { access, methods, .. }) = self.row(path) {
             let known = methods.contains(&method.as_str());
-            return if known { Verdict::Route(*access) } else { Verdict::NotAllowed(methods.join(", ")) };
+            return if known {
+                Verdict::Route(*access)
+            } else {
+                Verdict::NotAllowed(methods.join(", "))
+            };
         }
-        let answers = |path: &str| self.row(path).is_some_and(|row| row.methods.contains(&method.as_str()));
+        let answers =
+            |path: &str| self.row(path).is_some_and(|row| row.methods.contains(&method.as_str()));
         if let Some(shorter) = path.strip_suffix('/')
             && answers(shorter)
         {
@@ -99,7 +104,9 @@ impl Table {
             return Verdict::Redirect { status, path: shorter.to_owned() };
         }
         match clean(path) {
-            clean if clean != path && answers(&clean) => Verdict::Redirect { status: 307, path: clean },
+            clean if clean != path && answers(&clean) => {
+                Verdict::Redirect { status: 307, path: clean }
+            }
             _ => Verdict::NotFound,
         }
     }
@@ -171,8 +178,13 @@ mod tests {
     const CHANGE: Access = Access::Needs(Scope::Models);
 
     fn judge(method: &str, path: &str) -> Verdict {
-        let row =
-            |access, path, methods| Row { access, dialect: Dialect::Ollama, shared: false, path, methods };
+        let row = |access, path, methods| Row {
+            access,
+            dialect: Dialect::Ollama,
+            shared: false,
+            path,
+            methods,
+        };
         let table = Table(vec![
             row(Access::Open, "/", &["HEAD", "GET"]),
             row(USE, "/api/tags", &["HEAD", "GET"]),
@@ -215,7 +227,9 @@ mod tests {
 
     #[test]
     fn unknown_paths_and_other_cases_are_not_found() {
-        for path in ["/nope", "/API/tags", "/api", "/v1", "/api/blobs/", "/v1/models/", "/api/generate/x"] {
+        for path in
+            ["/nope", "/API/tags", "/api", "/v1", "/api/blobs/", "/v1/models/", "/api/generate/x"]
+        {
             assert_eq!(judge("GET", path), Verdict::NotFound, "{path}");
         }
     }

@@ -35,7 +35,8 @@ pub(crate) async fn clean_up_hourly(store: Arc<Store>) {
         // Where nothing was ever stored, nothing is made either.
         let store = store.clone();
         let cleaned =
-            spawn_blocking(move || store.root().join("blobs").is_dir().then(|| clean_up(&store))).await;
+            spawn_blocking(move || store.root().join("blobs").is_dir().then(|| clean_up(&store)))
+                .await;
         if let Err(panic) = cleaned {
             tracing::error!(%panic, "cleaning up the store");
         }

@@ -23,7 +23,8 @@ const PLANNING_TIME: Duration = Duration::from_secs(2);
 impl App {
     /// What is known of the sizes of stored models, in their order.
     pub(crate) async fn sizes(&self, entries: &[Entry]) -> Vec<Size> {
-        let machine = Arc::new(Machine { residents: self.models().list().await, memory: memory::read() });
+        let machine =
+            Arc::new(Machine { residents: self.models().list().await, memory: memory::read() });
         let until = Instant::now() + PLANNING_TIME;
         let mut plans = Vec::with_capacity(entries.len());
         let mut planning = None;
@@ -34,7 +35,8 @@ impl App {
                 Some(plan) => plan,
                 None => {
                     if planning.is_none() {
-                        planning = timeout_at(until.into(), self.plans().planning.lock()).await.ok();
+                        planning =
+                            timeout_at(until.into(), self.plans().planning.lock()).await.ok();
                     }
                     match planning.is_some() && Instant::now() < until {
                         true => {
@@ -51,8 +53,9 @@ impl App {
         drop(planning);
         let (app, planned) = (self.clone(), plans.clone());
         let windows = puna_tasks::run_blocking(move || {
-            let one =
-                |plan: &Option<Arc<Plan>>| plan.as_ref()?.window(app.launcher().as_ref(), &machine, until);
+            let one = |plan: &Option<Arc<Plan>>| {
+                plan.as_ref()?.window(app.launcher().as_ref(), &machine, until)
+            };
             planned.iter().map(one).collect::<Vec<_>>()
         });
         let (windows, told) = tokio::join!(windows, self.descriptions(&plans));
@@ -80,8 +83,10 @@ impl App {
         };
         let (model, n_vocab) = self.store(read).await.ok()??;
         // What of the model's own parameters nobody knows is no matter of this request.
-        let (options, run) =
-            Ignored::default().during(self.options(&model, &RequestOptions::default())).await.ok()?;
+        let (options, run) = Ignored::default()
+            .during(self.options(&model, &RequestOptions::default()))
+            .await
+            .ok()?;
         let place = match model.weights {
             Weights::Remote => Place::Remote {
                 hosts: model.config.remote_host.clone(),

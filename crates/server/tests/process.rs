@@ -48,7 +48,10 @@ const TESTS: &[Test] = &[
         "a_killed_runner_costs_its_requests_an_error_and_nothing_else",
         a_killed_runner_costs_its_requests_an_error_and_nothing_else,
     ),
-    ("metrics_of_the_engine_are_those_of_the_answers", metrics_of_the_engine_are_those_of_the_answers),
+    (
+        "metrics_of_the_engine_are_those_of_the_answers",
+        metrics_of_the_engine_are_those_of_the_answers,
+    ),
     (
         "a_draft_model_is_loaded_beside_the_model_and_changes_no_answer",
         a_draft_model_is_loaded_beside_the_model_and_changes_no_answer,
@@ -95,8 +98,12 @@ impl Server {
     fn start() -> Self {
         let models = tempfile::tempdir().unwrap();
         let program = std::env::current_exe().unwrap();
-        let mut child =
-            Command::new(program).arg("server").arg(models.path()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = Command::new(program)
+            .arg("server")
+            .arg(models.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut line = String::new();
         let stdout = child.stdout.take().unwrap();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).unwrap();
@@ -135,7 +142,8 @@ impl Drop for Server {
 
 fn request(num_predict: i64) -> ChatRequest {
     // Without an end token a small model goes on as long as it is let.
-    let options = json!({"temperature": 1.0, "seed": 1, "ignore_eos": true, "num_predict": num_predict});
+    let options =
+        json!({"temperature": 1.0, "seed": 1, "ignore_eos": true, "num_predict": num_predict});
     ChatRequest {
         model: "cria".into(),
         messages: vec![Message::text("user", "What is the capital of France?")],
@@ -150,7 +158,8 @@ fn children_of(parent: u32) -> Vec<u32> {
         .filter_map(|e| e.unwrap().file_name().to_str()?.parse::<u32>().ok());
     ids.filter(|id| {
         let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-        let fields: Vec<_> = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ').collect();
+        let fields: Vec<_> =
+            stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ').collect();
         // Neither a zombie nor of another parent.
         fields.len() > 1 && fields[0] != "Z" && fields[1].parse() == Ok(parent)
     })
@@ -178,8 +187,11 @@ fn processor_time(id: u32) -> u64 {
 fn the_embedded_model_answers_and_is_listed(server: &Server) {
     let (list, answer) = server.runtime.block_on(async {
         let options = json!({"temperature": 0.0, "num_predict": 24});
-        let request =
-            ChatRequest { stream: Some(false), options: options.as_object().cloned(), ..request(0) };
+        let request = ChatRequest {
+            stream: Some(false),
+            options: options.as_object().cloned(),
+            ..request(0)
+        };
         let mut stream = server.client.chat(&request).await.unwrap();
         (server.client.list().await.unwrap(), stream.next().await.unwrap().unwrap())
     });
@@ -194,12 +206,15 @@ fn metric(server: &Server, sample: &str) -> Option<f64> {
     let head = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     std::io::Write::write_all(&mut stream, head.as_bytes()).unwrap();
     let text = std::io::read_to_string(stream).unwrap();
-    let line = text.lines().find(|line| line.rsplit_once(' ').is_some_and(|(head, _)| head == sample))?;
+    let line =
+        text.lines().find(|line| line.rsplit_once(' ').is_some_and(|(head, _)| head == sample))?;
     line.rsplit_once(' ')?.1.parse().ok()
 }
 
 fn metrics_of_the_engine_are_those_of_the_answers(server: &Server) {
-    let of = |name: &str| metric(server, &format!("puna_{name}{{model=\"cria:latest\"}}")).unwrap_or(-1.0);
+    let of = |name: &str| {
+        metric(server, &format!("puna_{name}{{model=\"cria:latest\"}}")).unwrap_or(-1.0)
+    };
     let (mut computed, mut cached, mut generated) = (0, 0, 0);
     for _ in 0..2 {
         let request = ChatRequest { stream: Some(false), ..request(8) };
@@ -218,10 +233,15 @@ fn metrics_of_the_engine_are_those_of_the_answers(server: &Server) {
     assert!(cached > 0, "the second prompt was the first one's");
     wait_until("a sign of life", || of("steps_total") > 0.0);
     assert_eq!((of("running_sequences"), of("waiting_sequences")), (0.0, 0.0));
-    let pages =
-        |by: &str| metric(server, &format!("puna_kv_pages_in_use{{model=\"cria:latest\",by=\"{by}\"}}"));
+    let pages = |by: &str| {
+        metric(server, &format!("puna_kv_pages_in_use{{model=\"cria:latest\",by=\"{by}\"}}"))
+    };
     let (running, kept) = (pages("running").unwrap(), pages("cache").unwrap());
-    assert!(running == 0.0 && kept > 0.0 && kept <= of("kv_pages"), "{running} {kept} {}", of("kv_pages"));
+    assert!(
+        running == 0.0 && kept > 0.0 && kept <= of("kv_pages"),
+        "{running} {kept} {}",
+        of("kv_pages")
+    );
     assert_eq!(of("generated_tokens_total"), generated as f64, "nor is anything counted twice");
 }
 
@@ -254,7 +274,10 @@ fn a_draft_model_is_loaded_beside_the_model_and_changes_no_answer(server: &Serve
     assert!(memory() > before, "the draft model takes memory");
     let missing = ask("nobody").unwrap_err();
     let missing = missing.to_string();
-    assert!(missing.contains("draft model 'nobody' not found") && missing.contains("ngram"), "{missing}");
+    assert!(
+        missing.contains("draft model 'nobody' not found") && missing.contains("ngram"),
+        "{missing}"
+    );
     assert_eq!(ask("OFF").unwrap().0, plain);
 }
 
@@ -262,7 +285,8 @@ fn a_killed_runner_costs_its_requests_an_error_and_nothing_else(server: &Server)
     let failed = server.chat(100_000, || server.runners().iter().for_each(|id| kill(*id)));
     let message = failed.unwrap_err().to_string();
     assert!(
-        message.starts_with("model runner has unexpectedly stopped") && message.contains("signal: 9"),
+        message.starts_with("model runner has unexpectedly stopped")
+            && message.contains("signal: 9"),
         "{message}"
     );
     assert!(!server.chat(5, || {}).unwrap().is_empty());
@@ -285,8 +309,12 @@ fn an_unloaded_model_leaves_no_process(server: &Server) {
     server.runtime.block_on(async {
         let run = async |num_batch: u32, keep_alive: Option<KeepAlive>| {
             let options = json!({"num_batch": num_batch}).as_object().cloned();
-            let load =
-                GenerateRequest { model: "cria".into(), options, keep_alive, ..GenerateRequest::default() };
+            let load = GenerateRequest {
+                model: "cria".into(),
+                options,
+                keep_alive,
+                ..GenerateRequest::default()
+            };
             server.client.generate(&load).await.unwrap().next().await.unwrap().unwrap()
         };
         run(64, None).await;
@@ -329,7 +357,8 @@ fn half_a_request_does_not_hold_the_end_up(server: &Server) {
     let connect = || std::net::TcpStream::connect(("127.0.0.1", server.port)).unwrap();
     let (_nothing, mut head, mut body) = (connect(), connect(), connect());
     head.write_all(b"POST /api/chat HTTP/1.1\r\nHost: loc").unwrap();
-    body.write_all(b"POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{").unwrap();
+    body.write_all(b"POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
+        .unwrap();
     std::thread::sleep(Duration::from_millis(200));
     let start = Instant::now();
     terminate(server.child.borrow().id());
@@ -359,15 +388,24 @@ fn a_blob_that_is_there_is_answered_to_clients_that_send_it_all(server: &Server)
 
 fn a_taken_port_says_by_whom(server: &Server) {
     let address = puna_server::Address::parse(&format!("127.0.0.1:{}", server.port)).0;
-    let error =
-        server.runtime.block_on(puna_server::listen(&address, "OLLAMA_HOST")).unwrap_err().to_string();
+    let error = server
+        .runtime
+        .block_on(puna_server::listen(&address, "OLLAMA_HOST"))
+        .unwrap_err()
+        .to_string();
     let itself = format!("Puna {} is running there already", puna_server::VERSION);
     assert!(error.contains(&itself), "{error}");
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = puna_server::Address::parse(&other.local_addr().unwrap().to_string()).0;
-    let error =
-        server.runtime.block_on(puna_server::listen(&address, "OLLAMA_HOST")).unwrap_err().to_string();
-    assert!(error.contains("a program that does not speak HTTP is running there already"), "{error}");
+    let error = server
+        .runtime
+        .block_on(puna_server::listen(&address, "OLLAMA_HOST"))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("a program that does not speak HTTP is running there already"),
+        "{error}"
+    );
 }
 
 /// Thoughts and answer.

@@ -37,9 +37,16 @@ impl Store {
     ///
     /// # Errors
     /// The file has another size than `size`, or the store cannot be written.
-    pub fn adopt(&self, path: &Path, digest: &Digest, size: u64, how: Adopt) -> Result<Adopted, StoreError> {
+    pub fn adopt(
+        &self,
+        path: &Path,
+        digest: &Digest,
+        size: u64,
+        how: Adopt,
+    ) -> Result<Adopted, StoreError> {
         // What another file of this name holds is read: a damaged one is replaced.
-        let is_whole = || same_file(path, &self.blob_path(digest)) || self.verify_blob(digest).is_ok();
+        let is_whole =
+            || same_file(path, &self.blob_path(digest)) || self.verify_blob(digest).is_ok();
         if self.hold_blob(digest, size) && is_whole() {
             return Ok(Adopted::Known);
         }
@@ -98,7 +105,11 @@ impl Store {
 
     /// Makes a link under a temporary name and gives it its own. `false`: the file system has no such links, or not from there
     /// to here.
-    fn place(&self, blob: &Path, link: impl Fn(&Path) -> io::Result<()>) -> Result<bool, StoreError> {
+    fn place(
+        &self,
+        blob: &Path,
+        link: impl Fn(&Path) -> io::Result<()>,
+    ) -> Result<bool, StoreError> {
         let folder = self.root().join(files::TEMP_DIR);
         files::create_dir(&folder)?;
         let temp = folder.join(TempFile::new_name());
@@ -183,7 +194,11 @@ mod tests {
             let reader = File::open(&blob).unwrap();
             assert_eq!(store.adopt(&path, &digest, 7, Adopt::Share), Ok(Adopted::New));
             assert_eq!(store.verify_blob(&digest), Ok(7));
-            assert_eq!(io::read_to_string(reader).unwrap().as_bytes(), damage, "a reader keeps what it has");
+            assert_eq!(
+                io::read_to_string(reader).unwrap().as_bytes(),
+                damage,
+                "a reader keeps what it has"
+            );
             fs::remove_file(&blob).unwrap();
             fs::write(&blob, damage).unwrap();
             assert!(store.add_blob(b"weights").unwrap().is_new);

@@ -8,7 +8,10 @@ use crate::manifest_list::Document;
 
 /// Whether a layer only keeps a blob from being removed by older versions of Ollama.
 pub(crate) fn is_anchor(layer: &Layer) -> bool {
-    matches!(layer.media_type.as_str(), media::MANIFEST | media::MANIFEST_LIST | media::RETAINED_BLOB)
+    matches!(
+        layer.media_type.as_str(),
+        media::MANIFEST | media::MANIFEST_LIST | media::RETAINED_BLOB
+    )
 }
 
 /// A manifest's text without the layers by which `manifests` only keeps blobs for older versions of Ollama.
@@ -29,9 +32,12 @@ pub(crate) fn with_layers(text: &[u8], anchors: &[Layer]) -> Option<Vec<u8>> {
         *layers = Value::Array(Vec::new());
     }
     let layers = layers.as_array_mut()?;
-    let is_anchor_layer =
-        |value: &Value| serde_json::from_value::<Layer>(value.clone()).is_ok_and(|layer| is_anchor(&layer));
+    let is_anchor_layer = |value: &Value| {
+        serde_json::from_value::<Layer>(value.clone()).is_ok_and(|layer| is_anchor(&layer))
+    };
     layers.retain(|value| !is_anchor_layer(value));
-    layers.extend(anchors.iter().map(|layer| serde_json::to_value(layer).expect("strings and numbers only")));
+    layers.extend(
+        anchors.iter().map(|layer| serde_json::to_value(layer).expect("strings and numbers only")),
+    );
     Some(gojson::to_string_in_order(&Value::Object(map)).into_bytes())
 }

@@ -52,7 +52,10 @@ impl Store {
     ///
     /// # Errors
     /// The store cannot be written.
-    pub(crate) fn note_removal(&self, digests: &HashSet<Digest>) -> Result<Option<PathBuf>, StoreError> {
+    pub(crate) fn note_removal(
+        &self,
+        digests: &HashSet<Digest>,
+    ) -> Result<Option<PathBuf>, StoreError> {
         if digests.is_empty() {
             return Ok(None);
         }
@@ -62,7 +65,8 @@ impl Store {
             Ok(()) => Ok(Some(path)),
             // What is removed makes room on a full disk, for which no note must be in the way.
             Err(StoreError::Io {
-                kind: io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded, ..
+                kind: io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded,
+                ..
             }) => Ok(None),
             Err(error) => Err(error),
         }

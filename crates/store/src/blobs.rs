@@ -21,7 +21,8 @@ impl Store {
         }
         let is_there = |folder: &PathBuf| {
             let path = blob_in(folder, digest);
-            let shunned = self.shunned.lock().unwrap_or_else(PoisonError::into_inner).get(&path).copied();
+            let shunned =
+                self.shunned.lock().unwrap_or_else(PoisonError::into_inner).get(&path).copied();
             let look = move || (path.is_file() && !is_shunned(&path, shunned)).then_some(path);
             self.ask_other(folder, look).flatten()
         };
@@ -57,7 +58,12 @@ impl Store {
     /// # Errors
     /// The store cannot be written.
     pub fn blob_writer(&self) -> Result<BlobWriter<'_>, StoreError> {
-        Ok(BlobWriter { temp: TempFile::new(self.root())?, hasher: Hasher::default(), size: 0, store: self })
+        Ok(BlobWriter {
+            temp: TempFile::new(self.root())?,
+            hasher: Hasher::default(),
+            size: 0,
+            store: self,
+        })
     }
 
     /// Stores bytes as a blob.
@@ -123,7 +129,11 @@ impl Store {
         }
         let read = || Digest::of_reader(&mut File::open(&path)?);
         let (found, size) = read().map_err(|e| StoreError::io("read", &path, &e))?;
-        if found == *digest { Ok(size) } else { Err(StoreError::DigestMismatch { expected: *digest, found }) }
+        if found == *digest {
+            Ok(size)
+        } else {
+            Err(StoreError::DigestMismatch { expected: *digest, found })
+        }
     }
 
     /// The path of a layer's blob, whose size must be what the manifest says.
@@ -131,10 +141,14 @@ impl Store {
         let path = self.blob_path(&layer.digest);
         match fs::metadata(&path) {
             Ok(meta) if meta.len() == layer.size => Ok(path),
-            Ok(meta) => {
-                Err(StoreError::BlobSize { digest: layer.digest, expected: layer.size, found: meta.len() })
+            Ok(meta) => Err(StoreError::BlobSize {
+                digest: layer.digest,
+                expected: layer.size,
+                found: meta.len(),
+            }),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                Err(StoreError::BlobMissing(layer.digest))
             }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(StoreError::BlobMissing(layer.digest)),
             Err(e) => Err(StoreError::io("read", &path, &e)),
         }
     }
@@ -250,7 +264,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let first = store.add_blob(b"hello blob").unwrap();
-        assert_eq!(first.digest.hex(), "e997afd18e5f6be004fc193aed2c90291e68ab2c7599a62538c935b7fca6ab0f");
+        assert_eq!(
+            first.digest.hex(),
+            "e997afd18e5f6be004fc193aed2c90291e68ab2c7599a62538c935b7fca6ab0f"
+        );
         assert!(first.is_new && first.size == 10);
         assert!(!store.add_blob(b"hello blob").unwrap().is_new);
         assert_eq!(store.verify_blob(&first.digest), Ok(10));

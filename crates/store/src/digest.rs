@@ -32,7 +32,10 @@ impl Digest {
     }
 
     /// As [`Digest::of_reader`]; `progress` gets the bytes that are read.
-    pub fn of_reader_with(reader: &mut dyn Read, progress: &mut dyn FnMut(u64)) -> io::Result<(Self, u64)> {
+    pub fn of_reader_with(
+        reader: &mut dyn Read,
+        progress: &mut dyn FnMut(u64),
+    ) -> io::Result<(Self, u64)> {
         let (mut hasher, mut total) = (Hasher::default(), 0u64);
         let mut buffer = vec![0; 1 << 18];
         loop {
@@ -81,7 +84,10 @@ impl FromStr for Digest {
     type Err = DigestError;
 
     fn from_str(text: &str) -> Result<Self, DigestError> {
-        let hex = text.strip_prefix("sha256").and_then(|t| t.strip_prefix([':', '-'])).ok_or(DigestError)?;
+        let hex = text
+            .strip_prefix("sha256")
+            .and_then(|t| t.strip_prefix([':', '-']))
+            .ok_or(DigestError)?;
         if hex.len() != 64 || !hex.bytes().all(|c| c.is_ascii_hexdigit()) {
             return Err(DigestError);
         }
@@ -161,9 +167,11 @@ mod tests {
     #[test]
     fn both_separators_and_both_cases_are_read() {
         let digest = Digest::of(b"abc");
-        for text in
-            [format!("sha256:{ABC}"), format!("sha256-{ABC}"), format!("sha256:{}", ABC.to_uppercase())]
-        {
+        for text in [
+            format!("sha256:{ABC}"),
+            format!("sha256-{ABC}"),
+            format!("sha256:{}", ABC.to_uppercase()),
+        ] {
             assert_eq!(text.parse(), Ok(digest));
         }
     }

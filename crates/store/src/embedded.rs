@@ -24,13 +24,17 @@ pub const CRIA: &str = "cria";
 #[repr(C, align(64))]
 struct Aligned<T: ?Sized>(T);
 
-static WEIGHTS: &Aligned<[u8]> =
-    &Aligned(*include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/cria/cria-q8_0.gguf")));
+static WEIGHTS: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../models/cria/cria-q8_0.gguf"
+)));
 
-const MODELFILE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/cria/Modelfile"));
+const MODELFILE: &str =
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/cria/Modelfile"));
 
 /// The digest of [`WEIGHTS`], known so that no start has to compute it.
-const WEIGHTS_DIGEST: &str = "sha256:ee7398492fb266d6374b46365241e0a6716e33225efea6381fc9cc52fa0ede65";
+const WEIGHTS_DIGEST: &str =
+    "sha256:ee7398492fb266d6374b46365241e0a6716e33225efea6381fc9cc52fa0ede65";
 
 /// When this version of the model was made: 2026-11-21, in seconds since 1970.
 const MODIFIED: u64 = 1_795_219_200;
@@ -66,10 +70,12 @@ fn parts() -> &'static Parts {
             match instruction {
                 Instruction::Template(text) => template.clone_from(text),
                 Instruction::License(text) => license.clone_from(text),
-                Instruction::Parameter { name, value } => match values.iter_mut().find(|row| row.0 == name) {
-                    Some(row) => row.1.push(value),
-                    None => values.push((name, vec![value])),
-                },
+                Instruction::Parameter { name, value } => {
+                    match values.iter_mut().find(|row| row.0 == name) {
+                        Some(row) => row.1.push(value),
+                        None => values.push((name, vec![value])),
+                    }
+                }
                 _ => {}
             }
         }
@@ -86,7 +92,9 @@ fn parts() -> &'static Parts {
             file_type: "Q8_0".into(),
             ..Config::default()
         };
-        let layer = |media_type, bytes: &[u8]| Layer::new(media_type, Digest::of(bytes), bytes.len() as u64);
+        let layer = |media_type, bytes: &[u8]| {
+            Layer::new(media_type, Digest::of(bytes), bytes.len() as u64)
+        };
         let weights_digest = WEIGHTS_DIGEST.parse().expect("a digest");
         let manifest = Manifest {
             config: Some(layer(media::CONFIG, &config.to_bytes())),

@@ -104,7 +104,9 @@ impl Entry {
         };
         let of_runner = |stored: &StoredChild| stored.child.runner.eq_ignore_ascii_case(runner);
         match list.children.iter().position(of_runner) {
-            None => Err(none(list.children.iter().map(|stored| stored.child.runner.as_str()).collect())),
+            None => {
+                Err(none(list.children.iter().map(|stored| stored.child.runner.as_str()).collect()))
+            }
             Some(at) if list.children[at].manifest.is_none() => Err(StoreError::ChildMissing {
                 name: self.name.to_string(),
                 runner: list.children[at].child.runner.clone(),
@@ -129,7 +131,8 @@ impl Entry {
     /// The layers and configs of all children that are in the store, or of the one manifest.
     pub fn blobs(&self) -> impl Iterator<Item = &Layer> {
         let children = self.list.iter().flat_map(|list| &list.children);
-        let of_children = children.filter_map(|stored| stored.manifest.as_ref()).flat_map(Manifest::blobs);
+        let of_children =
+            children.filter_map(|stored| stored.manifest.as_ref()).flat_map(Manifest::blobs);
         of_children.chain(self.manifest.blobs().filter(|_| self.list.is_none()))
     }
 }
@@ -219,7 +222,8 @@ pub(crate) fn entry_of(
             missing.join(", ")
         )));
     };
-    let manifest = children[chosen].manifest.clone().expect("only children with a manifest are chosen");
+    let manifest =
+        children[chosen].manifest.clone().expect("only children with a manifest are chosen");
     let runner = children[chosen].child.runner.clone();
     let list = Some(Arc::new(ChildList { children, chosen }));
     Ok(Entry { name, digest, modified, manifest, place, runner, list })
@@ -234,8 +238,13 @@ fn describe(child: &Child) -> String {
 
 /// The list that a manifest of `manifests` keeps alive: the name stands for it in a store without `manifests-v2`. Where
 /// Ollama 0.40 has been, it takes the manifest for the model.
-fn anchored_list(root: &Path, file: &NameFile, manifest: &Manifest) -> Option<(Digest, ManifestList)> {
-    let is_alone = file.folder == NameFolder::Manifests && !NameFolder::ManifestsV2.at(root).is_dir();
+fn anchored_list(
+    root: &Path,
+    file: &NameFile,
+    manifest: &Manifest,
+) -> Option<(Digest, ManifestList)> {
+    let is_alone =
+        file.folder == NameFolder::Manifests && !NameFolder::ManifestsV2.at(root).is_dir();
     let layer = manifest.last(media::MANIFEST_LIST).filter(|_| is_alone)?;
     match Document::parse(&read_manifest_blob(root, &layer.digest).ok()??) {
         Ok(Document::List(list)) => Some((layer.digest, list)),
@@ -247,14 +256,19 @@ fn anchored_list(root: &Path, file: &NameFile, manifest: &Manifest) -> Option<(D
 ///
 /// # Errors
 /// A child's manifest is damaged, is none, or is a list itself.
-pub(crate) fn stored_children(root: &Path, list: &ManifestList) -> Result<Vec<StoredChild>, String> {
+pub(crate) fn stored_children(
+    root: &Path,
+    list: &ManifestList,
+) -> Result<Vec<StoredChild>, String> {
     let stored = |child: &Child| {
         let bytes = match &child.inline {
             Some(text) => Some(text.clone()),
             None => read_manifest_blob(root, &child.digest)
                 .map_err(|why| format!("{}: {why}", describe(child)))?,
         };
-        let Some(bytes) = bytes else { return Ok(StoredChild { child: child.clone(), manifest: None }) };
+        let Some(bytes) = bytes else {
+            return Ok(StoredChild { child: child.clone(), manifest: None });
+        };
         match Document::parse(&bytes) {
             Ok(Document::Manifest { manifest, runner }) => {
                 let mut child = child.clone();
@@ -274,7 +288,11 @@ pub(crate) fn stored_children(root: &Path, list: &ManifestList) -> Result<Vec<St
 ///
 /// # Errors
 /// It is not there, or damaged.
-pub(crate) fn child_text(root: &Path, name: &ModelName, stored: &StoredChild) -> Result<Vec<u8>, StoreError> {
+pub(crate) fn child_text(
+    root: &Path,
+    name: &ModelName,
+    stored: &StoredChild,
+) -> Result<Vec<u8>, StoreError> {
     let StoredChild { child, .. } = stored;
     if let Some(text) = &child.inline {
         return Ok(text.clone());
@@ -312,8 +330,9 @@ pub(crate) fn read_manifest_blob(root: &Path, digest: &Digest) -> Result<Option<
 /// The child to use among those that are in the store.
 fn choose(root: &Path, children: &[StoredChild], preferred: Option<&str>) -> Option<usize> {
     let present = || (0..children.len()).filter(|at| children[*at].manifest.is_some());
-    let of_runner =
-        |at: &usize| preferred.is_some_and(|runner| children[*at].child.runner.eq_ignore_ascii_case(runner));
+    let of_runner = |at: &usize| {
+        preferred.is_some_and(|runner| children[*at].child.runner.eq_ignore_ascii_case(runner))
+    };
     if let Some(at) = present().find(of_runner) {
         return Some(at);
     }

@@ -110,7 +110,9 @@ pub enum StoreError {
     NotGguf,
     #[error("supplied file was not in GGUF format: {file}: {error}")]
     NotGgufFile { file: String, error: puna_gguf::GgufError },
-    #[error("{file} has no tensors: it is a vocabulary or a header, and no model without its weights")]
+    #[error(
+        "{file} has no tensors: it is a vocabulary or a header, and no model without its weights"
+    )]
     NoTensors { file: String },
     #[error("the model is not made, since it could not be loaded: {reason}")]
     NotLoadable { reason: String },
@@ -148,7 +150,9 @@ pub enum StoreError {
         "the importance matrix {name} says nothing about any tensor of the model: it was made for another one"
     )]
     ImatrixOther { name: String },
-    #[error("an importance matrix is for quantizing: name a type with it (`quantize`, such as Q4_K_M)")]
+    #[error(
+        "an importance matrix is for quantizing: name a type with it (`quantize`, such as Q4_K_M)"
+    )]
     ImatrixAlone,
     #[error("DRAFT must not reference the same local path as FROM: {}", path.display())]
     DraftIsModel { path: PathBuf },
@@ -257,8 +261,9 @@ impl StoreError {
 
     /// Whether a file is not there, or no more.
     pub(crate) fn is_absence(&self) -> bool {
-        let gone =
-            |kind: &io::ErrorKind| matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::NotADirectory);
+        let gone = |kind: &io::ErrorKind| {
+            matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+        };
         match self {
             Self::Io { kind, .. } => gone(kind),
             Self::BlobMissing(_) | Self::Incomplete { .. } => true,
@@ -269,14 +274,21 @@ impl StoreError {
     /// A blob that is missing from a model that exists is not the caller's to upload.
     pub(crate) fn of_model(self, name: &crate::name::ModelName) -> Self {
         match self {
-            StoreError::BlobMissing(digest) => StoreError::Incomplete { name: name.to_string(), digest },
+            StoreError::BlobMissing(digest) => {
+                StoreError::Incomplete { name: name.to_string(), digest }
+            }
             other => other,
         }
     }
 
     /// A failure of the system, with the way out of the usual ones.
     pub fn io(action: &'static str, path: &Path, error: &io::Error) -> Self {
-        StoreError::Io { action, path: path.to_owned(), kind: error.kind(), reason: error.to_string() }
+        StoreError::Io {
+            action,
+            path: path.to_owned(),
+            kind: error.kind(),
+            reason: error.to_string(),
+        }
     }
 }
 

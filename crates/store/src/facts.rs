@@ -67,11 +67,15 @@ impl Facts {
             name: text(meta, "general.name"),
             parameter_count: gguf.parameter_count(),
             file_type: file_type(gguf),
-            context_length: number("context_length").unwrap_or(0).saturating_mul(sides(&architecture)),
+            context_length: number("context_length")
+                .unwrap_or(0)
+                .saturating_mul(sides(&architecture)),
             embedding_length: number("embedding_length").unwrap_or(0),
             pooling: number("pooling_type").and_then(|n| u32::try_from(n).ok()),
-            vision: has("vision.block_count") || meta.opt_bool("clip.has_vision_encoder") == Ok(Some(true)),
-            audio: has("audio.block_count") || meta.opt_bool("clip.has_audio_encoder") == Ok(Some(true)),
+            vision: has("vision.block_count")
+                || meta.opt_bool("clip.has_vision_encoder") == Ok(Some(true)),
+            audio: has("audio.block_count")
+                || meta.opt_bool("clip.has_audio_encoder") == Ok(Some(true)),
             chat_template: text(meta, "tokenizer.chat_template").filter(|t| !t.is_empty()),
             architecture,
         }
@@ -101,7 +105,10 @@ fn file_type(gguf: &Gguf) -> String {
     for tensor in gguf.tensors() {
         *bytes.entry(tensor.ty).or_default() += tensor.size;
     }
-    bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map_or("unknown".into(), |(ty, _)| ty.name().to_owned())
+    bytes
+        .into_iter()
+        .max_by_key(|(_, bytes)| *bytes)
+        .map_or("unknown".into(), |(ty, _)| ty.name().to_owned())
 }
 
 /// The name of a `general.file_type`, `unknown` for numbers that are not in use.
@@ -213,7 +220,10 @@ mod tests {
         assert_eq!((llama.architecture.as_str(), llama.file_type.as_str()), ("llama", "Q4_K_M"));
         assert!(llama.pooling.is_none() && llama.context_length > 0 && llama.embedding_length > 0);
         // As many tokens are read as are written.
-        assert_eq!((of("t5.gguf").context_length, of("t5encoder.gguf").context_length), (2 * 96, 512));
+        assert_eq!(
+            (of("t5.gguf").context_length, of("t5encoder.gguf").context_length),
+            (2 * 96, 512)
+        );
         assert_eq!(of("bert-mean.gguf").pooling, Some(1));
         assert_eq!(of("bert-cls.gguf").pooling, Some(2));
         assert_eq!(of("bert-rank.gguf").pooling, Some(Facts::RANK));

@@ -70,13 +70,17 @@ impl TempFile {
 
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         let file = self.file.as_mut().expect("open until it is persisted");
-        step().and_then(|()| file.write_all(bytes)).map_err(|e| StoreError::io("write", &self.path, &e))
+        step()
+            .and_then(|()| file.write_all(bytes))
+            .map_err(|e| StoreError::io("write", &self.path, &e))
     }
 
     /// Flushes the file to the disk and moves it to `target`, replacing what is there.
     pub(crate) fn persist(mut self, target: &Path) -> Result<(), StoreError> {
         let file = self.file.take().expect("open until it is persisted");
-        step().and_then(|()| file.sync_all()).map_err(|e| StoreError::io("write", &self.path, &e))?;
+        step()
+            .and_then(|()| file.sync_all())
+            .map_err(|e| StoreError::io("write", &self.path, &e))?;
         drop(file);
         let dir = target.parent().unwrap_or(Path::new("."));
         create_dir(dir)?;
@@ -148,7 +152,8 @@ fn lock_file_within(path: &Path, wait: Duration) -> Result<File, StoreError> {
             Err(TryLockError::Error(e)) if has_no_locks(&e) => return Ok(file),
             Err(TryLockError::Error(e)) => return Err(StoreError::io("lock", path, &e)),
             Err(TryLockError::WouldBlock) if begun.elapsed() > wait => {
-                let holder = Holder::read(path).map_or("another process".into(), |holder| holder.to_string());
+                let holder = Holder::read(path)
+                    .map_or("another process".into(), |holder| holder.to_string());
                 return Err(StoreError::Locked { path: path.to_owned(), holder });
             }
             Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
@@ -179,7 +184,9 @@ pub(crate) fn create_dir(dir: &Path) -> Result<(), StoreError> {
     if dir.is_dir() {
         return Ok(());
     }
-    step().and_then(|()| fs::create_dir_all(dir)).map_err(|e| StoreError::io("create the folder", dir, &e))
+    step()
+        .and_then(|()| fs::create_dir_all(dir))
+        .map_err(|e| StoreError::io("create the folder", dir, &e))
 }
 
 /// Removes a file; one that is not there is no error.
@@ -399,7 +406,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("taken"), "theirs").unwrap();
         let mut names = ["taken", "taken", "free"].iter();
-        let mut temp = TempFile::create(dir.path(), || (*names.next().unwrap()).to_owned()).unwrap();
+        let mut temp =
+            TempFile::create(dir.path(), || (*names.next().unwrap()).to_owned()).unwrap();
         temp.write(b"ours").unwrap();
         temp.persist(&dir.path().join("done")).unwrap();
         assert_eq!(fs::read_to_string(dir.path().join("taken")).unwrap(), "theirs");

@@ -64,7 +64,9 @@ pub(crate) fn number(n: &serde_json::Number) -> String {
             // Rust writes 1e-7 and 1e21, Go 1e-07 and 1e+21; JSON by Go drops the zero again.
             let text = format!("{x:e}");
             match text.split_once('e') {
-                Some((mantissa, exponent)) if !exponent.starts_with('-') => format!("{mantissa}e+{exponent}"),
+                Some((mantissa, exponent)) if !exponent.starts_with('-') => {
+                    format!("{mantissa}e+{exponent}")
+                }
                 _ => text,
             }
         }

@@ -68,7 +68,8 @@ impl Holder {
     pub fn pid(&self) -> Option<u32> {
         let here = Self::here();
         let is_of_here = |(its, ours): (&String, &String)| !its.is_empty() && its == ours;
-        let words = [(&self.host, &here.host), (&self.space, &here.space), (&self.boot, &here.boot)];
+        let words =
+            [(&self.host, &here.host), (&self.space, &here.space), (&self.boot, &here.boot)];
         words.into_iter().all(is_of_here).then_some(self.pid)
     }
 }
@@ -78,11 +79,15 @@ impl fmt::Display for Holder {
         let here = Self::here();
         let differs = |its: &str, ours: &str| !its.is_empty() && its != ours;
         match () {
-            () if differs(&self.host, &here.host) => write!(f, "process {} of {}", self.pid, self.host),
+            () if differs(&self.host, &here.host) => {
+                write!(f, "process {} of {}", self.pid, self.host)
+            }
             () if differs(&self.boot, &here.boot) => {
                 write!(f, "process {} of another machine called {}", self.pid, self.host)
             }
-            () if differs(&self.space, &here.space) => write!(f, "process {} of another container", self.pid),
+            () if differs(&self.space, &here.space) => {
+                write!(f, "process {} of another container", self.pid)
+            }
             () => write!(f, "process {}", self.pid),
         }
     }
@@ -125,7 +130,9 @@ mod tests {
         let holder = Holder { pid: child.0.id(), ..Holder::here() };
         let signal = |what: &str| {
             let pid = child.0.id().to_string();
-            assert!(std::process::Command::new("kill").args([what, &pid]).status().unwrap().success());
+            assert!(
+                std::process::Command::new("kill").args([what, &pid]).status().unwrap().success()
+            );
         };
         let comes = |wanted: bool| {
             (0..1000).any(|_| {
@@ -151,7 +158,10 @@ mod tests {
         assert_eq!((holder.pid(), holder.to_string()), (None, "process 12 of elsewhere".into()));
         fs::write(&path, format!("12 {} pid:[1]\n", here.host)).unwrap();
         let holder = Holder::read(&path).unwrap();
-        assert_eq!((holder.pid(), holder.to_string()), (None, "process 12 of another container".into()));
+        assert_eq!(
+            (holder.pid(), holder.to_string()),
+            (None, "process 12 of another container".into())
+        );
         // Machines of one name, whose first spaces have one number; a note of before that was noted; and one that says nothing.
         let told = format!("process 12 of another machine called {}", here.host);
         for (note, told) in [

@@ -51,8 +51,7 @@ mod tests {
 
     #[test]
     fn accounts_are_found_by_name_and_by_number() {
-        let accounts =
-            "root:x:0:0:root:/root:/bin/sh\n\nbroken\nme:x:1000:1000:,,,:/home/me:/bin/sh\nno:x:7:7:::\n";
+        let accounts = "root:x:0:0:root:/root:/bin/sh\n\nbroken\nme:x:1000:1000:,,,:/home/me:/bin/sh\nno:x:7:7:::\n";
         assert_eq!(field_of(accounts, 0, "me"), Some("/home/me".into()));
         assert_eq!(field_of(accounts, 2, "0"), Some("/root".into()));
         assert_eq!(field_of(accounts, 2, "7"), None);

@@ -22,8 +22,16 @@ const WORTH_A_THREAD: usize = if cfg!(test) { 2 } else { 200 };
 
 /// The numbers by which Linux calls file systems whose folders' times show all that happens in them: ext2 to ext4, XFS, Btrfs, ZFS,
 /// bcachefs, F2FS, tmpfs, and overlays over these.
-const SHOWING: [u32; 8] =
-    [0xef53, 0x5846_5342, 0x9123_683e, 0x2fc1_2fc1, 0xca45_1a4e, 0xf2f5_2010, 0x0102_1994, 0x794c_7630];
+const SHOWING: [u32; 8] = [
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0x2fc1_2fc1,
+    0xca45_1a4e,
+    0xf2f5_2010,
+    0x0102_1994,
+    0x794c_7630,
+];
 
 /// Whether the time of a folder changes with each of its entries.
 fn shows_changes(dir: &Path) -> bool {
@@ -77,7 +85,12 @@ impl Folder {
     }
 
     /// The folders with manifests, and where they are.
-    fn models<'a>(&'a mut self, at: PathBuf, depth: usize, into: &mut Vec<(PathBuf, &'a mut Folder)>) {
+    fn models<'a>(
+        &'a mut self,
+        at: PathBuf,
+        depth: usize,
+        into: &mut Vec<(PathBuf, &'a mut Folder)>,
+    ) {
         if depth == DEPTH {
             into.push((at, self));
             return;
@@ -107,7 +120,9 @@ impl Folder {
             let is_same = |(_, text): &(String, Option<Text>)| {
                 text.as_ref().is_some_and(|text| text.seen == Some(text.stamp))
             };
-            return self.stamp.is_some() && self.seen == self.stamp && self.files.iter().all(is_same);
+            return self.stamp.is_some()
+                && self.seen == self.stamp
+                && self.files.iter().all(is_same);
         }
         if self.stamp.is_none() && self.folders.is_empty() && depth == 0 {
             // There was no such folder.
@@ -115,14 +130,20 @@ impl Folder {
         }
         self.stamp.is_some()
             && Stamp::at(at) == self.stamp
-            && self.folders.iter().all(|(name, folder)| folder.is_as_it_was(&at.join(name), depth + 1))
+            && self
+                .folders
+                .iter()
+                .all(|(name, folder)| folder.is_as_it_was(&at.join(name), depth + 1))
     }
 
     /// Forgets a look in advance.
     fn look_away(&mut self) {
         self.seen = None;
         self.folders.iter_mut().for_each(|(_, folder)| folder.look_away());
-        self.files.iter_mut().filter_map(|(_, text)| text.as_mut()).for_each(|text| text.seen = None);
+        self.files
+            .iter_mut()
+            .filter_map(|(_, text)| text.as_mut())
+            .for_each(|text| text.seen = None);
     }
 }
 
@@ -256,8 +277,9 @@ impl Look<'_> {
     fn folder(&mut self, dir: &Path, mut before: Folder) -> Result<Folder, StoreError> {
         let seen = before.seen.take().filter(|seen| before.stamp == Some(*seen));
         let stamp = seen.or_else(|| Stamp::at(dir));
-        let stamp =
-            stamp.filter(|stamp| *self.showing.entry(stamp.file.0).or_insert_with(|| shows_changes(dir)));
+        let stamp = stamp.filter(|stamp| {
+            *self.showing.entry(stamp.file.0).or_insert_with(|| shows_changes(dir))
+        });
         if stamp.is_some() && stamp == before.stamp {
             return self.entries(dir, before);
         }
@@ -341,7 +363,8 @@ impl Look<'_> {
             read => read?,
         };
         let parsed = Document::parse(&bytes);
-        let document = parsed.map_err(|reason| StoreError::Manifest { path: path.clone(), reason })?;
+        let document =
+            parsed.map_err(|reason| StoreError::Manifest { path: path.clone(), reason })?;
         if is_settled {
             self.looked.read += 1;
             *text = Some(Text::new(stamp, digest, document.clone()));
@@ -425,7 +448,8 @@ mod tests {
                 Document::List(_) => panic!("no list"),
             };
             let models = looked.models.into_iter();
-            let found = models.map(|(file, named)| (file.name.tag().to_owned(), size(named.unwrap())));
+            let found =
+                models.map(|(file, named)| (file.name.tag().to_owned(), size(named.unwrap())));
             (found.collect(), looked.read, looked.now)
         }
     }

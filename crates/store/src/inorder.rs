@@ -85,7 +85,11 @@ mod tests {
         let make = |at: usize| {
             begun.fetch_add(1, Ordering::SeqCst);
             // The first of each ten is the slowest.
-            std::thread::sleep(Duration::from_micros(if at.is_multiple_of(10) { 2000 } else { 10 }));
+            std::thread::sleep(Duration::from_micros(if at.is_multiple_of(10) {
+                2000
+            } else {
+                10
+            }));
             Ok::<_, ()>(at * at)
         };
         each(3, 100, make, |at, piece| {

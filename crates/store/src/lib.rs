@@ -78,8 +78,8 @@ pub use adopt::{Adopt, Adopted};
 pub use blobs::{BlobWriter, NewBlob};
 pub use builtin::{BuiltIn, PARSERS, RENDERERS};
 pub use create::{
-    CheckDraft, CheckModel, CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, LocalFile,
-    LocalPlan, NamedTemplate, Progress, ProgressFn, check_quantize_type, plan_local,
+    CheckDraft, CheckModel, CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks,
+    LocalFile, LocalPlan, NamedTemplate, Progress, ProgressFn, check_quantize_type, plan_local,
 };
 pub use digest::{Digest, DigestError, Hasher};
 pub use entry::{ChildList, Entry, Place, StoredChild, runner_rank};
@@ -88,7 +88,9 @@ pub use facts::{Facts, file_type_name, parameter_size};
 pub use files::{has_no_locks, is_at, last_use, lock_file, sync_dir, touch, write_atomic};
 pub use holder::Holder;
 pub use home::{account_home, home};
-pub use import::{Dtype, ImportError, ImportFile, SafeTensors, TensorEntry, imported_architectures};
+pub use import::{
+    Dtype, ImportError, ImportFile, SafeTensors, TensorEntry, imported_architectures,
+};
 pub use listing::Listed;
 pub use manifest::{Config, Layer, Manifest, media};
 pub use manifest_list::{Child, Document, ManifestList};
@@ -97,7 +99,9 @@ pub use modelfile::{
     Instruction, LineProblem, Modelfile, ModelfileError, Wanted, check_ranges, format_parameters,
     parse_parameter,
 };
-pub use name::{DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, ModelRef, NameError, Source};
+pub use name::{
+    DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, ModelRef, NameError, Source,
+};
 pub use prune::{Leftover, LeftoverKind, PruneOptions, Pruned};
 pub use pulls::Pull;
 pub use puna_gguf::PartName;

@@ -56,7 +56,8 @@ pub(crate) fn write<'a>(
 pub(crate) fn read(form: &str, bytes: &[u8]) -> Option<Lists> {
     let rest = bytes.strip_prefix(form.as_bytes())?.strip_prefix(b"\n")?;
     let mut reader = Reader { rest, texts: Vec::new() };
-    let places = reader.list(|reader| Some((String::read(reader)?.into(), read_folder(reader, 0)?)))?;
+    let places =
+        reader.list(|reader| Some((String::read(reader)?.into(), read_folder(reader, 0)?)))?;
     let summaries = reader.list(|reader| Some((Digest::read(reader)?, Summary::read(reader)?)))?;
     reader.rest.is_empty().then_some((places, summaries))
 }
@@ -224,8 +225,23 @@ keep!(Layer { media_type, digest, size, from, name });
 keep!(Manifest { config, layers });
 keep!(ManifestList { children });
 keep!(Child { digest, runner, format, inline });
-keep!(Summary { details, context_length, embedding_length, capabilities, remote_model, remote_host });
-keep!(Details { parent_model, format, family, families, parameter_size, quantization_level, runner });
+keep!(Summary {
+    details,
+    context_length,
+    embedding_length,
+    capabilities,
+    remote_model,
+    remote_host
+});
+keep!(Details {
+    parent_model,
+    format,
+    family,
+    families,
+    parameter_size,
+    quantization_level,
+    runner
+});
 
 impl Keep for u8 {
     fn write(&self, pen: &mut Pen) {
@@ -254,7 +270,9 @@ impl Keep for Document {
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
         match u8::read(reader)? {
-            0 => Some(Self::Manifest { manifest: Keep::read(reader)?, runner: Keep::read(reader)? }),
+            0 => {
+                Some(Self::Manifest { manifest: Keep::read(reader)?, runner: Keep::read(reader)? })
+            }
             1 => Keep::read(reader).map(Self::List),
             _ => None,
         }
@@ -302,7 +320,8 @@ fn read_folder(reader: &mut Reader<'_>, depth: usize) -> Option<Folder> {
         let files = reader.list(|reader| Some((read_name(reader)?, Keep::read(reader)?)))?;
         return Some(Folder::new(stamp, Vec::new(), files));
     }
-    let folders = reader.list(|reader| Some((read_name(reader)?, read_folder(reader, depth + 1)?)))?;
+    let folders =
+        reader.list(|reader| Some((read_name(reader)?, read_folder(reader, depth + 1)?)))?;
     Some(Folder::new(stamp, folders, Vec::new()))
 }
 
@@ -327,10 +346,17 @@ mod tests {
     /// A tree with a model of this name, and what is told of it.
     fn kept(name: &str) -> (PathBuf, Folder, Digest, Summary) {
         let digest = Digest::of(b"x");
-        let layer = Layer { from: Some("m:latest".into()), ..Layer::new("application/x", digest, u64::MAX) };
+        let layer = Layer {
+            from: Some("m:latest".into()),
+            ..Layer::new("application/x", digest, u64::MAX)
+        };
         let manifest = Manifest { config: Some(layer.clone()), layers: vec![layer.clone(), layer] };
-        let child =
-            Child { digest, runner: "ggml".into(), format: "gguf".into(), inline: Some(b"{}".to_vec()) };
+        let child = Child {
+            digest,
+            runner: "ggml".into(),
+            format: "gguf".into(),
+            inline: Some(b"{}".to_vec()),
+        };
         let list = Document::List(ManifestList { children: vec![child] });
         let single = Document::Manifest { manifest, runner: "llamacpp".into() };
         let text = |document| Some(Text::new(stamp(-5), digest, document));
@@ -339,8 +365,9 @@ mod tests {
             ("unread".to_owned(), None),
             ("list".to_owned(), text(list)),
         ];
-        let below =
-            |name: &str, folder| Folder::new(Some(stamp(300)), vec![(name.to_owned(), folder)], vec![]);
+        let below = |name: &str, folder| {
+            Folder::new(Some(stamp(300)), vec![(name.to_owned(), folder)], vec![])
+        };
         let model = Folder::new(None, vec![], files);
         let root = below("host:5000", below("me", below("model", model)));
         let details = Details {

@@ -83,7 +83,10 @@ type Answer = Look<Names>;
 /// Looks at both folders of names of the store at `root`, of which something may be remembered.
 fn look_at(root: &Path, before: [Folder; 2]) -> Names {
     let [linked, plain] = before;
-    Ok([Looked::at(root, NameFolder::ManifestsV2, linked)?, Looked::at(root, NameFolder::Manifests, plain)?])
+    Ok([
+        Looked::at(root, NameFolder::ManifestsV2, linked)?,
+        Looked::at(root, NameFolder::Manifests, plain)?,
+    ])
 }
 
 impl Memory {
@@ -132,7 +135,11 @@ impl Remembered {
                     NameFolder::ManifestsV2 if !linked.insert(file.name.clone()) => continue,
                     NameFolder::ManifestsV2 => {}
                     // An anchor of a name that stands in the other folder, or of no model.
-                    NameFolder::Manifests if linked.contains(&file.name) || is_shadow(&file.name) => continue,
+                    NameFolder::Manifests
+                        if linked.contains(&file.name) || is_shadow(&file.name) =>
+                    {
+                        continue;
+                    }
                     NameFolder::Manifests if !plain.insert(file.name.clone()) => continue,
                     NameFolder::Manifests => {}
                 }
@@ -173,20 +180,23 @@ impl Store {
         let mut memory = self.listed.lock();
         memory.recall(&self.kept_path());
         let asked = self.ask_others(&mut memory);
-        let last = memory.last.take().filter(|last| self.others().is_empty() && last.is_as_it_was());
+        let last =
+            memory.last.take().filter(|last| self.others().is_empty() && last.is_as_it_was());
         let looked = match self.look_at_own(&mut memory, last)? {
             Ok(same) => return Ok(same),
             Err(looked) => looked,
         };
-        let (mut entries, mut broken) = memory.learn(&Place::Own, self.root(), looked, self.runner());
+        let (mut entries, mut broken) =
+            memory.learn(&Place::Own, self.root(), looked, self.runner());
         for error in &broken {
             if self.is_news(&error.to_string()) {
                 tracing::warn!(%error, "not a model: skipped in lists, and while it is there no unused blob is removed");
             }
         }
         let silent = self.list_others(asked, &mut memory, &mut entries);
-        let seconds =
-            |e: &Entry| e.modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        let seconds = |e: &Entry| {
+            e.modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+        };
         entries.sort_by_key(|entry| std::cmp::Reverse(seconds(entry)));
         let cria = embedded::entry();
         if !entries.iter().any(|entry| entry.name.same(&cria.name)) {
@@ -202,7 +212,8 @@ impl Store {
         }
         broken.extend(silent);
         let listed = Arc::new(Listed { entries, broken });
-        memory.last = Some(LastList { children: self.child_blobs(&listed.entries), listed: listed.clone() });
+        memory.last =
+            Some(LastList { children: self.child_blobs(&listed.entries), listed: listed.clone() });
         Ok(listed)
     }
 
@@ -214,10 +225,13 @@ impl Store {
         last: Option<LastList>,
     ) -> Result<Result<Arc<Listed>, [Looked; 2]>, StoreError> {
         let [linked, plain] = memory.take(self.root());
-        let look = |folder, before, is_known| Looked::unless_same(self.root(), folder, before, is_known);
+        let look =
+            |folder, before, is_known| Looked::unless_same(self.root(), folder, before, is_known);
         let is_known = last.is_some();
-        let looked =
-            [look(NameFolder::ManifestsV2, linked, is_known)?, look(NameFolder::Manifests, plain, is_known)?];
+        let looked = [
+            look(NameFolder::ManifestsV2, linked, is_known)?,
+            look(NameFolder::Manifests, plain, is_known)?,
+        ];
         let Some(last) = last else { return Ok(Err(looked)) };
         if looked.iter().all(|looked| looked.is_same) {
             for (folder, looked) in NameFolder::ALL.into_iter().zip(looked) {
@@ -363,7 +377,9 @@ mod tests {
             let blob = store.add_blob(name.as_bytes()).unwrap();
             let layers = vec![Layer::new(media::TEMPLATE, blob.digest, blob.size)];
             let bytes = Manifest { config: None, layers }.to_bytes();
-            store.store_manifest(&ModelName::parse(name).unwrap(), &bytes, true, &mut || ()).unwrap();
+            store
+                .store_manifest(&ModelName::parse(name).unwrap(), &bytes, true, &mut || ())
+                .unwrap();
         };
         put(own.path(), "mine");
         put(share.path(), "theirs");
@@ -374,7 +390,8 @@ mod tests {
             let listed = store.listed().unwrap();
             let (mut entries, broken) = (listed.entries.clone(), listed.broken.clone());
             entries.retain(|entry| !entry.is_embedded());
-            let mut names: Vec<String> = entries.iter().map(|entry| entry.name.model().to_owned()).collect();
+            let mut names: Vec<String> =
+                entries.iter().map(|entry| entry.name.model().to_owned()).collect();
             names.sort();
             (names, broken)
         };
@@ -410,7 +427,8 @@ mod tests {
             store.store_manifest(&name, &bytes, true, &mut || ()).unwrap();
         }
         let list = |store: &Store| {
-            let entries: Vec<_> = store.list().unwrap().into_iter().filter(|e| !e.is_embedded()).collect();
+            let entries: Vec<_> =
+                store.list().unwrap().into_iter().filter(|e| !e.is_embedded()).collect();
             let all: Vec<_> = entries.iter().map(|entry| store.summary(entry)).collect();
             store.keep_lists();
             all
@@ -418,7 +436,8 @@ mod tests {
         let first: Vec<_> = list(&store).into_iter().map(Result::unwrap).collect();
         // Without the weights nothing could be said of a model that nothing was known of.
         fs::remove_file(store.blob_path(&weights.digest)).unwrap();
-        let again: Vec<_> = list(&Store::open(dir.path()).unwrap()).into_iter().map(Result::unwrap).collect();
+        let again: Vec<_> =
+            list(&Store::open(dir.path()).unwrap()).into_iter().map(Result::unwrap).collect();
         assert_eq!(again, first);
         let path = store.kept_path();
         let bytes = fs::read(&path).unwrap();
@@ -453,13 +472,18 @@ mod tests {
         fs::create_dir_all(path(99).parent().unwrap()).unwrap();
         fs::write(path(99), manifest(blobs[1].digest)).unwrap();
         let now = Store::open(dir.path()).unwrap();
-        let listed: HashMap<String, Entry> =
-            now.list().unwrap().into_iter().map(|entry| (entry.name.model().to_owned(), entry)).collect();
+        let listed: HashMap<String, Entry> = now
+            .list()
+            .unwrap()
+            .into_iter()
+            .map(|entry| (entry.name.model().to_owned(), entry))
+            .collect();
         assert_eq!(listed["m0"].manifest.layers[0].digest, blobs[1].digest);
         assert_eq!(listed["m0"].digest, Digest::of(&manifest(blobs[1].digest)));
         assert!(!listed.contains_key("m1") && listed.contains_key("m99"));
         let one = &listed["m2"];
-        let file = NameFile { name: one.name.clone(), folder: NameFolder::Manifests, path: path(2) };
+        let file =
+            NameFile { name: one.name.clone(), folder: NameFolder::Manifests, path: path(2) };
         let read = read_entry(store.root(), &file, Place::Own, None).unwrap();
         assert_eq!(*one, read, "as if it had been read");
         assert!(now.listed.lock().new < 10, "it was not");
@@ -471,7 +495,8 @@ mod tests {
         let store = Store::open(dir.path()).unwrap();
         let blobs = [b"one", b"two"].map(|bytes| store.add_blob(bytes).unwrap().digest);
         let manifest = |digest| {
-            Manifest { config: None, layers: vec![Layer::new(media::TEMPLATE, digest, 3)] }.to_bytes()
+            Manifest { config: None, layers: vec![Layer::new(media::TEMPLATE, digest, 3)] }
+                .to_bytes()
         };
         let name = |name: &str| ModelName::parse(name).unwrap();
         let put = |model: &str| {
@@ -503,7 +528,9 @@ mod tests {
             assert!(!is_same(&before));
         }
         assert_eq!(store.list().unwrap().iter().filter(|entry| !entry.is_embedded()).count(), 5);
-        assert!(store.list().unwrap().iter().any(|entry| entry.manifest.layers[0].digest == blobs[1]));
+        assert!(
+            store.list().unwrap().iter().any(|entry| entry.manifest.layers[0].digest == blobs[1])
+        );
     }
 
     #[test]
@@ -512,7 +539,8 @@ mod tests {
         let store = Store::open(dir.path()).unwrap();
         let blobs = [b"one", b"two"].map(|bytes| store.add_blob(bytes).unwrap());
         let put = |name: &str, digest: Digest| {
-            let manifest = Manifest { config: None, layers: vec![Layer::new(media::TEMPLATE, digest, 3)] };
+            let manifest =
+                Manifest { config: None, layers: vec![Layer::new(media::TEMPLATE, digest, 3)] };
             let name = ModelName::parse(name).unwrap();
             store.store_manifest(&name, &manifest.to_bytes(), true, &mut || ()).unwrap();
             let old = SystemTime::now() - std::time::Duration::from_secs(3600);

@@ -133,7 +133,9 @@ pub(crate) fn object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, 
     serde_json::from_slice(bytes).map_err(|e| e.to_string())
 }
 
-fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(d: D) -> Result<T, D::Error> {
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    d: D,
+) -> Result<T, D::Error> {
     Ok(Option::deserialize(d)?.unwrap_or_default())
 }
 
@@ -142,7 +144,10 @@ fn config_layer<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Layer>, D::Err
     let value = Option::<Value>::deserialize(d)?;
     match value {
         Some(value)
-            if value.get("digest").and_then(Value::as_str).is_some_and(|digest| !digest.is_empty()) =>
+            if value
+                .get("digest")
+                .and_then(Value::as_str)
+                .is_some_and(|digest| !digest.is_empty()) =>
         {
             serde_json::from_value(value).map(Some).map_err(serde::de::Error::custom)
         }
@@ -204,7 +209,8 @@ fn is_zero(n: &u64) -> bool {
 impl Config {
     /// The text that Ollama would write.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let Value::Object(mut map) = serde_json::to_value(self).expect("strings and numbers only") else {
+        let Value::Object(mut map) = serde_json::to_value(self).expect("strings and numbers only")
+        else {
             unreachable!("a structure is an object")
         };
         map.insert("architecture".into(), "amd64".into());
@@ -284,7 +290,11 @@ mod tests {
             r#"{"config":{"digest":"sha256:0"}}"#,
             &"[".repeat(100_000),
         ] {
-            assert!(matches!(parse(bad), Err(StoreError::Manifest { .. })), "{}", &bad[..bad.len().min(80)]);
+            assert!(
+                matches!(parse(bad), Err(StoreError::Manifest { .. })),
+                "{}",
+                &bad[..bad.len().min(80)]
+            );
         }
     }
 

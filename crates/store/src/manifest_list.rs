@@ -106,7 +106,10 @@ impl ManifestList {
         let mut runners = HashSet::new();
         for child in &children {
             if !child.runner.is_empty() && !runners.insert(child.runner.as_str()) {
-                return Err(format!("the manifest list has two children for the runner {:?}", child.runner));
+                return Err(format!(
+                    "the manifest list has two children for the runner {:?}",
+                    child.runner
+                ));
             }
         }
         Ok(Self { children })
@@ -150,10 +153,13 @@ impl Child {
         let digest = match text("digest") {
             "" => None,
             digest => Some(
-                digest.parse::<Digest>().map_err(|_| format!("has the invalid digest {:?}", cut(digest)))?,
+                digest
+                    .parse::<Digest>()
+                    .map_err(|_| format!("has the invalid digest {:?}", cut(digest)))?,
             ),
         };
-        let list_of = |key| value.get(key).and_then(Value::as_array).is_some_and(|list| !list.is_empty());
+        let list_of =
+            |key| value.get(key).and_then(Value::as_array).is_some_and(|list| !list.is_empty());
         let has_config =
             value.pointer("/config/digest").and_then(Value::as_str).is_some_and(|d| !d.is_empty());
         let is_whole = has_config || list_of("layers");
@@ -180,10 +186,12 @@ impl Child {
 
 /// The JSON that Ollama writes for a manifest that it has read: the fields that it knows, in its order.
 fn canonical(value: &Value) -> Vec<u8> {
-    let text =
-        |value: &Value, key: &str| Value::from(value.get(key).and_then(Value::as_str).unwrap_or_default());
-    let number =
-        |value: &Value, key: &str| Value::from(value.get(key).and_then(Value::as_i64).unwrap_or_default());
+    let text = |value: &Value, key: &str| {
+        Value::from(value.get(key).and_then(Value::as_str).unwrap_or_default())
+    };
+    let number = |value: &Value, key: &str| {
+        Value::from(value.get(key).and_then(Value::as_i64).unwrap_or_default())
+    };
     let layer = |value: &Value| {
         let mut map = Map::new();
         map.insert("mediaType".into(), text(value, "mediaType"));
@@ -202,7 +210,10 @@ fn canonical(value: &Value) -> Vec<u8> {
     map.insert("mediaType".into(), text(value, "mediaType"));
     map.insert("config".into(), layer(value.get("config").unwrap_or(&Value::Null)));
     let layers = value.get("layers").and_then(Value::as_array);
-    map.insert("layers".into(), layers.map_or(Value::Null, |layers| layers.iter().map(layer).collect()));
+    map.insert(
+        "layers".into(),
+        layers.map_or(Value::Null, |layers| layers.iter().map(layer).collect()),
+    );
     for key in ["runner", "format"] {
         let value = text(value, key);
         if value != "" {
@@ -232,7 +243,8 @@ mod tests {
     }
 
     fn parse(children: Vec<Value>) -> Result<ManifestList, String> {
-        let list = json!({"schemaVersion": 2, "mediaType": media::MANIFEST_LIST, "manifests": children});
+        let list =
+            json!({"schemaVersion": 2, "mediaType": media::MANIFEST_LIST, "manifests": children});
         match Document::parse(list.to_string().as_bytes())? {
             Document::List(list) => Ok(list),
             Document::Manifest { .. } => panic!("not a list"),
@@ -277,11 +289,15 @@ mod tests {
     #[test]
     fn lists_that_break_a_rule_are_refused_with_the_reason() {
         let many = (0..10_000).map(|n| reference(&n.to_string(), &n.to_string())).collect();
-        let nested = json!({"mediaType": media::MANIFEST_LIST, "manifests": [reference("a", "ggml")]});
+        let nested =
+            json!({"mediaType": media::MANIFEST_LIST, "manifests": [reference("a", "ggml")]});
         for (children, reason) in [
             (vec![], "no children"),
             (many, "10000 children"),
-            (vec![reference("a", "ggml"), reference("b", "GGML")], "two children for the runner \"ggml\""),
+            (
+                vec![reference("a", "ggml"), reference("b", "GGML")],
+                "two children for the runner \"ggml\"",
+            ),
             (vec![reference("a", "ggml"), nested], "child 2 of the list is a list itself"),
             (vec![json!({"runner": "ggml"})], "neither a digest nor layers"),
             (vec![json!({"digest": "sha256:../x"})], "has the invalid digest"),

@@ -131,20 +131,21 @@ impl Store {
         let reader = Layers { store: self, entry };
         let manifest = &entry.manifest;
         let config: Config = match &manifest.config {
-            Some(layer) => {
-                object(&reader.bytes(layer)?).map_err(|reason| reader.error("the config", reason))?
-            }
+            Some(layer) => object(&reader.bytes(layer)?)
+                .map_err(|reason| reader.error("the config", reason))?,
             None => Config::default(),
         };
         let (weights, facts, weights_digest, parent) = if config.remote_host.is_empty() {
-            let layer = manifest.last(media::MODEL).ok_or_else(|| without_weights(entry, &config))?;
+            let layer =
+                manifest.last(media::MODEL).ok_or_else(|| without_weights(entry, &config))?;
             let (weights, facts) = reader.weights(layer)?;
             (weights, facts, layer.digest, layer.from.clone().unwrap_or_default())
         } else {
             (Weights::Remote, Arc::new(Facts::of_remote(&config)), entry.digest, String::new())
         };
-        let paths =
-            |media_type: &str| manifest.all(media_type).map(|l| self.layer_path(l)).collect::<Result<_, _>>();
+        let paths = |media_type: &str| {
+            manifest.all(media_type).map(|l| self.layer_path(l)).collect::<Result<_, _>>()
+        };
         let template = manifest.last(media::TEMPLATE).or(manifest.last(media::PROMPT));
         let projector_facts = manifest
             .all(media::PROJECTOR)
@@ -163,7 +164,10 @@ impl Store {
             projectors: paths(media::PROJECTOR)?,
             draft: manifest.last(media::DRAFT).map(|l| self.layer_path(l)).transpose()?,
             template: template.map(|l| reader.text(l, "the template")).transpose()?,
-            system: manifest.last(media::SYSTEM).map(|l| reader.text(l, "the system message")).transpose()?,
+            system: manifest
+                .last(media::SYSTEM)
+                .map(|l| reader.text(l, "the system message"))
+                .transpose()?,
             params: reader.json_or_default(media::PARAMS, "the parameters")?,
             messages: reader.json_or_default(media::MESSAGES, "the messages")?,
             licenses: manifest
@@ -182,10 +186,13 @@ impl Store {
 fn without_weights(entry: &Entry, config: &Config) -> StoreError {
     let name = entry.name.to_string();
     let is_foreign = |format: &str| !matches!(format, "" | "gguf");
-    let format = entry.list.as_ref().map_or("", |list| list.children[list.chosen].child.format.as_str());
+    let format =
+        entry.list.as_ref().map_or("", |list| list.children[list.chosen].child.format.as_str());
     let format = if format.is_empty() { config.model_format.as_str() } else { format };
     if entry.runner == "mlx" || is_foreign(format) {
-        let or = |text: &str, other: &str| if text.is_empty() { other.to_owned() } else { text.to_owned() };
+        let or = |text: &str, other: &str| {
+            if text.is_empty() { other.to_owned() } else { text.to_owned() }
+        };
         return StoreError::NotRunnable {
             name,
             runner: or(&entry.runner, "mlx"),
@@ -214,10 +221,15 @@ impl Layers<'_> {
     }
 
     fn text(&self, layer: &Layer, what: &'static str) -> Result<String, StoreError> {
-        String::from_utf8(self.bytes(layer)?).map_err(|e| self.error(what, format!("not UTF-8: {e}")))
+        String::from_utf8(self.bytes(layer)?)
+            .map_err(|e| self.error(what, format!("not UTF-8: {e}")))
     }
 
-    fn json<T: DeserializeOwned>(&self, layer: &Layer, what: &'static str) -> Result<T, StoreError> {
+    fn json<T: DeserializeOwned>(
+        &self,
+        layer: &Layer,
+        what: &'static str,
+    ) -> Result<T, StoreError> {
         serde_json::from_slice(&self.bytes(layer)?).map_err(|e| self.error(what, e.to_string()))
     }
 
@@ -228,7 +240,11 @@ impl Layers<'_> {
         what: &'static str,
     ) -> Result<T, StoreError> {
         let layer = self.entry.manifest.last(media_type);
-        Ok(layer.map(|l| self.json::<Option<T>>(l, what)).transpose()?.flatten().unwrap_or_default())
+        Ok(layer
+            .map(|l| self.json::<Option<T>>(l, what))
+            .transpose()?
+            .flatten()
+            .unwrap_or_default())
     }
 
     fn weights(&self, layer: &Layer) -> Result<(Weights, Arc<Facts>), StoreError> {
@@ -249,7 +265,8 @@ impl Model {
     /// Family, size and so on; what the config does not say comes from the weights.
     pub fn details(&self) -> Details {
         let config = &self.config;
-        let or = |stated: &str, found: String| if stated.is_empty() { found } else { stated.to_owned() };
+        let or =
+            |stated: &str, found: String| if stated.is_empty() { found } else { stated.to_owned() };
         Details {
             parent_model: self.parent.clone(),
             format: match self.weights {
@@ -275,7 +292,9 @@ impl Model {
         if self.weights == Weights::Remote {
             let stated = &self.config.capabilities;
             let all = || {
-                ["completion", "embedding", "vision", "tools", "insert", "thinking"].map(str::to_owned).into()
+                ["completion", "embedding", "vision", "tools", "insert", "thinking"]
+                    .map(str::to_owned)
+                    .into()
             };
             return if stated.is_empty() { all() } else { stated.clone() };
         }
@@ -313,7 +332,8 @@ impl Model {
         }
         all.extend(self.licenses.iter().cloned().map(Instruction::License));
         for message in &self.messages {
-            let field = |key: &str| message.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+            let field =
+                |key: &str| message.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
             all.push(Instruction::Message { role: field("role"), content: field("content") });
         }
         Modelfile { instructions: all, lines: Vec::new() }
@@ -339,7 +359,12 @@ impl Facts {
     }
 }
 
-fn capabilities(facts: &Facts, projectors: &[Arc<Facts>], go: &str, config: &Config) -> Vec<String> {
+fn capabilities(
+    facts: &Facts,
+    projectors: &[Arc<Facts>],
+    go: &str,
+    config: &Config,
+) -> Vec<String> {
     let mut found: Vec<&str> = Vec::new();
     match facts.pooling {
         None if facts.is_draft() || facts.is_sound() => {}
@@ -356,7 +381,8 @@ fn capabilities(facts: &Facts, projectors: &[Arc<Facts>], go: &str, config: &Con
     let jinja = facts.chat_template.as_deref().unwrap_or_default();
     let built_in = builtin::of_config(config);
     let is_rendered = !config.renderer.is_empty();
-    let takes_tools = names_field(go, "Tools") || jinja.contains("tools") || jinja.contains("tool_call");
+    let takes_tools =
+        names_field(go, "Tools") || jinja.contains("tools") || jinja.contains("tool_call");
     if built_in.is_some_and(|one| one.tools) || (takes_tools && !is_rendered) {
         found.push("tools");
     }
@@ -364,8 +390,9 @@ fn capabilities(facts: &Facts, projectors: &[Arc<Facts>], go: &str, config: &Con
         found.push("insert");
     }
     let thinks = jinja.contains("<think>") && jinja.contains("</think>");
-    let thinks =
-        names_field(go, "Thinking") || thinks || matches!(facts.architecture.as_str(), "gptoss" | "gpt-oss");
+    let thinks = names_field(go, "Thinking")
+        || thinks
+        || matches!(facts.architecture.as_str(), "gptoss" | "gpt-oss");
     if built_in.is_some_and(|one| one.thinking) || (thinks && !is_rendered) {
         found.push("thinking");
     }

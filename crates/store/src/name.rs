@@ -29,7 +29,9 @@ pub enum NameError {
         part: &'static str,
     },
     /// A part is too long, or has a character that it must not have.
-    #[error("invalid model name `{name}`: the {part} `{value}` must be 1 to {max} characters of {allowed}")]
+    #[error(
+        "invalid model name `{name}`: the {part} `{value}` must be 1 to {max} characters of {allowed}"
+    )]
     BadPart {
         /// The whole text, cut.
         name: String,
@@ -140,7 +142,9 @@ impl ModelName {
             return Err(NameError::Empty);
         }
         let (rest, tag) = match text.rfind(':') {
-            Some(at) if text.rfind('/').is_none_or(|slash| slash < at) => (&text[..at], &text[at + 1..]),
+            Some(at) if text.rfind('/').is_none_or(|slash| slash < at) => {
+                (&text[..at], &text[at + 1..])
+            }
             _ => (text, DEFAULT_TAG),
         };
         let (rest, model) = cut_last(rest);
@@ -175,7 +179,12 @@ impl ModelName {
     ///
     /// # Errors
     /// The part that is bad.
-    pub fn from_parts(host: &str, namespace: &str, model: &str, tag: &str) -> Result<Self, NameError> {
+    pub fn from_parts(
+        host: &str,
+        namespace: &str,
+        model: &str,
+        tag: &str,
+    ) -> Result<Self, NameError> {
         let whole = || format!("{host}/{namespace}/{model}:{tag}");
         Ok(Self {
             host: HOST.check(&whole, canonical_host(host))?,
@@ -320,7 +329,12 @@ impl ModelRef {
             }
         }
         let (name, scheme) = ModelName::parse_with_scheme(rest)?;
-        Ok(Self { name, http: scheme.is_some_and(|s| s.eq_ignore_ascii_case("http")), source, runner })
+        Ok(Self {
+            name,
+            http: scheme.is_some_and(|s| s.eq_ignore_ascii_case("http")),
+            source,
+            runner,
+        })
     }
 }
 
@@ -449,7 +463,10 @@ mod tests {
     fn a_runner_is_cut_and_a_digest_is_not_one() {
         let of = |t: &str| ModelRef::parse(t).map(|r| (r.name.to_string(), r.runner));
         assert_eq!(of("gemma4:e4b@GGML"), Ok(("gemma4:e4b".into(), Some("ggml".into()))));
-        assert_eq!(of("h:5000/n/m@llamacpp"), Ok(("h:5000/n/m:latest".into(), Some("llamacpp".into()))));
+        assert_eq!(
+            of("h:5000/n/m@llamacpp"),
+            Ok(("h:5000/n/m:latest".into(), Some("llamacpp".into())))
+        );
         assert_eq!(of("m"), Ok(("m:latest".into(), None)));
         for bad in ["m@", "@ggml", "m@sha256:00", "m@a/b", "m@a@b", "m@é"] {
             assert!(of(bad).is_err(), "{bad}");
@@ -459,8 +476,14 @@ mod tests {
     #[test]
     fn both_spellings_of_the_public_registry_are_one_host() {
         assert_eq!(parts("ollama.com/me/m:1b"), ["registry.ollama.ai", "me", "m", "1b"]);
-        assert_eq!(parts("https://Ollama.com/library/m"), ["registry.ollama.ai", "library", "m", "latest"]);
-        assert_eq!(ModelName::from_parts("ollama.com", "library", "m", "t").unwrap().to_string(), "m:t");
+        assert_eq!(
+            parts("https://Ollama.com/library/m"),
+            ["registry.ollama.ai", "library", "m", "latest"]
+        );
+        assert_eq!(
+            ModelName::from_parts("ollama.com", "library", "m", "t").unwrap().to_string(),
+            "m:t"
+        );
     }
 
     #[test]

@@ -68,15 +68,18 @@ impl Store {
         let old_files = NameFile::all_of(self.root(), name)?;
         let replaced = self.find_own(name).ok().flatten();
         let needed = self.references_of_files(&old_files);
-        let note = if keep_unused || needed.is_empty() { None } else { self.note_removal(&needed)? };
+        let note =
+            if keep_unused || needed.is_empty() { None } else { self.note_removal(&needed)? };
         let written = self.write_name(&plain, bytes, &new)?;
         for old in old_files.iter().filter(|old| !written.contains(&old.path)) {
             files::remove(&old.path)?;
             remove_empty_folders(self.root(), &old.path);
         }
         let new_blobs: Vec<Digest> = new.blobs().map(|layer| layer.digest).collect();
-        let manifests = new.list.iter().flat_map(|list| &list.children).map(|stored| stored.child.digest);
-        let all: Vec<Digest> = new_blobs.iter().copied().chain(manifests).chain([new.digest]).collect();
+        let manifests =
+            new.list.iter().flat_map(|list| &list.children).map(|stored| stored.child.digest);
+        let all: Vec<Digest> =
+            new_blobs.iter().copied().chain(manifests).chain([new.digest]).collect();
         self.forget_begun(all.iter().copied());
         self.release(all);
         if keep_unused {
@@ -96,13 +99,24 @@ impl Store {
     }
 
     /// The entry that a manifest or list will be.
-    fn new_entry(&self, file: &NameFile, bytes: &[u8], document: Document) -> Result<Entry, StoreError> {
-        let named = NameDocument { digest: Digest::of(bytes), modified: SystemTime::now(), document };
+    fn new_entry(
+        &self,
+        file: &NameFile,
+        bytes: &[u8],
+        document: Document,
+    ) -> Result<Entry, StoreError> {
+        let named =
+            NameDocument { digest: Digest::of(bytes), modified: SystemTime::now(), document };
         entry_of(self.root(), file, named, Place::Own, self.runner())
     }
 
     /// Writes the files of a name. Gives their paths.
-    fn write_name(&self, plain: &NameFile, bytes: &[u8], new: &Entry) -> Result<Vec<PathBuf>, StoreError> {
+    fn write_name(
+        &self,
+        plain: &NameFile,
+        bytes: &[u8],
+        new: &Entry,
+    ) -> Result<Vec<PathBuf>, StoreError> {
         let is_linked = self.is_linked();
         if !is_linked && new.list.is_none() {
             write_atomic(self.root(), &plain.path, bytes)?;
@@ -127,15 +141,22 @@ impl Store {
         // Ollama takes files whose names begin so for temporary ones.
         let temp = dir.join(format!(".manifest-{}", TempFile::new_name()));
         let blob = self.own_blob_path(digest);
-        let up: PathBuf =
-            path.strip_prefix(self.root()).unwrap_or(path).components().skip(1).map(|_| "..").collect();
+        let up: PathBuf = path
+            .strip_prefix(self.root())
+            .unwrap_or(path)
+            .components()
+            .skip(1)
+            .map(|_| "..")
+            .collect();
         let relative = up.join("blobs").join(digest.file_name());
         let made = files::symlink(&relative, &temp).or_else(|_| fs::hard_link(&blob, &temp));
         let made = made.or_else(|_| fs::copy(&blob, &temp).map(drop));
         // Where the folder of names is a link itself, the way up from it leads elsewhere.
         let made = made.and_then(|()| match same_file(&temp, &blob) || !temp.is_symlink() {
             true => Ok(()),
-            false => fs::remove_file(&temp).and_then(|()| files::symlink(&blob.canonicalize()?, &temp)),
+            false => {
+                fs::remove_file(&temp).and_then(|()| files::symlink(&blob.canonicalize()?, &temp))
+            }
         });
         let renamed = files::step().and(made).and_then(|()| files::step());
         renamed.and_then(|()| fs::rename(&temp, path)).map_err(|e| {
@@ -170,7 +191,9 @@ impl Store {
                     let is_there = |layer: &&Layer| self.own_blob_path(&layer.digest).is_file();
                     let others = manifest.blobs().filter(|_| at != list.chosen).filter(is_there);
                     anchors.extend(
-                        others.map(|layer| Layer::new(media::RETAINED_BLOB, layer.digest, layer.size)),
+                        others.map(|layer| {
+                            Layer::new(media::RETAINED_BLOB, layer.digest, layer.size)
+                        }),
                     );
                 }
             }
@@ -240,7 +263,9 @@ impl Store {
             Err(StoreError::Manifest { path, reason }) => {
                 let folder = self.others().iter().find(|folder| path.starts_with(folder));
                 match folder {
-                    Some(folder) => StoreError::OnlyRead { name: name.to_string(), folder: folder.clone() },
+                    Some(folder) => {
+                        StoreError::OnlyRead { name: name.to_string(), folder: folder.clone() }
+                    }
                     None => StoreError::Manifest { path, reason },
                 }
             }

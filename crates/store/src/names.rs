@@ -66,7 +66,8 @@ impl NameFolder {
         if is_public(host) {
             paths.extend([DEFAULT_HOST, OTHER_PUBLIC_HOST].map(below));
         } else if host.contains(':') {
-            paths.extend([host.to_owned(), host.replace(':', "%3A")].iter().map(|host| below(host)));
+            paths
+                .extend([host.to_owned(), host.replace(':', "%3A")].iter().map(|host| below(host)));
         }
         let mut seen = HashSet::new();
         paths.retain(|path| seen.insert(path.clone()));
@@ -199,7 +200,9 @@ fn check_file(path: &Path) -> Result<(), StoreError> {
             format!("it has {} bytes, at most {TEXT_LIMIT} are expected", meta.len())
         }
         // Links in a circle.
-        Err(e) if !is_usual(&e) && fs::symlink_metadata(path).is_ok_and(|meta| meta.is_symlink()) => {
+        Err(e)
+            if !is_usual(&e) && fs::symlink_metadata(path).is_ok_and(|meta| meta.is_symlink()) =>
+        {
             e.to_string()
         }
         _ => return Ok(()),
@@ -220,7 +223,9 @@ pub(crate) fn foreign(path: PathBuf) -> StoreError {
 
 /// A link that leads to nothing.
 pub(crate) fn dangling(file: &NameFile) -> StoreError {
-    file.error("it is a link that cannot be followed: pull the model again, or remove it with `rm`".into())
+    file.error(
+        "it is a link that cannot be followed: pull the model again, or remove it with `rm`".into(),
+    )
 }
 
 /// Folders above the files of names: of a host, a namespace and a model.
@@ -251,7 +256,12 @@ impl NameScan {
         Ok(scan)
     }
 
-    fn enter(&mut self, folder: NameFolder, dir: &Path, parts: &mut Vec<String>) -> Result<(), StoreError> {
+    fn enter(
+        &mut self,
+        folder: NameFolder,
+        dir: &Path,
+        parts: &mut Vec<String>,
+    ) -> Result<(), StoreError> {
         let is_lowest = parts.len() == DEPTH;
         for (path, is_dir) in entries_of(dir)? {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -262,7 +272,9 @@ impl NameScan {
                     parts.pop();
                 }
                 (true, false) => {
-                    match name_of(parts, &name).filter(|_| path.file_name().is_some_and(|n| *n == *name)) {
+                    match name_of(parts, &name)
+                        .filter(|_| path.file_name().is_some_and(|n| *n == *name))
+                    {
                         Some(name) => self.files.push(NameFile { name, folder, path }),
                         None => self.foreign.push(path),
                     }
@@ -305,7 +317,8 @@ pub(crate) fn remove_empty_folders(root: &Path, file: &Path) {
     let tops = NameFolder::ALL.map(|folder| folder.at(root));
     for dir in file.ancestors().skip(1).take_while(|dir| !tops.iter().any(|top| top == dir)) {
         crate::files::sync_dir(dir);
-        if dir.components().any(|part| part == Component::ParentDir) || fs::remove_dir(dir).is_err() {
+        if dir.components().any(|part| part == Component::ParentDir) || fs::remove_dir(dir).is_err()
+        {
             break;
         }
     }

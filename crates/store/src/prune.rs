@@ -138,7 +138,8 @@ impl Store {
     fn forget_done_notes(&self, referenced: &HashSet<Digest>) {
         let is_settled =
             |digest: &Digest| referenced.contains(digest) || !self.own_blob_path(digest).exists();
-        for note in self.blob_notes().into_iter().filter(|note| note.digests.iter().all(is_settled)) {
+        for note in self.blob_notes().into_iter().filter(|note| note.digests.iter().all(is_settled))
+        {
             // A blob may be noted before it is there.
             if note.is_removal || note.age > GRACE {
                 self.forget_note(&note.path);
@@ -183,7 +184,9 @@ impl Scope {
         match self {
             Self::Everything => Some(usual),
             Self::OwnLeftovers(own) if own.removed.contains(digest) => Some(usual),
-            Self::OwnLeftovers(own) if own.begun.contains(digest) || own.downloads.contains(digest) => {
+            Self::OwnLeftovers(own)
+                if own.begun.contains(digest) || own.downloads.contains(digest) =>
+            {
                 Some(usual.max(UNFINISHED_GRACE))
             }
             Self::OwnLeftovers(_) => None,
@@ -235,7 +238,8 @@ impl Collection<'_> {
                     let Some(usual) = self.scope.grace_of_blob(&digest, usual) else { continue };
                     let grace = self.grace(usual);
                     // Which blobs another process needs is not known. It needs none that might have been removed before it began.
-                    let needed = self.at_work.map_or(Duration::ZERO, |since| usual.saturating_add(since));
+                    let needed =
+                        self.at_work.map_or(Duration::ZERO, |since| usual.saturating_add(since));
                     match is_held || (grace..=needed).contains(&file.age) {
                         true => self.pruned.held += 1,
                         false => self.remove_if_older(&file, grace, LeftoverKind::Blob),
@@ -249,7 +253,8 @@ impl Collection<'_> {
             if !pull.is_running && (pull.completed == 0 || pull.completed == pull.total) {
                 let note = File::of(pull.note, SystemTime::now());
                 let grace = self.grace(self.scope.grace_of_temporary());
-                note.iter().for_each(|note| self.remove_if_older(note, grace, LeftoverKind::Temporary));
+                note.iter()
+                    .for_each(|note| self.remove_if_older(note, grace, LeftoverKind::Temporary));
             }
         }
         let temp = self.store.root().join(TEMP_DIR);
@@ -265,7 +270,11 @@ impl Collection<'_> {
             let is_partial = upload.is_some()
                 || beside.is_some()
                 || [SUM_SUFFIX, ASIDE_SUFFIX].iter().any(|suffix| file.name.ends_with(suffix));
-            let grace = self.grace(if is_partial { PARTIAL_GRACE } else { self.scope.grace_of_temporary() });
+            let grace = self.grace(if is_partial {
+                PARTIAL_GRACE
+            } else {
+                self.scope.grace_of_temporary()
+            });
             self.remove_if_older(&file, grace, LeftoverKind::Temporary);
         }
         if !self.options.dry_run {
@@ -301,8 +310,8 @@ impl Collection<'_> {
     /// Removes a file that nothing needs, if it is old enough.
     fn remove_if_older(&mut self, file: &File, grace: Duration, kind: LeftoverKind) {
         // A process may have begun to use a blob since the folder was read.
-        let age =
-            File::of(file.path.clone(), SystemTime::now()).map_or(file.age, |now| now.age.min(file.age));
+        let age = File::of(file.path.clone(), SystemTime::now())
+            .map_or(file.age, |now| now.age.min(file.age));
         if age <= grace {
             self.pruned.young += usize::from(kind != LeftoverKind::Temporary);
             return;
@@ -314,7 +323,8 @@ impl Collection<'_> {
         };
         match removed {
             Ok(()) => {
-                let path = file.path.strip_prefix(self.store.root()).unwrap_or(&file.path).to_owned();
+                let path =
+                    file.path.strip_prefix(self.store.root()).unwrap_or(&file.path).to_owned();
                 self.pruned.removed.push(Leftover { file: path, kind, bytes: file.bytes });
             }
             Err(error) => tracing::warn!(path = %file.path.display(), %error, "cannot be removed"),
@@ -331,8 +341,11 @@ fn digests(pulls: Vec<&Pull>) -> HashSet<Digest> {
 fn remove_merges(temp: &Path, grace: Duration) {
     for entry in fs::read_dir(temp).into_iter().flatten().flatten() {
         let is_merge = entry.file_name().to_string_lossy().ends_with("-parts");
-        let age =
-            entry.metadata().ok().filter(|m| m.is_dir()).and_then(|m| m.modified().ok()?.elapsed().ok());
+        let age = entry
+            .metadata()
+            .ok()
+            .filter(|m| m.is_dir())
+            .and_then(|m| m.modified().ok()?.elapsed().ok());
         if is_merge && age.is_some_and(|age| age > grace) {
             let _ = fs::remove_dir_all(entry.path());
         }
@@ -361,7 +374,8 @@ struct File {
 impl File {
     /// `None` for what is no regular file, or no more. A link, which stands for a file elsewhere, is as young as itself.
     fn of(path: PathBuf, now: SystemTime) -> Option<Self> {
-        let meta = fs::symlink_metadata(&path).ok().filter(|meta| meta.is_file() || meta.is_symlink())?;
+        let meta =
+            fs::symlink_metadata(&path).ok().filter(|meta| meta.is_file() || meta.is_symlink())?;
         let age = now.duration_since(files::last_use(&meta).ok()?).unwrap_or_default();
         let name = path.file_name()?.to_string_lossy().into_owned();
         Some(Self { bytes: on_disk(&meta), path, name, age })

@@ -71,7 +71,10 @@ impl Store {
     /// Forgets the note about a model whose pull failed for good, unless it has left something that another one could go on from: a part
     /// of a blob, or a blob that no model uses.
     pub fn forget_failed_pull(&self, name: &ModelName) {
-        let Some(pull) = self.read_pull(self.pull_note(name)).filter(|pull| !pull.is_running) else { return };
+        let Some(pull) = self.read_pull(self.pull_note(name)).filter(|pull| !pull.is_running)
+        else {
+            return;
+        };
         // Who uses what is unknown: it stays.
         let Ok(Ok(used)) = self.referenced_blobs() else { return };
         let is_of_use = |layer: &Layer| match self.layer_path(layer) {
@@ -151,7 +154,8 @@ mod tests {
         let name = ModelName::parse("host:5000/me/Big:1b").unwrap();
         let blob = store.add_blob(b"here").unwrap();
         let coming = Digest::of(b"to come");
-        let layers = vec![Layer::new(media::MODEL, coming, 7), Layer::new(media::TEMPLATE, blob.digest, 4)];
+        let layers =
+            vec![Layer::new(media::MODEL, coming, 7), Layer::new(media::TEMPLATE, blob.digest, 4)];
         let manifest = Manifest { config: None, layers }.to_bytes();
         store.note_pull(&name, &manifest).unwrap();
         let partial = store.partial(&coming).unwrap();
@@ -174,8 +178,10 @@ mod tests {
         let store = Store::open(dir.path()).unwrap();
         let name = ModelName::parse("host:5000/me/big:1b").unwrap();
         let (template, coming) = (store.add_blob(b"here").unwrap(), Digest::of(b"to come"));
-        let layers =
-            vec![Layer::new(media::MODEL, coming, 7), Layer::new(media::TEMPLATE, template.digest, 4)];
+        let layers = vec![
+            Layer::new(media::MODEL, coming, 7),
+            Layer::new(media::TEMPLATE, template.digest, 4),
+        ];
         let manifest = Manifest { config: None, layers }.to_bytes();
         let is_noted = || {
             store.note_pull(&name, &manifest).unwrap();
@@ -204,8 +210,9 @@ mod tests {
         let store = Store::open(dir.path()).unwrap();
         let notes = dir.path().join(TEMP_DIR).join(PULLS);
         fs::create_dir_all(&notes).unwrap();
-        for (n, text) in
-            ["", "\n", "name only", "../x\n{}", "fine\nno manifest", "\u{fffd}\n{}"].iter().enumerate()
+        for (n, text) in ["", "\n", "name only", "../x\n{}", "fine\nno manifest", "\u{fffd}\n{}"]
+            .iter()
+            .enumerate()
         {
             fs::write(notes.join(n.to_string()), text).unwrap();
         }

@@ -21,7 +21,8 @@ const KNOWN: [&str; 6] = ["blobs", "manifests", "manifests-v2", TEMP_DIR, "puna-
 /// What systems leave in every folder.
 const OF_SYSTEMS: [&str; 4] = ["lost+found", "desktop.ini", "Thumbs.db", "@eaDir"];
 /// Media types of manifests with layers and a config.
-const MANIFEST_TYPES: [&str; 3] = ["", media::MANIFEST, "application/vnd.oci.image.manifest.v1+json"];
+const MANIFEST_TYPES: [&str; 3] =
+    ["", media::MANIFEST, "application/vnd.oci.image.manifest.v1+json"];
 /// What to do about a manifest of a newer program.
 const UPGRADE: &str = ": a newer version of Puna may know it; `rm` removes the name";
 /// The version of the schema that all of these have.
@@ -33,7 +34,9 @@ impl Store {
     ///
     /// # Errors
     /// The store cannot be read.
-    pub(crate) fn referenced_blobs(&self) -> Result<Result<HashSet<Digest>, StoreError>, StoreError> {
+    pub(crate) fn referenced_blobs(
+        &self,
+    ) -> Result<Result<HashSet<Digest>, StoreError>, StoreError> {
         let found = self.find_references()?;
         if let Err(error) = &found
             && self.is_news(&format!("unused {error}"))
@@ -117,7 +120,12 @@ pub(crate) fn references_of(root: &Path, file: &NameFile) -> Result<HashSet<Dige
 
 /// Adds every digest that a manifest or list names, and those of the manifests that it names. A list's own children are
 /// `required` to be there but for those that were never fetched.
-fn follow(root: &Path, bytes: &[u8], required: bool, references: &mut HashSet<Digest>) -> Result<(), String> {
+fn follow(
+    root: &Path,
+    bytes: &[u8],
+    required: bool,
+    references: &mut HashSet<Digest>,
+) -> Result<(), String> {
     let value: Value = object(bytes)?;
     check_known(&value)?;
     add_digests(&value, references);
@@ -138,10 +146,15 @@ fn follow(root: &Path, bytes: &[u8], required: bool, references: &mut HashSet<Di
 }
 
 /// Follows the manifest of a list's child. Says whether it is in the store.
-fn follow_child(root: &Path, child: &Child, references: &mut HashSet<Digest>) -> Result<bool, String> {
+fn follow_child(
+    root: &Path,
+    child: &Child,
+    references: &mut HashSet<Digest>,
+) -> Result<bool, String> {
     let bytes = match &child.inline {
         Some(text) => Some(text.clone()),
-        None => read_manifest_blob(root, &child.digest).map_err(|why| format!("{}: {why}", child.digest))?,
+        None => read_manifest_blob(root, &child.digest)
+            .map_err(|why| format!("{}: {why}", child.digest))?,
     };
     let Some(bytes) = bytes else { return Ok(false) };
     let value: Value = object(&bytes).map_err(|why| format!("{}: {why}", child.digest))?;
@@ -154,12 +167,19 @@ fn follow_child(root: &Path, child: &Child, references: &mut HashSet<Digest>) ->
 }
 
 /// Follows the manifests and lists that layers of a manifest keep alive.
-fn follow_anchors(root: &Path, manifest: &Manifest, references: &mut HashSet<Digest>) -> Result<(), String> {
-    let is_manifest =
-        |layer: &&Layer| matches!(layer.media_type.as_str(), media::MANIFEST | media::MANIFEST_LIST);
+fn follow_anchors(
+    root: &Path,
+    manifest: &Manifest,
+    references: &mut HashSet<Digest>,
+) -> Result<(), String> {
+    let is_manifest = |layer: &&Layer| {
+        matches!(layer.media_type.as_str(), media::MANIFEST | media::MANIFEST_LIST)
+    };
     for layer in manifest.layers.iter().filter(is_manifest) {
         let of_layer = |why: String| format!("{}: {why}", layer.digest);
-        let Some(bytes) = read_manifest_blob(root, &layer.digest).map_err(of_layer)? else { continue };
+        let Some(bytes) = read_manifest_blob(root, &layer.digest).map_err(of_layer)? else {
+            continue;
+        };
         match Document::parse(&bytes).map_err(of_layer)? {
             // What it keeps alive itself is a manifest that names nothing more.
             Document::Manifest { .. } => add_digests(&object(&bytes)?, references),
@@ -174,14 +194,21 @@ fn check_known(value: &Value) -> Result<(), String> {
     let media_type = value.get("mediaType").and_then(Value::as_str).unwrap_or_default();
     let is_list = media_type == media::MANIFEST_LIST;
     if !is_list && !MANIFEST_TYPES.contains(&media_type) {
-        return Err(format!("it has the unknown media type {:?}{UPGRADE}", crate::name::shown(media_type)));
+        return Err(format!(
+            "it has the unknown media type {:?}{UPGRADE}",
+            crate::name::shown(media_type)
+        ));
     }
     if !is_list && value.get("manifests").is_some() {
         return Err("it has children, but not the media type of a list".into());
     }
     match value.get("schemaVersion") {
         None => Ok(()),
-        Some(version) if version.as_u64().is_some_and(|version| version == SCHEMA || version == 0) => Ok(()),
+        Some(version)
+            if version.as_u64().is_some_and(|version| version == SCHEMA || version == 0) =>
+        {
+            Ok(())
+        }
         Some(version) => Err(format!("it has the unknown schema version {version}{UPGRADE}")),
     }
 }

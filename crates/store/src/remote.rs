@@ -81,7 +81,10 @@ mod tests {
     fn addresses_of_models_are_told_from_names() {
         let parse = |text: &str| Remote::parse(text).unwrap().map(|r| (r.host, r.model));
         let found = |host: &str, model: &str| Some((host.to_owned(), model.to_owned()));
-        assert_eq!(parse("https://gpu:8000/v1/meta/llama-3"), found("https://gpu:8000/v1", "meta/llama-3"));
+        assert_eq!(
+            parse("https://gpu:8000/v1/meta/llama-3"),
+            found("https://gpu:8000/v1", "meta/llama-3")
+        );
         assert_eq!(parse("http://h/open/v1/m:8b"), found("http://h/open/v1", "m:8b"));
         assert_eq!(parse("http://h:11434/api/qwen3:8b"), found("http://h:11434", "qwen3:8b"));
         assert_eq!(parse("http://a/v1/m, http://b/v1/m"), found("http://a/v1,http://b/v1", "m"));

@@ -49,7 +49,8 @@ impl Store {
             return Ok(Vec::new());
         }
         let _lock = self.lock()?;
-        let (mut needed, mut notes, mut trash) = (HashSet::new(), Vec::new(), TrashBatch::new(self));
+        let (mut needed, mut notes, mut trash) =
+            (HashSet::new(), Vec::new(), TrashBatch::new(self));
         let mut written = None;
         let mut delete = |seen: &Seen| {
             if self.find_own(&seen.name)?.filter(|entry| seen.is(entry)).is_none() {
@@ -115,10 +116,13 @@ impl Store {
     /// Whether an Ollama 0.40 that makes a model may need a blob of a name that was `written` then. It touches the blobs that
     /// it needs and locks nothing.
     fn may_be_used_by_ollama(&self, blob: &Path, written: Option<SystemTime>) -> bool {
-        let Some(written) = written.filter(|_| NameFolder::ManifestsV2.at(self.root()).is_dir()) else {
+        let Some(written) = written.filter(|_| NameFolder::ManifestsV2.at(self.root()).is_dir())
+        else {
             return false;
         };
-        let Ok(touched) = fs::symlink_metadata(blob).and_then(|meta| meta.modified()) else { return false };
+        let Ok(touched) = fs::symlink_metadata(blob).and_then(|meta| meta.modified()) else {
+            return false;
+        };
         let is_recent = touched.elapsed().is_ok_and(|age| age <= OLLAMA_KEEPS_ALIVE);
         is_recent && touched.duration_since(written).is_ok_and(|later| later > WRITTEN_WITH)
     }
@@ -193,7 +197,12 @@ mod tests {
         };
         let manifest = Manifest { config: None, layers: vec![layer(own), layer("of all")] };
         store
-            .store_manifest(&ModelName::parse(name).unwrap(), &manifest.to_bytes(), true, &mut || ())
+            .store_manifest(
+                &ModelName::parse(name).unwrap(),
+                &manifest.to_bytes(),
+                true,
+                &mut || (),
+            )
             .unwrap();
     }
 
@@ -210,11 +219,13 @@ mod tests {
         put(&store, "m1", "layer 1");
         store.delete(&seen[2].name).unwrap();
         assert_eq!(store.delete_seen(&seen).unwrap(), [Ok(false), Ok(false), Ok(false), Ok(true)]);
-        let left = [("another layer", true), ("layer 1", true), ("layer 2", false), ("layer 3", false)];
+        let left =
+            [("another layer", true), ("layer 1", true), ("layer 2", false), ("layer 3", false)];
         for (text, there) in left.into_iter().chain([("of all", true)]) {
             assert_eq!(has(&store, text), there, "{text}");
         }
-        let again: Vec<_> = seen.iter().filter_map(|seen| store.find(&seen.name).unwrap()).collect();
+        let again: Vec<_> =
+            seen.iter().filter_map(|seen| store.find(&seen.name).unwrap()).collect();
         assert_eq!(again.len(), 2);
         for entry in again {
             let now = Seen { name: entry.name, digest: entry.digest, modified: entry.modified };
@@ -232,7 +243,10 @@ mod tests {
         let store = Store::open(dir.path()).unwrap().with_others([theirs.path().to_owned()]);
         let cria = crate::embedded::entry();
         let built_in = Seen { name: cria.name, digest: cria.digest, modified: cria.modified };
-        assert_eq!(store.delete_seen(&[seen[0].clone(), built_in]).unwrap(), [Ok(false), Ok(false)]);
+        assert_eq!(
+            store.delete_seen(&[seen[0].clone(), built_in]).unwrap(),
+            [Ok(false), Ok(false)]
+        );
         assert!(other.find(&seen[0].name).unwrap().is_some());
     }
 

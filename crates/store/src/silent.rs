@@ -117,8 +117,10 @@ pub(crate) mod tests {
         let far = ModelName::parse("far").unwrap();
         let there = Store::open(gone.path()).unwrap();
         let blob = there.add_blob(b"far").unwrap();
-        let manifest =
-            Manifest { config: None, layers: vec![Layer::new(media::TEMPLATE, blob.digest, blob.size)] };
+        let manifest = Manifest {
+            config: None,
+            layers: vec![Layer::new(media::TEMPLATE, blob.digest, blob.size)],
+        };
         there.store_manifest(&far, &manifest.to_bytes(), true, &mut || ()).unwrap();
         let store = Store::open(own.path()).unwrap().with_others([gone.path().to_owned()]);
         let silent = Err(StoreError::Silent { folder: gone.path().to_owned() });

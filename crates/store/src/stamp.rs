@@ -54,7 +54,8 @@ impl Stamp {
     pub(crate) fn modified(&self) -> SystemTime {
         let since = Duration::from_nanos(self.modified.unsigned_abs());
         let epoch = SystemTime::UNIX_EPOCH;
-        let then = if self.modified < 0 { epoch.checked_sub(since) } else { epoch.checked_add(since) };
+        let then =
+            if self.modified < 0 { epoch.checked_sub(since) } else { epoch.checked_add(since) };
         then.unwrap_or(epoch)
     }
 
@@ -85,7 +86,8 @@ fn times(meta: &fs::Metadata) -> io::Result<(i64, i64)> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt;
-        let nanos = |seconds: i64, nanos: i64| seconds.saturating_mul(1_000_000_000).saturating_add(nanos);
+        let nanos =
+            |seconds: i64, nanos: i64| seconds.saturating_mul(1_000_000_000).saturating_add(nanos);
         Ok((nanos(meta.mtime(), meta.mtime_nsec()), nanos(meta.ctime(), meta.ctime_nsec())))
     }
     #[cfg(not(unix))]
@@ -165,8 +167,11 @@ mod tests {
 
     #[test]
     fn times_of_all_ages_are_kept() {
-        for time in [SystemTime::UNIX_EPOCH, SystemTime::now(), SystemTime::UNIX_EPOCH - Duration::new(9, 7)]
-        {
+        for time in [
+            SystemTime::UNIX_EPOCH,
+            SystemTime::now(),
+            SystemTime::UNIX_EPOCH - Duration::new(9, 7),
+        ] {
             let nanos = match time.duration_since(SystemTime::UNIX_EPOCH) {
                 Ok(since) => i64::try_from(since.as_nanos()).unwrap(),
                 Err(before) => -i64::try_from(before.duration().as_nanos()).unwrap(),

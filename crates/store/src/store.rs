@@ -70,7 +70,9 @@ impl Store {
     /// Something is there that is no folder, or cannot be read.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let root = root.into();
-        for dir in [root.clone(), NameFolder::Manifests.at(&root), NameFolder::ManifestsV2.at(&root)] {
+        for dir in
+            [root.clone(), NameFolder::Manifests.at(&root), NameFolder::ManifestsV2.at(&root)]
+        {
             match fs::read_dir(&dir) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(StoreError::io("open the store", &dir, &e)),
@@ -79,7 +81,17 @@ impl Store {
         }
         let (others, pins, shunned) = (Vec::new(), Arc::default(), Mutex::default());
         let (told, listed, silent) = (Mutex::default(), Memory::default(), Silent::default());
-        Ok(Self { root, others, runner: None, pins, told, shunned, listed, silent, facts: Mutex::default() })
+        Ok(Self {
+            root,
+            others,
+            runner: None,
+            pins,
+            told,
+            shunned,
+            listed,
+            silent,
+            facts: Mutex::default(),
+        })
     }
 
     /// The same store with further folders, whose models and blobs are found too, in this order, where its own folder has
@@ -140,7 +152,8 @@ impl Store {
         for folder in self.others() {
             let (wanted, root, runner) = (name.clone(), folder.clone(), self.runner.clone());
             let place = Place::Other(folder.clone());
-            let found = self.ask_other(folder, move || find_at(&root, &wanted, &place, runner.as_deref()));
+            let found =
+                self.ask_other(folder, move || find_at(&root, &wanted, &place, runner.as_deref()));
             if let Some(entry) = found.transpose()?.flatten() {
                 return Ok(Some(entry));
             }
@@ -246,7 +259,8 @@ impl Store {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
             linked => linked.map_err(|e| StoreError::io("link", &blob, &e))?,
         }
-        let manifest = Manifest { config: None, layers: vec![Layer::new(media::MODEL, digest, size)] };
+        let manifest =
+            Manifest { config: None, layers: vec![Layer::new(media::MODEL, digest, size)] };
         self.write_manifest(name, &manifest.to_bytes(), true)
     }
 

@@ -86,7 +86,8 @@ impl Partial {
         };
         let written = anew().or_else(|e| {
             let _ = fs::remove_file(&temp);
-            let is_full = matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+            let is_full =
+                matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
             if is_full && over().is_ok() { Ok(()) } else { Err(e) }
         });
         written.map_err(|e| StoreError::io("write", path, &e))
@@ -123,7 +124,8 @@ impl Partial {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(e) => return Err(StoreError::io("read the folder", dir, &e)),
         };
-        let number = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_prefix(&prefix)?.parse().ok();
+        let number =
+            |entry: fs::DirEntry| entry.file_name().to_str()?.strip_prefix(&prefix)?.parse().ok();
         Ok(entries.filter_map(Result::ok).filter_map(number).collect())
     }
 
@@ -216,7 +218,8 @@ impl Store {
     /// manifest with it.
     pub fn hold_blob(&self, digest: &Digest, size: u64) -> bool {
         let path = self.blob_path(digest);
-        let is_there = || fs::metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() == size);
+        let is_there =
+            || fs::metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() == size);
         if !is_there() {
             return false;
         }
@@ -243,7 +246,11 @@ impl Store {
     ///
     /// # Errors
     /// The store cannot be written.
-    pub fn lock_download_at(&self, digest: &Digest, seat: Seat) -> Result<Option<BlobLock>, StoreError> {
+    pub fn lock_download_at(
+        &self,
+        digest: &Digest,
+        seat: Seat,
+    ) -> Result<Option<BlobLock>, StoreError> {
         let dir = self.root().join(files::TEMP_DIR);
         files::create_dir(&dir)?;
         let path = self.download_lock(digest, seat);
@@ -298,7 +305,10 @@ impl Store {
         {
             let there = self.root().ancestors().find(|path| path.is_dir())?;
             let space = rustix::fs::statvfs(there).ok()?;
-            Some((space.f_bavail.checked_mul(space.f_frsize)?, space.f_blocks.checked_mul(space.f_frsize)?))
+            Some((
+                space.f_bavail.checked_mul(space.f_frsize)?,
+                space.f_blocks.checked_mul(space.f_frsize)?,
+            ))
         }
         #[cfg(not(unix))]
         None
@@ -347,7 +357,8 @@ impl Store {
             ModelName::from_parts(name.host(), name.namespace(), name.model(), other.tag())
                 .is_ok_and(|wanted| wanted.same(other))
         };
-        let models = self.list()?.into_iter().filter(|entry| !entry.is_embedded() && same(&entry.name));
+        let models =
+            self.list()?.into_iter().filter(|entry| !entry.is_embedded() && same(&entry.name));
         Ok(models.collect())
     }
 
@@ -456,13 +467,17 @@ mod tests {
             partial.write_sum(bytes).unwrap();
         }
         assert_eq!(usual.read_sum().unwrap(), b"a..");
-        let name = |partial: &Partial| partial.data().file_name().unwrap().to_str().unwrap().to_owned();
+        let name =
+            |partial: &Partial| partial.data().file_name().unwrap().to_str().unwrap().to_owned();
         assert_eq!((store.beside(&name(&beside)), store.beside(&name(&usual))), (Some(true), None));
         store.finish_partial(&beside, &digest).unwrap();
         drop(lock);
         assert_eq!(store.beside(&name(&beside)), Some(false));
         assert_eq!(store.verify_blob(&digest), Ok(3));
-        assert_eq!((fs::read(usual.data()).unwrap(), usual.parts().unwrap()), (b"a..".to_vec(), vec![0]));
+        assert_eq!(
+            (fs::read(usual.data()).unwrap(), usual.parts().unwrap()),
+            (b"a..".to_vec(), vec![0])
+        );
         // What is left are the files of the usual one: its lock and its sum.
         assert_eq!(crate::tests::temp_files(dir.path()), 2);
     }

@@ -67,7 +67,9 @@ impl<'a> TrashBatch<'a> {
     pub(crate) fn remove(&mut self, path: &Path) -> Result<(), StoreError> {
         match self.keep(path) {
             Ok(true) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound && path.symlink_metadata().is_err() => {
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound && path.symlink_metadata().is_err() =>
+            {
                 Ok(())
             }
             Ok(false) => files::remove(path),
@@ -75,7 +77,8 @@ impl<'a> TrashBatch<'a> {
                 if self.failed.is_none() {
                     let (trash, path) = (self.store.trash(), path.display());
                     tracing::warn!(%path, %error, "removed for good: it cannot be moved to the trash");
-                    self.failed = Some(format!("cannot move {path} to {}: {error}", trash.display()));
+                    self.failed =
+                        Some(format!("cannot move {path} to {}: {error}", trash.display()));
                 }
                 files::remove(path)
             }
@@ -204,8 +207,9 @@ impl Store {
 
     /// Whether a path in the store is the file of a name that exists, in whichever folder, or that is `planned` to.
     fn is_taken_name(&self, below: &Path, planned: &HashSet<ModelName>) -> bool {
-        let exists =
-            |name: &ModelName| NameFile::all_of(self.root(), name).is_ok_and(|found| !found.is_empty());
+        let exists = |name: &ModelName| {
+            NameFile::all_of(self.root(), name).is_ok_and(|found| !found.is_empty())
+        };
         !below.starts_with("blobs")
             && name_at(below).is_none_or(|name| planned.contains(&name) || exists(&name))
     }
@@ -261,7 +265,8 @@ struct Batch {
 fn move_to(from: &Path, to: &Path) -> io::Result<()> {
     match fs::rename(from, to) {
         Err(e)
-            if e.kind() == io::ErrorKind::CrossesDevices && fs::symlink_metadata(from)?.len() <= COPIED => {}
+            if e.kind() == io::ErrorKind::CrossesDevices
+                && fs::symlink_metadata(from)?.len() <= COPIED => {}
         done => return done,
     }
     match fs::read_link(from) {
@@ -273,7 +278,8 @@ fn move_to(from: &Path, to: &Path) -> io::Result<()> {
 
 /// The name that a path below the store's folder spells.
 fn name_at(below: &Path) -> Option<ModelName> {
-    let parts: Vec<String> = below.iter().skip(1).map(|part| part.to_string_lossy().into_owned()).collect();
+    let parts: Vec<String> =
+        below.iter().skip(1).map(|part| part.to_string_lossy().into_owned()).collect();
     let (file, folders) = parts.split_last()?;
     name_of(folders, file)
 }

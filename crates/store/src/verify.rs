@@ -74,10 +74,14 @@ impl Store {
         for file in scan.files {
             match file.folder {
                 // A link that leads to nothing counts for none; see `Store::find`.
-                NameFolder::ManifestsV2 if file.path.exists() => _ = linked.insert(file.name.clone()),
+                NameFolder::ManifestsV2 if file.path.exists() => {
+                    _ = linked.insert(file.name.clone())
+                }
                 NameFolder::ManifestsV2 => {}
                 // Read by older versions of Ollama alone.
-                NameFolder::Manifests if linked.contains(&file.name) || is_shadow(&file.name) => continue,
+                NameFolder::Manifests if linked.contains(&file.name) || is_shadow(&file.name) => {
+                    continue;
+                }
                 NameFolder::Manifests => {}
             }
             if let Some(error) = self.why_unusable(&file) {
@@ -117,7 +121,11 @@ impl Store {
 
     /// Reads the blobs of layers, each once and several at a time, and says which of them are damaged. `go_on` is told the
     /// bytes that were read since it was last called, on any thread; when it says no, the blobs that are left are not read.
-    pub fn damages(&self, layers: &[Layer], go_on: &(dyn Fn(u64) -> bool + Sync)) -> HashMap<Digest, Damage> {
+    pub fn damages(
+        &self,
+        layers: &[Layer],
+        go_on: &(dyn Fn(u64) -> bool + Sync),
+    ) -> HashMap<Digest, Damage> {
         let mut distinct: HashMap<Digest, &Layer> = HashMap::new();
         layers.iter().for_each(|layer| _ = distinct.insert(layer.digest, layer));
         let mut distinct: Vec<_> = distinct.into_values().collect();
@@ -204,7 +212,9 @@ impl Drop for Aside {
         let done = match self.blob.exists() {
             true => files::remove(&self.aside),
             false => match fs::rename(&self.aside, &self.blob) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StoreError::io("move", &self.aside, &e)),
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    Err(StoreError::io("move", &self.aside, &e))
+                }
                 _ => Ok(()),
             },
         };
@@ -224,8 +234,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let blob = |bytes: &[u8]| store.add_blob(bytes).unwrap();
-        let layers =
-            [&b"one"[..], b"two22", &[7; 3 * PIECE]].map(blob).map(|b| Layer::new("m", b.digest, b.size));
+        let layers = [&b"one"[..], b"two22", &[7; 3 * PIECE]]
+            .map(blob)
+            .map(|b| Layer::new("m", b.digest, b.size));
         (dir, store, layers.to_vec())
     }
 
@@ -283,7 +294,11 @@ mod tests {
         let found = store.unusable().unwrap();
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].name, Some(name));
-        assert!(found[0].error.to_string().contains(&path.display().to_string()), "{}", found[0].error);
+        assert!(
+            found[0].error.to_string().contains(&path.display().to_string()),
+            "{}",
+            found[0].error
+        );
         // One that leads nowhere may be of a disk that is not there.
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink(path.with_extension("gone"), &path).unwrap();
@@ -308,7 +323,8 @@ mod tests {
         let digest = store.add_blob(b"damaged").unwrap().digest;
         let aside = store.set_aside(&digest).unwrap();
         let hours = |file: &std::path::Path, hours: u64| {
-            let time = std::time::SystemTime::now() - std::time::Duration::from_secs(hours * 60 * 60);
+            let time =
+                std::time::SystemTime::now() - std::time::Duration::from_secs(hours * 60 * 60);
             File::options().append(true).open(file).unwrap().set_modified(time).unwrap();
         };
         hours(&aside.aside, 24 * 30);

@@ -89,7 +89,8 @@ impl Store {
         let dir = self.root().join(files::TEMP_DIR);
         fs::create_dir_all(&dir)?;
         let path = dir.join(files::TempFile::new_name() + files::WORK_SUFFIX);
-        let lock = WorkLock { file: File::options().write(true).create_new(true).open(&path)?, path };
+        let lock =
+            WorkLock { file: File::options().write(true).create_new(true).open(&path)?, path };
         lock.file.lock()?;
         // By the clock of this machine, by which blobs are marked that are used.
         lock.file.set_modified(SystemTime::now())?;
@@ -110,8 +111,9 @@ impl Store {
 
     fn at_work_but(&self, own: &HashSet<PathBuf>) -> Option<Duration> {
         let age = |entry: io::Result<fs::DirEntry>| {
-            let entry =
-                entry.ok().filter(|e| e.file_name().to_string_lossy().ends_with(files::WORK_SUFFIX))?;
+            let entry = entry
+                .ok()
+                .filter(|e| e.file_name().to_string_lossy().ends_with(files::WORK_SUFFIX))?;
             let path = Some(entry.path()).filter(|path| !own.contains(path))?;
             let begun = entry.metadata().and_then(|meta| meta.modified()).ok()?;
             is_held(&path).then(|| begun.elapsed().unwrap_or_default())

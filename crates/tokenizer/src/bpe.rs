@@ -68,7 +68,9 @@ impl Bpe {
     ) -> Result<Self, TokenizerError> {
         let mut extra = Extra::default();
         let bytes = match pre.byte_encode {
-            true => (0..=255).map(|byte| extra.symbol(vocab, bytes::encoded(byte).as_bytes())).collect(),
+            true => {
+                (0..=255).map(|byte| extra.symbol(vocab, bytes::encoded(byte).as_bytes())).collect()
+            }
             false => Vec::new(),
         };
         let pairs = match meta.strings(MERGES)? {
@@ -126,7 +128,9 @@ impl Bpe {
             let word = &text[start..end];
             match &self.neighbours {
                 None => cache.append(word, ids, |ids| self.encode_word(vocab, word, ids, merger)),
-                Some(neighbours) => self.encode_islands(vocab, word, neighbours, ids, merger, &mut cache),
+                Some(neighbours) => {
+                    self.encode_islands(vocab, word, neighbours, ids, merger, &mut cache)
+                }
             }
             start = end;
         }
@@ -162,7 +166,8 @@ impl Bpe {
     fn merge_word(&self, vocab: &Vocab, word: &str, ids: &mut Vec<u32>, merger: &mut Merger) {
         merger.symbols.clear();
         if self.pre.byte_encode {
-            let symbols = word.bytes().zip(0..).map(|(byte, at)| (self.bytes[usize::from(byte)], at));
+            let symbols =
+                word.bytes().zip(0..).map(|(byte, at)| (self.bytes[usize::from(byte)], at));
             merger.symbols.extend(symbols.map(|(id, at)| Symbol { id, start: at, end: at + 1 }));
         } else {
             merger.symbols.extend(word.char_indices().map(|(at, c)| {
@@ -213,7 +218,9 @@ impl Bpe {
             ids.extend(text.iter().filter_map(|&byte| vocab.id(&[byte])));
         } else {
             let text = &word.as_bytes()[symbol.start as usize..symbol.end as usize];
-            ids.extend(text.iter().filter_map(|byte| vocab.id(format!("<0x{byte:02X}>").as_bytes())));
+            ids.extend(
+                text.iter().filter_map(|byte| vocab.id(format!("<0x{byte:02X}>").as_bytes())),
+            );
         }
     }
 }
@@ -222,7 +229,11 @@ impl Bpe {
 const MANY_MERGES: usize = 50_000;
 
 /// The rank of a merge is its place in the list; texts that are no tokens become symbols in `extra`.
-fn read_merges<'a>(merges: impl Iterator<Item = &'a [u8]>, vocab: &Vocab, extra: &mut Extra) -> PairMap {
+fn read_merges<'a>(
+    merges: impl Iterator<Item = &'a [u8]>,
+    vocab: &Vocab,
+    extra: &mut Extra,
+) -> PairMap {
     let merges: Vec<&[u8]> = merges.collect();
     let mut pairs = PairMap::with_capacity(merges.len());
     let mut add = |merges: &[&[u8]], tokens: Vec<Option<u32>>, first: u32| {
@@ -268,9 +279,9 @@ fn tokens_of(merges: &[&[u8]], vocab: &Vocab) -> Vec<Option<u32>> {
         }
         // Left and right lie side by side: the two together are the third text.
         let starts = std::iter::once(0).chain(ends.iter().skip(1).step_by(2).copied());
-        let wanted = starts
-            .zip(ends.chunks_exact(2))
-            .flat_map(|(start, two)| [&texts[start..two[0]], &texts[two[0]..two[1]], &texts[start..two[1]]]);
+        let wanted = starts.zip(ends.chunks_exact(2)).flat_map(|(start, two)| {
+            [&texts[start..two[0]], &texts[two[0]..two[1]], &texts[start..two[1]]]
+        });
         vocab.ids.get_many(&vocab.texts, wanted, &mut ids);
     }
     ids

@@ -107,7 +107,13 @@ pub struct StreamDecoder {
 
 impl StreamDecoder {
     pub(crate) fn new(tokenizer: Arc<Inner>) -> Self {
-        StreamDecoder { tokenizer, special: false, shown: [].into(), at_start: false, held: Vec::new() }
+        StreamDecoder {
+            tokenizer,
+            special: false,
+            shown: [].into(),
+            at_start: false,
+            held: Vec::new(),
+        }
     }
 
     /// Whether control tokens are part of the text; they are not at first.
@@ -156,7 +162,8 @@ impl StreamDecoder {
 }
 
 fn lossy(bytes: Vec<u8>) -> String {
-    String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+    String::from_utf8(bytes)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
 /// How many bytes at the end begin a character that further bytes can complete.
@@ -235,9 +242,16 @@ mod tests {
             }
             assert_eq!(incomplete_tail(&bytes), 0);
         }
-        for broken in
-            [&b"\x80"[..], b"\xff", b"\xc0", b"\xe0\x80", b"\xed\xa0", b"\xf4\x90", b"a\x80\x80\x80", b"\xf5"]
-        {
+        for broken in [
+            &b"\x80"[..],
+            b"\xff",
+            b"\xc0",
+            b"\xe0\x80",
+            b"\xed\xa0",
+            b"\xf4\x90",
+            b"a\x80\x80\x80",
+            b"\xf5",
+        ] {
             assert_eq!(incomplete_tail(broken), 0, "{broken:x?}");
         }
     }

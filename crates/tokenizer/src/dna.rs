@@ -38,7 +38,8 @@ impl Dna {
         while let Some((before, behind)) = rest.split_once(OPEN) {
             bpe.encode(vocab, before, ids);
             ids.push(self.open);
-            let (sequence, after) = behind.split_once(CLOSE).map_or((behind, None), |(s, a)| (s, Some(a)));
+            let (sequence, after) =
+                behind.split_once(CLOSE).map_or((behind, None), |(s, a)| (s, Some(a)));
             self.encode_sequence(vocab, sequence, ids);
             let Some(after) = after else { return };
             ids.push(self.close);
@@ -60,7 +61,8 @@ impl Dna {
     pub(crate) fn unmarked(&self, pieces: &Texts) -> Texts {
         let mut out = Texts::with_capacity(pieces.len(), pieces.total());
         for (piece, id) in pieces.iter().zip(0..) {
-            let letters = piece.strip_suffix(MARK).filter(|letters| id > self.unknown && !letters.is_empty());
+            let letters =
+                piece.strip_suffix(MARK).filter(|letters| id > self.unknown && !letters.is_empty());
             out.push(letters.unwrap_or(piece));
         }
         out

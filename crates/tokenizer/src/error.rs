@@ -10,7 +10,9 @@ pub enum TokenizerError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// The file says that it has no vocabulary.
-    #[error("the file has no vocabulary (`tokenizer.ggml.model` is `{model}`): it cannot take or give text")]
+    #[error(
+        "the file has no vocabulary (`tokenizer.ggml.model` is `{model}`): it cannot take or give text"
+    )]
     NoVocabulary {
         /// Value of `tokenizer.ggml.model`.
         model: String,

@@ -34,7 +34,9 @@ pub(crate) fn hash(seed: u64, bytes: &[u8]) -> u64 {
     let (a, b) = match n {
         8.. => (word(rest), word(&rest[n - 8..])),
         4..8 => (half(rest), half(&rest[n - 4..])),
-        1..4 => (u64::from(rest[0]) << 16 | u64::from(rest[n / 2]) << 8 | u64::from(rest[n - 1]), 0),
+        1..4 => {
+            (u64::from(rest[0]) << 16 | u64::from(rest[n / 2]) << 8 | u64::from(rest[n - 1]), 0)
+        }
         0 => (0, 0),
     };
     fold(K1 ^ bytes.len() as u64, fold(a ^ K1, b ^ state))
@@ -85,7 +87,8 @@ impl Texts {
     /// The text at `index`; empty beyond the last one.
     #[inline]
     pub(crate) fn get(&self, index: usize) -> &[u8] {
-        let start = if index == 0 { 0 } else { self.ends.get(index - 1).map_or(0, |&end| end as usize) };
+        let start =
+            if index == 0 { 0 } else { self.ends.get(index - 1).map_or(0, |&end| end as usize) };
         self.ends.get(index).map_or(&[], |&end| &self.bytes[start..end as usize])
     }
 
@@ -196,7 +199,10 @@ impl PairMap {
     /// A table with room for `pairs` pairs.
     pub(crate) fn with_capacity(pairs: usize) -> Self {
         let free = (FREE, FREE, Merge { rank: 0, merged: 0 });
-        PairMap { seed: seed() | 1, slots: vec![free; (pairs + pairs / 2).next_power_of_two().max(8)] }
+        PairMap {
+            seed: seed() | 1,
+            slots: vec![free; (pairs + pairs / 2).next_power_of_two().max(8)],
+        }
     }
 
     #[inline]

@@ -54,7 +54,8 @@ mod tests {
 
     #[test]
     fn a_text_is_cut_where_no_token_has_the_two_characters() {
-        let neighbours = Neighbours::new([&b"ab"[..], "bé".as_bytes(), b"\xffxy", b"c"].into_iter());
+        let neighbours =
+            Neighbours::new([&b"ab"[..], "bé".as_bytes(), b"\xffxy", b"c"].into_iter());
         assert_eq!(neighbours.first_island("abéab"), 4);
         assert_eq!(neighbours.first_island("éab"), 2);
         assert_eq!(neighbours.first_island("xy"), 1);

@@ -83,7 +83,9 @@ impl Merger {
         while let Some(Reverse(next_up)) = queue.pop() {
             let (rank, at) = ((next_up >> 32) as u32, next_up as u32);
             // An entry is out of date if its pair has changed since.
-            let Some(merge) = pairs[at as usize].filter(|merge| merge.rank == rank) else { continue };
+            let Some(merge) = pairs[at as usize].filter(|merge| merge.rank == rank) else {
+                continue;
+            };
             let gone = right[at as usize];
             let (next, before) = (right[gone as usize], left[at as usize]);
             symbols[at as usize].id = merge.merged;
@@ -124,7 +126,12 @@ impl<'a> WordCache<'a> {
 
     /// Appends the tokens of `word` to `ids`: those found for it before, or what `tokenize` appends.
     #[inline]
-    pub(crate) fn append(&mut self, word: &'a str, ids: &mut Vec<u32>, tokenize: impl FnOnce(&mut Vec<u32>)) {
+    pub(crate) fn append(
+        &mut self,
+        word: &'a str,
+        ids: &mut Vec<u32>,
+        tokenize: impl FnOnce(&mut Vec<u32>),
+    ) {
         if word.len() < 2 || word.len() > LONGEST_CACHED {
             return tokenize(ids);
         }

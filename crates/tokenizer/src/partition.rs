@@ -28,7 +28,8 @@ pub(crate) struct Partition {
 
 impl Partition {
     pub(crate) fn new(vocab: &Vocab) -> Self {
-        let special = (0..vocab.len() as u32).filter(|&id| vocab.is(id, CONTROL | USER_DEFINED | UNKNOWN));
+        let special =
+            (0..vocab.len() as u32).filter(|&id| vocab.is(id, CONTROL | USER_DEFINED | UNKNOWN));
         Partition { trie: Trie::new(special.map(|id| (vocab.text(id), id)).collect()) }
     }
 
@@ -52,12 +53,15 @@ impl Partition {
         let bytes = text.as_bytes();
         let wanted = |id: u32, range| wanted(vocab.kind(id), range);
         let longest = |at: usize, below: usize| {
-            let fitting = |&(length, id): &(usize, u32)| length < below && wanted(id, at..at + length);
+            let fitting =
+                |&(length, id): &(usize, u32)| length < below && wanted(id, at..at + length);
             self.trie.prefixes(&bytes[at..]).filter(fitting).last()
         };
         let mut queue: BinaryHeap<_> = (0..bytes.len())
             .filter(|&at| self.trie.begins(bytes[at]))
-            .filter_map(|at| longest(at, usize::MAX).map(|(length, id)| (length, Reverse(id), Reverse(at))))
+            .filter_map(|at| {
+                longest(at, usize::MAX).map(|(length, id)| (length, Reverse(id), Reverse(at)))
+            })
             .collect();
         if queue.is_empty() {
             return Vec::new();
@@ -71,7 +75,9 @@ impl Partition {
             }
             // What was taken before is no shorter: it cannot lie between the two ends.
             if taken[at + length - 1] {
-                queue.extend(longest(at, length).map(|(length, id)| (length, Reverse(id), Reverse(at))));
+                queue.extend(
+                    longest(at, length).map(|(length, id)| (length, Reverse(id), Reverse(at))),
+                );
                 continue;
             }
             let range = strip(bytes, &taken, vocab.kind(id), at..at + length);
@@ -122,7 +128,10 @@ mod tests {
     fn vocab(tokens: &[(&str, i32)]) -> Vocab {
         let mut meta = Metadata::new();
         meta.set("tokenizer.ggml.tokens", Value::strings(tokens.iter().map(|(text, _)| text)));
-        meta.set("tokenizer.ggml.token_type", tokens.iter().map(|&(_, ty)| ty).collect::<Vec<i32>>());
+        meta.set(
+            "tokenizer.ggml.token_type",
+            tokens.iter().map(|&(_, ty)| ty).collect::<Vec<i32>>(),
+        );
         Vocab::read(&meta).unwrap()
     }
 
@@ -182,8 +191,9 @@ mod tests {
     #[test]
     fn the_queue_cuts_as_a_search_for_each_token_does() {
         let mut random = Random::new(3);
-        let mut word =
-            |length: usize| -> String { (0..length).map(|_| ['a', 'b', 'é'][random.below(3)]).collect() };
+        let mut word = |length: usize| -> String {
+            (0..length).map(|_| ['a', 'b', 'é'][random.below(3)]).collect()
+        };
         for round in 0..500 {
             let mut tokens: Vec<String> = (0..8).map(|i| word(1 + (i + round) % 5)).collect();
             tokens.sort();

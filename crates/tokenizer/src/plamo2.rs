@@ -30,9 +30,14 @@ impl Plamo2 {
         let byte = |byte: u8| vocab.byte(byte).ok_or(TokenizerError::NoByteToken { byte });
         let bytes = (0..=255).map(byte).collect::<Result<_, _>>()?;
         let scores: Vec<i32> = (0..vocab.len() as u32).map(|id| steps(vocab.score(id))).collect();
-        let usable = |id: u32| !vocab.is(id, BYTE | CONTROL | UNKNOWN) && scores[id as usize] > UNUSABLE;
+        let usable =
+            |id: u32| !vocab.is(id, BYTE | CONTROL | UNKNOWN) && scores[id as usize] > UNUSABLE;
         let ids = (0..vocab.len() as u32).filter(|&id| usable(id));
-        Ok(Plamo2 { tokens: Trie::new(ids.map(|id| (vocab.text(id), id)).collect()), scores, bytes })
+        Ok(Plamo2 {
+            tokens: Trie::new(ids.map(|id| (vocab.text(id), id)).collect()),
+            scores,
+            bytes,
+        })
     }
 
     /// Appends the tokens of a text without special tokens. A mark of the byte order at its start is none of it.
@@ -56,7 +61,9 @@ impl Plamo2 {
             let (token, length, _) = best[at];
             match token {
                 Some(id) => ids.push(id),
-                None => ids.extend(text[at..at + length].bytes().map(|byte| self.bytes[usize::from(byte)])),
+                None => ids.extend(
+                    text[at..at + length].bytes().map(|byte| self.bytes[usize::from(byte)]),
+                ),
             }
             at += length;
         }

@@ -29,7 +29,8 @@ impl Rwkv {
 
 /// The bytes of a text with `\t`, `\n`, `\r`, `\xHH`, and `\` before any other character for itself.
 pub(crate) fn unescaped(text: &[u8]) -> Vec<u8> {
-    let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16)).unwrap_or(0) as u8;
+    let digit =
+        |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16)).unwrap_or(0) as u8;
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.iter().copied();
     while let Some(byte) = bytes.next() {

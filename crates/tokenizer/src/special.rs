@@ -3,7 +3,9 @@
 
 use puna_gguf::Metadata;
 
-use crate::vocab::{CONTROL, Kind, LSTRIP, MARKUP, NORMAL, RSTRIP, UNKNOWN, UNUSED, USER_DEFINED, Vocab};
+use crate::vocab::{
+    CONTROL, Kind, LSTRIP, MARKUP, NORMAL, RSTRIP, UNKNOWN, UNUSED, USER_DEFINED, Vocab,
+};
 
 /// Ids of tokens with a role.
 #[derive(Debug, Default, Clone, PartialEq)]
@@ -188,8 +190,8 @@ impl Specials {
         let calls = ends("<|call|>").or(ends("<|calls|>")).is_some();
         let goes_on = calls && (ends("<|return|>").is_some() || ends("<|flush|>").is_some());
         let end = ends("<|end|>").filter(|_| goes_on);
-        let html =
-            ends("</s>").filter(|_| ends("<|tool_response>").is_some() || ends("<|plamo:eos|>").is_some());
+        let html = ends("</s>")
+            .filter(|_| ends("<|tool_response>").is_some() || ends("<|plamo:eos|>").is_some());
         for (id, kind) in [(end, USER_DEFINED | MARKUP), (html, NORMAL)] {
             if let Some(id) = id {
                 self.eog.retain(|&other| other != id);
@@ -212,7 +214,8 @@ fn read_role(meta: &Metadata, vocab: &Vocab, name: &str, role: &mut Option<u32>)
 /// The ends of generation that Ollama's converter takes over from the model's own configuration; llama.cpp does not
 /// read them.
 fn listed_ends(meta: &Metadata, vocab: &Vocab) -> Vec<u32> {
-    let listed = meta.get("tokenizer.ggml.eos_token_ids").and_then(|value| value.as_array()?.ints());
+    let listed =
+        meta.get("tokenizer.ggml.eos_token_ids").and_then(|value| value.as_array()?.ints());
     let ids = listed.into_iter().flatten().filter_map(|id| u32::try_from(id).ok());
     ids.filter(|&id| (id as usize) < vocab.len()).collect()
 }

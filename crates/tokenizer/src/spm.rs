@@ -55,7 +55,11 @@ impl Spm {
         merger.symbols.clear();
         merger.symbols.extend(text.char_indices().map(|(at, c)| {
             let end = at + c.len_utf8();
-            Symbol { id: vocab.id(&bytes[at..end]).unwrap_or(NO_TOKEN), start: at as u32, end: end as u32 }
+            Symbol {
+                id: vocab.id(&bytes[at..end]).unwrap_or(NO_TOKEN),
+                start: at as u32,
+                end: end as u32,
+            }
         }));
         merger.run(|left, right| {
             let (start, end) = (left.start as usize, right.end as usize);

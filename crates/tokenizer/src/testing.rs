@@ -47,7 +47,9 @@ impl Random {
             let alphabet: Vec<char> = ALPHABETS[self.below(ALPHABETS.len())].chars().collect();
             let run = (1 + self.below(5)).min(left);
             let one = (self.below(4) == 0).then(|| alphabet[self.below(alphabet.len())]);
-            text.extend((0..run).map(|_| one.unwrap_or_else(|| alphabet[self.below(alphabet.len())])));
+            text.extend(
+                (0..run).map(|_| one.unwrap_or_else(|| alphabet[self.below(alphabet.len())])),
+            );
             left -= run;
         }
         text

@@ -122,8 +122,10 @@ impl Tokenizer {
             }
             Family::Spm => Model::Spm(Spm::new(&vocab, rules.space_prefix, specials.unk)),
             Family::Wpm => {
-                let lowercase = meta.opt_bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
-                let strip = meta.opt_bool("tokenizer.ggml.normalizer.strip_accents")?.unwrap_or(lowercase);
+                let lowercase =
+                    meta.opt_bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(true);
+                let strip =
+                    meta.opt_bool("tokenizer.ggml.normalizer.strip_accents")?.unwrap_or(lowercase);
                 Model::Wpm(Wpm::new(&vocab, lowercase, strip, specials.unk))
             }
             Family::Ugm => Model::Ugm(Ugm::read(meta, &vocab, rules.space_prefix, specials.unk)?),
@@ -144,15 +146,17 @@ impl Tokenizer {
         let suppressed = meta.i32s("tokenizer.ggml.suppress_tokens")?.unwrap_or_default();
         let suppressed = suppressed.into_iter().filter_map(|id| u32::try_from(id).ok());
         let suppressed = suppressed.filter(|&id| (id as usize) < vocab.len()).collect();
-        let inner = Inner { name, pre_name, vocab, model, partition, pieces, specials, rules, suppressed };
+        let inner =
+            Inner { name, pre_name, vocab, model, partition, pieces, specials, rules, suppressed };
         Ok(Tokenizer { inner: Arc::new(inner) })
     }
 
     /// The tokens of a text.
     pub fn encode(&self, text: &str, opts: Encode) -> Vec<u32> {
         // Some files give a token more kinds than one: what hides it as control or unknown wins.
-        self.inner
-            .encode(text, opts.add_special, |kind, _| kind & (CONTROL | UNKNOWN) == 0 || opts.parse_special)
+        self.inner.encode(text, opts.add_special, |kind, _| {
+            kind & (CONTROL | UNKNOWN) == 0 || opts.parse_special
+        })
     }
 
     /// The tokens of a prompt that a template wrote, control tokens read as such. Where the first token comes by itself
@@ -346,7 +350,14 @@ impl Tokenizer {
     /// Marks for filling in the middle of a text.
     pub fn fim(&self) -> Fim {
         let s = &self.inner.specials;
-        Fim { pre: s.fim_pre, suf: s.fim_suf, mid: s.fim_mid, pad: s.fim_pad, rep: s.fim_rep, sep: s.fim_sep }
+        Fim {
+            pre: s.fim_pre,
+            suf: s.fim_suf,
+            mid: s.fim_mid,
+            pad: s.fim_pad,
+            rep: s.fim_rep,
+            sep: s.fim_sep,
+        }
     }
 
     /// Whether the file wants BOS at the start of texts. A prompt template that writes it too must not add it twice.
@@ -421,7 +432,12 @@ impl Inner {
         self.rules.space_prefix
     }
 
-    fn encode(&self, text: &str, add_special: bool, wanted: impl Fn(Kind, Range<usize>) -> bool) -> Vec<u32> {
+    fn encode(
+        &self,
+        text: &str,
+        add_special: bool,
+        wanted: impl Fn(Kind, Range<usize>) -> bool,
+    ) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3 + 4);
         ids.extend(self.first_token().filter(|_| add_special));
         for part in self.partition.cut(&self.vocab, text, wanted) {
@@ -472,7 +488,8 @@ fn family(model: &str, pre: Option<&str>) -> Result<Family, TokenizerError> {
     // As it can be shown; the errors quote it themselves.
     let safe = |name: &str| shown(name.as_bytes()).trim_matches('`').to_owned();
     let pre_tokenizer = |pre: &str| {
-        let unknown = || TokenizerError::UnknownPreTokenizer { pre: safe(pre), known: pretok::known() };
+        let unknown =
+            || TokenizerError::UnknownPreTokenizer { pre: safe(pre), known: pretok::known() };
         pretok::find(pre).map(Family::Bpe).ok_or_else(unknown)
     };
     match model {
@@ -514,12 +531,19 @@ fn defaults(family: &Family, model: &str) -> (Specials, Rules) {
         ),
         Family::Rwkv => (Specials::default(), Rules::default()),
         Family::Plamo2 => (
-            Specials { bos: Some(1), eos: Some(2), unk: Some(0), pad: Some(3), ..Specials::default() },
+            Specials {
+                bos: Some(1),
+                eos: Some(2),
+                unk: Some(0),
+                pad: Some(3),
+                ..Specials::default()
+            },
             Rules::default(),
         ),
         Family::Bpe(pre) => {
             let id = Some(11).filter(|_| model != "gemma4");
-            let specials = Specials { bos: id.filter(|_| !pre.no_bos), eos: id, ..Specials::default() };
+            let specials =
+                Specials { bos: id.filter(|_| !pre.no_bos), eos: id, ..Specials::default() };
             let rules = Rules {
                 add_bos: pre.add_bos,
                 add_sep: pre.add_sep,

@@ -20,8 +20,12 @@ impl Trie {
     pub(crate) fn new(mut keys: Vec<(&[u8], u32)>) -> Self {
         keys.retain(|(key, _)| !key.is_empty());
         keys.sort_by_key(|&(key, _)| key);
-        let mut trie =
-            Trie { bytes: vec![0], children: vec![], values: vec![NONE], first: Box::new([0; 256]) };
+        let mut trie = Trie {
+            bytes: vec![0],
+            children: vec![],
+            values: vec![NONE],
+            first: Box::new([0; 256]),
+        };
         // The keys below each node of a level, in the order of the nodes.
         let mut level = vec![(0, keys.len())];
         let mut depth = 0;
@@ -33,7 +37,8 @@ impl Trie {
                 while at < end {
                     let byte = keys[at].0[depth];
                     let same = keys[at..end].partition_point(|(key, _)| key[depth] == byte);
-                    let ending = keys[at..at + same].partition_point(|(key, _)| key.len() == depth + 1);
+                    let ending =
+                        keys[at..at + same].partition_point(|(key, _)| key.len() == depth + 1);
                     if depth == 0 {
                         trie.first[usize::from(byte)] = trie.bytes.len() as u32;
                     }
@@ -57,7 +62,10 @@ impl Trie {
     }
 
     /// All keys that `text` begins with, the shortest first: length and value.
-    pub(crate) fn prefixes<'a>(&'a self, text: &'a [u8]) -> impl Iterator<Item = (usize, u32)> + 'a {
+    pub(crate) fn prefixes<'a>(
+        &'a self,
+        text: &'a [u8],
+    ) -> impl Iterator<Item = (usize, u32)> + 'a {
         let mut node = text.first().map_or(0, |&byte| self.first[usize::from(byte)]);
         let mut length = 1;
         std::iter::from_fn(move || {
@@ -81,7 +89,8 @@ impl Trie {
 
     #[inline]
     fn child(&self, node: u32, byte: u8) -> u32 {
-        let (start, end) = (self.children[node as usize] as usize, self.children[node as usize + 1] as usize);
+        let (start, end) =
+            (self.children[node as usize] as usize, self.children[node as usize + 1] as usize);
         match self.bytes[start..end].binary_search(&byte) {
             Ok(at) => (start + at) as u32,
             Err(_) => 0,

@@ -37,7 +37,8 @@ impl Ugm {
             Trie::new(ids.map(|id| (vocab.text(id), id)).collect())
         };
         let ids = 0..vocab.len() as u32;
-        let least = ids.clone().filter(|&id| vocab.is(id, NORMAL)).map(|id| f64::from(vocab.score(id)));
+        let least =
+            ids.clone().filter(|&id| vocab.is(id, NORMAL)).map(|id| f64::from(vocab.score(id)));
         Ok(Ugm {
             tokens: of(NORMAL | USER_DEFINED | UNUSED),
             user_defined: of(USER_DEFINED),
@@ -48,7 +49,9 @@ impl Ugm {
                 .collect(),
             unk,
             space_prefix,
-            merge_spaces: meta.opt_bool("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false),
+            merge_spaces: meta
+                .opt_bool("tokenizer.ggml.remove_extra_whitespaces")?
+                .unwrap_or(false),
         })
     }
 
@@ -190,8 +193,10 @@ impl Charsmap {
             at ^= children(node);
             if node & 1 << 8 != 0 {
                 let value = self.nodes.get(at as usize).map(|value| (value & 0x7FFF_FFFF) as usize);
-                longest =
-                    value.and_then(|value| self.replacement(value)).map(|text| (text, length)).or(longest);
+                longest = value
+                    .and_then(|value| self.replacement(value))
+                    .map(|text| (text, length))
+                    .or(longest);
             }
         }
         longest

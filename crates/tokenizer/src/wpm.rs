@@ -21,7 +21,12 @@ pub(crate) struct Wpm {
 }
 
 impl Wpm {
-    pub(crate) fn new(vocab: &Vocab, lowercase: bool, strip_accents: bool, unk: Option<u32>) -> Self {
+    pub(crate) fn new(
+        vocab: &Vocab,
+        lowercase: bool,
+        strip_accents: bool,
+        unk: Option<u32>,
+    ) -> Self {
         let trie = Trie::new(vocab.texts.iter().zip(0..).collect());
         Wpm { trie, lowercase, strip_accents, unk }
     }

@@ -38,7 +38,8 @@ fn check_fixture(name: &str, tokenizer: &Tokenizer) {
 
 /// What `oracle/hf.py` prints, line by line, and the process, which must end well.
 fn oracle(kind: &str, what: &Path) -> (impl Iterator<Item = Value>, Child) {
-    let setting = |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
+    let setting =
+        |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
     let mut oracle = Command::new(setting("PUNA_ORACLE_PYTHON", "python3"))
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oracle/hf.py"))
         .args(["live", kind])
@@ -51,14 +52,22 @@ fn oracle(kind: &str, what: &Path) -> (impl Iterator<Item = Value>, Child) {
     (lines.map(|line| serde_json::from_str(&line.expect("a line")).expect("JSON")), oracle)
 }
 
-fn check_rows(name: &str, rows: impl Iterator<Item = Value>, mut oracle: Child, tokenizer: &Tokenizer) {
+fn check_rows(
+    name: &str,
+    rows: impl Iterator<Item = Value>,
+    mut oracle: Child,
+    tokenizer: &Tokenizer,
+) {
     let mut characters = 0;
     for row in rows {
         let text = row["text"].as_str().expect("text");
         characters += text.chars().count();
         assert_eq!(tokenizer.encode(text, AS_HF), ids(&row["ids"]), "{name} on {text:?}");
     }
-    assert!(oracle.wait().expect("it ends").success(), "oracle/hf.py failed: pip install tokenizers");
+    assert!(
+        oracle.wait().expect("it ends").success(),
+        "oracle/hf.py failed: pip install tokenizers"
+    );
     assert!(characters > 0);
     eprintln!("{name}: {characters} characters, all ids equal");
 }
@@ -123,7 +132,8 @@ fn every_published_pre_tokenizer_agrees_on_a_million_characters() {
     let mut meta = common::metadata("gpt2", &["a"]);
     meta.set("tokenizer.ggml.pre", "none of them");
     meta.set("tokenizer.ggml.merges", puna_gguf::Value::strings::<&str>([]));
-    let Err(TokenizerError::UnknownPreTokenizer { known, .. }) = Tokenizer::from_metadata(&meta) else {
+    let Err(TokenizerError::UnknownPreTokenizer { known, .. }) = Tokenizer::from_metadata(&meta)
+    else {
         panic!("no such name is known")
     };
     let without = |name: &&str| WITHOUT_ORIGINAL.iter().any(|(other, _)| other == name);

@@ -18,7 +18,8 @@ fn check(name: &str, texts: usize) {
     assert_eq!((inputs.len(), outputs.len()), (texts, texts));
     let tokenizer = open(path.clone());
     for (input, output) in inputs.into_iter().zip(outputs) {
-        let want: Vec<u32> = output.split_whitespace().map(|id| id.parse().expect("an id")).collect();
+        let want: Vec<u32> =
+            output.split_whitespace().map(|id| id.parse().expect("an id")).collect();
         assert_eq!(tokenizer.encode(input, PLAIN), want, "{name} on {input:?}");
     }
 }
@@ -54,7 +55,8 @@ vocabularies! {
 fn spm_reads_control_tokens_only_when_told_to() {
     let Some(path) = model("vocab/ggml-vocab-llama-spm.gguf") else { return };
     let tokenizer = open(path);
-    let encode = |text, parse_special| tokenizer.encode(text, Encode { add_special: true, parse_special });
+    let encode =
+        |text, parse_special| tokenizer.encode(text, Encode { add_special: true, parse_special });
     assert_eq!(encode("", true), [1]);
     assert_eq!(encode(" ", true), [1, 259]);
     assert_eq!(encode("a<s> b", true), [1, 263, 1, 29871, 289]);
@@ -71,8 +73,9 @@ fn wpm_wraps_texts_and_keeps_the_mask() {
 
 #[test]
 fn what_ends_generation_is_known_by_text() {
-    let ends =
-        |name: &str| model(&format!("vocab/ggml-vocab-{name}.gguf")).map(|path| open(path).eog().to_vec());
+    let ends = |name: &str| {
+        model(&format!("vocab/ggml-vocab-{name}.gguf")).map(|path| open(path).eog().to_vec())
+    };
     // llama.cpp adds 2, the `</s>` of Llama 2 that Phi 3 has as an ordinary text.
     assert!(ends("phi-3").is_none_or(|ids| ids == [32000, 32007]));
     assert!(ends("llama-bpe").is_none_or(|ids| ids == [128001, 128009]));
@@ -112,13 +115,15 @@ fn made_up_vocabularies_of_rare_models_give_the_recorded_ids() {
         let mut meta = metadata(name, &strings("tokens"));
         let types: Vec<i32> = list("types").map(|v| v.as_i64().expect("a number") as i32).collect();
         meta.set("tokenizer.ggml.token_type", types);
-        let scores: Vec<f32> = list("scores").map(|v| v.as_f64().expect("a number") as f32).collect();
+        let scores: Vec<f32> =
+            list("scores").map(|v| v.as_f64().expect("a number") as f32).collect();
         if !scores.is_empty() {
             meta.set("tokenizer.ggml.scores", scores);
         }
         meta.set("tokenizer.ggml.merges", Value::strings(strings("merges")));
         meta.set("tokenizer.ggml.pre", vocabulary["pre"].as_str().unwrap_or("default"));
-        let tokenizer = Tokenizer::from_metadata(&meta).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let tokenizer =
+            Tokenizer::from_metadata(&meta).unwrap_or_else(|error| panic!("{name}: {error}"));
         let texts = if name == "hybriddna" { "dna_texts" } else { "texts" };
         check_hashes(name, &tokenizer, SPECIAL, &fixture[texts], &vocabulary["hashes"]);
     }

@@ -17,8 +17,23 @@ static RWKV: LazyLock<Tokenizer> = LazyLock::new(|| unigram("rwkv"));
 
 /// A small SentencePiece vocabulary that can spell every byte.
 fn spm() -> Tokenizer {
-    let words =
-        ["▁", "▁t", "he", "▁the", "▁▁", "▁▁▁▁", "a", "b", "ab", "é", "日", "日本", "aa", "aaaa", "本"];
+    let words = [
+        "▁",
+        "▁t",
+        "he",
+        "▁the",
+        "▁▁",
+        "▁▁▁▁",
+        "a",
+        "b",
+        "ab",
+        "é",
+        "日",
+        "日本",
+        "aa",
+        "aaaa",
+        "本",
+    ];
     let bytes: Vec<String> = (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect();
     let mut tokens = vec!["<unk>", "<s>", "</s>"];
     tokens.extend(bytes.iter().map(String::as_str));
@@ -26,13 +41,17 @@ fn spm() -> Tokenizer {
     let kind = |at: usize| [2, 3, 3].get(at).copied().unwrap_or(if at < 259 { 6 } else { 1 });
     let mut meta = metadata("llama", &tokens);
     meta.set("tokenizer.ggml.token_type", (0..tokens.len()).map(kind).collect::<Vec<i32>>());
-    meta.set("tokenizer.ggml.scores", (0..tokens.len()).map(|at| (at * 7 % 13) as f32).collect::<Vec<f32>>());
+    meta.set(
+        "tokenizer.ggml.scores",
+        (0..tokens.len()).map(|at| (at * 7 % 13) as f32).collect::<Vec<f32>>(),
+    );
     Tokenizer::from_metadata(&meta).unwrap()
 }
 
 fn wpm() -> Tokenizer {
-    let tokens =
-        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁a", "a", "▁hello", "lo", "▁日", "▁.", "▁e", "e", "aa"];
+    let tokens = [
+        "[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁a", "a", "▁hello", "lo", "▁日", "▁.", "▁e", "e", "aa",
+    ];
     let mut meta = metadata("bert", &tokens);
     let kind = |at: usize| [3, 2, 3, 3].get(at).copied().unwrap_or(1);
     meta.set("tokenizer.ggml.token_type", (0..tokens.len()).map(kind).collect::<Vec<i32>>());
@@ -44,8 +63,10 @@ fn wpm() -> Tokenizer {
 
 /// A unigram vocabulary of `model` that has all bytes: `t5` or `plamo2`, or RWKV's with escapes.
 fn unigram(model: &str) -> Tokenizer {
-    let words =
-        ["▁", "▁t", "he", "▁the", "▁▁", "a", "b", "ab", "é", "日", "日本", "aa", "aaaa", "  ", "\n\n"];
+    let words = [
+        "▁", "▁t", "he", "▁the", "▁▁", "a", "b", "ab", "é", "日", "日本", "aa", "aaaa", "  ",
+        "\n\n",
+    ];
     let byte = |byte: u8| match model {
         "rwkv" => format!("\\x{byte:02x}"),
         _ => format!("<0x{byte:02X}>"),
@@ -69,7 +90,11 @@ fn unigram(model: &str) -> Tokenizer {
 fn text() -> impl Strategy<Value = String> {
     let spice = "( |  |\n|\r\n|\t|'s|'LL|the|ab|aaaa|123|1234567|日本|é|e\u{301}|👩‍💻|<\\|im_start\\|>|</s>|\\.\\.\\.|\u{3000})";
     let strings = |pattern: String| proptest::string::string_regex(&pattern).expect("a pattern");
-    prop_oneof![any::<String>(), strings(format!("{spice}{{0,40}}")), strings(format!("(.|{spice}){{0,60}}"))]
+    prop_oneof![
+        any::<String>(),
+        strings(format!("{spice}{{0,40}}")),
+        strings(format!("(.|{spice}){{0,60}}"))
+    ]
 }
 
 proptest! {
@@ -187,8 +212,21 @@ proptest! {
 #[test]
 fn a_megabyte_of_one_thing_takes_no_quadratic_time() {
     let start = Instant::now();
-    for unit in ["a", " ", "\n", "7", "é", "日", "\u{301}", "▁", "<", "<|im_start|>", "ab ", "'s", "\u{378}"]
-    {
+    for unit in [
+        "a",
+        " ",
+        "\n",
+        "7",
+        "é",
+        "日",
+        "\u{301}",
+        "▁",
+        "<",
+        "<|im_start|>",
+        "ab ",
+        "'s",
+        "\u{378}",
+    ] {
         let text = unit.repeat(1_000_000 / unit.len());
         for tokenizer in [&*CRIA, &*SPM, &*WPM, &*UGM, &*PLAMO2, &*RWKV] {
             let ids = tokenizer.encode(&text, SPECIAL);
@@ -203,7 +241,8 @@ fn a_megabyte_of_one_thing_takes_no_quadratic_time() {
 #[test]
 fn a_megabyte_of_special_tokens_takes_no_quadratic_time() {
     let runs: Vec<String> = (1..=40).map(|count| "\n".repeat(count)).collect();
-    let mut meta: Metadata = metadata("gemma4", &runs.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut meta: Metadata =
+        metadata("gemma4", &runs.iter().map(String::as_str).collect::<Vec<_>>());
     meta.set("tokenizer.ggml.merges", Value::strings::<&str>([]));
     meta.set("tokenizer.ggml.token_type", vec![4i32; 40]);
     let tokenizer = Tokenizer::from_metadata(&meta).unwrap();

@@ -30,14 +30,18 @@ fn an_unknown_pre_tokenizer_is_named_with_the_known_ones() {
     let text = error.to_string();
     assert!(text.starts_with("unknown pre-tokenizer type: 'llama-9'"), "{text}");
     assert!(
-        ["llama-bpe", "qwen2", "smollm", "deepseek-v3", "gpt-4o"].iter().all(|name| text.contains(name)),
+        ["llama-bpe", "qwen2", "smollm", "deepseek-v3", "gpt-4o"]
+            .iter()
+            .all(|name| text.contains(name)),
         "{text}"
     );
 }
 
 #[test]
 fn names_of_any_length_and_kind_are_safe_to_show() {
-    for (key, start) in [("pre", "unknown pre-tokenizer type: '"), ("model", "unknown tokenizer: '")] {
+    for (key, start) in
+        [("pre", "unknown pre-tokenizer type: '"), ("model", "unknown tokenizer: '")]
+    {
         let mut meta = bpe(&["a"], &[1]);
         let name = format!("\x1b[2J{}", "y".repeat(100_000));
         meta.set(&format!("tokenizer.ggml.{key}"), name.as_str());
@@ -72,7 +76,10 @@ fn what_is_wrong_with_a_vocabulary_is_said() {
     assert_eq!(code(&metadata("gpt2", &["a"])), "gguf_vocab_no_merges");
     let twice = error(&metadata("llama", &["a", "b", "a"]));
     assert_eq!(twice.code(), "gguf_vocab_duplicate_token");
-    assert_eq!(twice.to_string(), "tokens 0 and 2 of `tokenizer.ggml.tokens` have the same text \"a\"");
+    assert_eq!(
+        twice.to_string(),
+        "tokens 0 and 2 of `tokenizer.ggml.tokens` have the same text \"a\""
+    );
     let mut meta = metadata("llama", &["a", "b"]);
     meta.set("tokenizer.ggml.scores", vec![1.0f32]);
     assert_eq!(
@@ -145,7 +152,8 @@ fn harmonys_marks_are_seen_and_the_old_fim_names_win() {
 #[test]
 fn user_defined_tokens_are_always_read_and_control_tokens_on_demand() {
     let tokenizer = read(&bpe(&["a", "<u>", "<c>", "<", "u", "c", ">"], &[1, 4, 3, 1, 1, 1, 1]));
-    let encode = |parse_special| tokenizer.encode("a<u><c>", Encode { add_special: false, parse_special });
+    let encode =
+        |parse_special| tokenizer.encode("a<u><c>", Encode { add_special: false, parse_special });
     assert_eq!(encode(false), [0, 1, 3, 5, 6]);
     assert_eq!(encode(true), [0, 1, 2]);
     assert_eq!(tokenizer.decode(&encode(true), false), "a<u>");
@@ -154,7 +162,8 @@ fn user_defined_tokens_are_always_read_and_control_tokens_on_demand() {
 
 #[test]
 fn parts_merge_with_each_other_and_only_trusted_ones_have_control_tokens() {
-    let mut meta = bpe(&["a", "b", "ab", "<c>", "<", "c", ">", "<u>", "u"], &[1, 1, 1, 3, 1, 1, 1, 4, 1]);
+    let mut meta =
+        bpe(&["a", "b", "ab", "<c>", "<", "c", ">", "<u>", "u"], &[1, 1, 1, 3, 1, 1, 1, 4, 1]);
     meta.set("tokenizer.ggml.merges", Value::strings(["a b"]));
     let tokenizer = read(&meta);
     let encode = |parts: &[(&str, bool)]| tokenizer.encode_parts(parts, false);
@@ -186,7 +195,10 @@ fn marks_of_conversations_are_found_and_read_where_they_are_trusted_alone() {
     let trusted = tokenizer.encode_parts(&[(text, true)], false);
     assert_eq!(trusted, [6, 0, 6, 5, 3, 1]);
     let written = tokenizer.encode_parts(&[(text, false)], false);
-    assert!(written.contains(&5) && [0, 1, 3].iter().all(|mark| !written.contains(mark)), "{written:?}");
+    assert!(
+        written.contains(&5) && [0, 1, 3].iter().all(|mark| !written.contains(mark)),
+        "{written:?}"
+    );
     assert_eq!(tokenizer.controls_in("a|>"), []);
 }
 
@@ -262,7 +274,8 @@ fn words_of_white_space_vocabularies_lose_the_white_space() {
 
 #[test]
 fn word_pieces_are_the_longest_or_the_whole_word_is_unknown() {
-    let tokens = ["[UNK]", "[CLS]", "[SEP]", "▁un", "▁u", "aff", "able", "a", "▁.", "▁ha", "▁中", "▁ḥ"];
+    let tokens =
+        ["[UNK]", "[CLS]", "[SEP]", "▁un", "▁u", "aff", "able", "a", "▁.", "▁ha", "▁中", "▁ḥ"];
     let mut meta = metadata("bert", &tokens);
     for (key, id) in [("unknown", 0u32), ("bos", 1), ("seperator", 2)] {
         meta.set(&format!("tokenizer.ggml.{key}_token_id"), id);
@@ -284,9 +297,14 @@ fn cria_speaks_chat_ml() {
     assert_eq!((tokenizer.model(), tokenizer.vocab_size()), ("gpt2", 4096));
     let end = tokenizer.token_id("<|im_end|>").expect("a turn's end");
     assert!(tokenizer.is_eog(end) && tokenizer.is_control(end));
-    let ids = tokenizer
-        .encode("<|im_start|>user\nHi<|im_end|>", Encode { add_special: false, parse_special: true });
-    assert_eq!((ids.first().copied(), ids.last().copied()), (tokenizer.token_id("<|im_start|>"), Some(end)));
+    let ids = tokenizer.encode(
+        "<|im_start|>user\nHi<|im_end|>",
+        Encode { add_special: false, parse_special: true },
+    );
+    assert_eq!(
+        (ids.first().copied(), ids.last().copied()),
+        (tokenizer.token_id("<|im_start|>"), Some(end))
+    );
     assert_eq!(tokenizer.decode(&ids, false), "user\nHi");
 }
 
@@ -305,7 +323,10 @@ fn the_originals_of_the_patterns_are_an_option() {
 fn unigram(tokens: &[(&str, i32, i32)]) -> Metadata {
     let mut meta = metadata("t5", &tokens.iter().map(|t| t.0).collect::<Vec<_>>());
     meta.set("tokenizer.ggml.token_type", tokens.iter().map(|t| t.1).collect::<Vec<i32>>());
-    meta.set("tokenizer.ggml.scores", tokens.iter().map(|t| t.2 as f32 / 10.0).collect::<Vec<f32>>());
+    meta.set(
+        "tokenizer.ggml.scores",
+        tokens.iter().map(|t| t.2 as f32 / 10.0).collect::<Vec<f32>>(),
+    );
     meta.set("tokenizer.ggml.add_space_prefix", true);
     meta
 }
@@ -338,7 +359,8 @@ fn unigram_tokens_have_the_greatest_sum_of_scores() {
 
 #[test]
 fn a_normaliser_that_does_not_fit_is_refused_and_a_wild_one_is_harmless() {
-    let mut meta = unigram(&[("<pad>", 3, 0), ("</s>", 3, 0), ("<unk>", 2, 0), ("▁", 1, 0), ("a", 1, 0)]);
+    let mut meta =
+        unigram(&[("<pad>", 3, 0), ("</s>", 3, 0), ("<unk>", 2, 0), ("▁", 1, 0), ("a", 1, 0)]);
     for bytes in [&[][..], &[1u8, 0, 0], &[4, 0, 0, 0], &[255, 255, 255, 255, 0]] {
         meta.set("tokenizer.ggml.precompiled_charsmap", bytes.to_vec());
         assert_eq!(error(&meta).code(), "gguf_vocab_inconsistent", "{bytes:?}");
@@ -356,7 +378,8 @@ fn a_normaliser_that_does_not_fit_is_refused_and_a_wild_one_is_harmless() {
 
 #[test]
 fn rwkv_takes_the_longest_token_of_bytes() {
-    let mut meta = metadata("rwkv", &["<s>", r"\x00", r"\n", "a", "ab", r"\xe4\xb8", r"\xad", "abcd"]);
+    let mut meta =
+        metadata("rwkv", &["<s>", r"\x00", r"\n", "a", "ab", r"\xe4\xb8", r"\xad", "abcd"]);
     meta.set("tokenizer.ggml.unknown_token_id", 1u32);
     let tokenizer = read(&meta);
     assert_eq!(tokenizer.encode("ababc\n中", SPECIAL), [4, 4, 1, 2, 5, 6]);
@@ -368,7 +391,8 @@ fn control_tokens_are_hidden_but_for_those_that_are_to_be_shown() {
     let tokenizer = cria();
     let ids = tokenizer.encode("<|im_start|>a<|endoftext|><think>", SPECIAL);
     let shown = tokenizer.token_id("<|endoftext|>").into_iter().collect::<Vec<_>>();
-    let text = |mut decoder: StreamDecoder| ids.iter().map(|id| decoder.push(*id)).collect::<String>();
+    let text =
+        |mut decoder: StreamDecoder| ids.iter().map(|id| decoder.push(*id)).collect::<String>();
     assert_eq!(text(tokenizer.decoder()), "a<think>");
     assert_eq!(text(tokenizer.decoder().showing(&shown)), "a<|endoftext|><think>");
 }
@@ -376,19 +400,22 @@ fn control_tokens_are_hidden_but_for_those_that_are_to_be_shown() {
 /// A PLaMo 2 vocabulary of the bytes and these tokens.
 fn plamo2(tokens: &[(&str, f32)]) -> Metadata {
     let bytes: Vec<String> = (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect();
-    let texts = ["<unk>", "<s>", "</s>", "<pad>"].into_iter().chain(bytes.iter().map(String::as_str));
+    let texts =
+        ["<unk>", "<s>", "</s>", "<pad>"].into_iter().chain(bytes.iter().map(String::as_str));
     let texts: Vec<&str> = texts.chain(tokens.iter().map(|token| token.0)).collect();
     let kind = |at: usize| [2, 3, 3, 3].get(at).copied().unwrap_or(if at < 260 { 6 } else { 1 });
     let mut meta = metadata("plamo2", &texts);
     meta.set("tokenizer.ggml.token_type", (0..texts.len()).map(kind).collect::<Vec<i32>>());
-    let scores: Vec<f32> = [0.0; 260].into_iter().chain(tokens.iter().map(|token| token.1)).collect();
+    let scores: Vec<f32> =
+        [0.0; 260].into_iter().chain(tokens.iter().map(|token| token.1)).collect();
     meta.set("tokenizer.ggml.scores", scores);
     meta
 }
 
 #[test]
 fn plamo_2_takes_the_tokens_of_the_best_sum_and_spells_what_has_none() {
-    let tokens = [("a", -4.0), ("b", -4.0), ("ab", -5.0), ("ba", -2.0), ("aba", -8.0), ("no", -2000.0)];
+    let tokens =
+        [("a", -4.0), ("b", -4.0), ("ab", -5.0), ("ba", -2.0), ("aba", -8.0), ("no", -2000.0)];
     let tokenizer = read(&plamo2(&tokens));
     let byte = |byte: u8| u32::from(byte) + 4;
     let encode = |text| tokenizer.encode(text, SPECIAL);
@@ -418,7 +445,8 @@ fn plamo_2_needs_each_byte() {
 
 #[test]
 fn six_nucleotides_are_a_token_and_print_without_their_mark() {
-    let tokens = ["a", "b", "A", "C", "<dna>", "</dna>", "<oov>", "ACACAA\u{e000}", "CCCCCC\u{e000}"];
+    let tokens =
+        ["a", "b", "A", "C", "<dna>", "</dna>", "<oov>", "ACACAA\u{e000}", "CCCCCC\u{e000}"];
     let mut meta = bpe(&tokens, &[1; 9]);
     meta.set("tokenizer.ggml.model", "hybriddna");
     let tokenizer = read(&meta);

@@ -51,15 +51,20 @@ impl Named {
 
 /// The certificates of the file that the environment names. What is wrong with it is the system's verifier's to say.
 fn of_variable() -> Vec<CertificateDer<'static>> {
-    let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) else { return Vec::new() };
+    let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) else {
+        return Vec::new();
+    };
     let mut text = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MAX_FILE).read_to_end(&mut text));
-    read.map(|_| CertificateDer::pem_slice_iter(&text).filter_map(Result::ok).collect()).unwrap_or_default()
+    read.map(|_| CertificateDer::pem_slice_iter(&text).filter_map(Result::ok).collect())
+        .unwrap_or_default()
 }
 
 /// Whether a server was refused as it shows an authority's certificate for its own.
 pub fn is_authority_itself(error: &rustls::Error) -> bool {
-    let rustls::Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
+    let rustls::Error::InvalidCertificate(CertificateError::Other(other)) = error else {
+        return false;
+    };
     matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
 }
 
@@ -71,7 +76,8 @@ impl Named {
         name: &ServerName<'_>,
         error: rustls::Error,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        if !is_authority_itself(&error) || !self.named.iter().any(|named| **named == **certificate) {
+        if !is_authority_itself(&error) || !self.named.iter().any(|named| **named == **certificate)
+        {
             return Err(error);
         }
         // Not looked at yet. A file that somebody trusts is not made to deceive a search for bytes.
@@ -124,7 +130,9 @@ impl ServerCertVerifier for Named {
 mod tests {
     use std::time::Duration;
 
-    use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, KeyPair, date_time_ymd};
+    use rcgen::{
+        BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, KeyPair, date_time_ymd,
+    };
     use rustls::RootCertStore;
     use rustls::client::WebPkiServerVerifier;
     use rustls::crypto::ring::default_provider;
@@ -140,7 +148,8 @@ mod tests {
         let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.extended_key_usages = uses.to_vec();
-        (params.not_before, params.not_after) = (date_time_ymd(2025, 1, 1), date_time_ymd(2030, 1, 1));
+        (params.not_before, params.not_after) =
+            (date_time_ymd(2025, 1, 1), date_time_ymd(2030, 1, 1));
         params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone()
     }
 
@@ -153,7 +162,8 @@ mod tests {
         let mut roots = RootCertStore::empty();
         roots.add(named.clone()).unwrap();
         let provider = Arc::new(default_provider());
-        let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
+        let inner =
+            WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
         let named = Named { inner, named: vec![named.clone()] };
         let name = ServerName::try_from(name).unwrap();
         let now = UnixTime::since_unix_epoch(Duration::from_secs(at));
@@ -164,7 +174,8 @@ mod tests {
     fn a_servers_own_certificate_that_is_named_is_believed() {
         let ours = made(&[]);
         assert_eq!(ask(&ours, &ours, "localhost", WITHIN), Ok(()));
-        let for_servers = made(&[ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth]);
+        let for_servers =
+            made(&[ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth]);
         assert_eq!(ask(&for_servers, &for_servers, "localhost", WITHIN), Ok(()));
     }
 
@@ -173,7 +184,9 @@ mod tests {
         let (ours, other) = (made(&[]), made(&[]));
         let error = ask(&ours, &other, "localhost", WITHIN).unwrap_err();
         assert!(is_authority_itself(&error), "{error}");
-        let error = |named: &CertificateDer<'static>, name: &str, at: u64| match ask(named, named, name, at) {
+        let error = |named: &CertificateDer<'static>, name: &str, at: u64| match ask(
+            named, named, name, at,
+        ) {
             Err(rustls::Error::InvalidCertificate(error)) => error,
             other => panic!("{other:?}"),
         };

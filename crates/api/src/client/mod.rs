@@ -12,11 +12,11 @@ use serde::de::DeserializeOwned;
 
 use crate::Address;
 use crate::native::{
-    ChatRequest, ChatResponse, CopyRequest, CreateRequest, DeleteRequest, DeleteResponse, DetokenizeRequest,
-    DetokenizeResponse, DownloadsResponse, EmbedRequest, EmbedResponse, EmbeddingsRequest,
-    EmbeddingsResponse, ErrorBody, GenerateRequest, GenerateResponse, ListResponse, ProcessResponse,
-    Progress, PruneRequest, PruneResponse, PullRequest, ShowRequest, ShowResponse, TokenizeRequest,
-    TokenizeResponse, VerifyRequest, VersionResponse,
+    ChatRequest, ChatResponse, CopyRequest, CreateRequest, DeleteRequest, DeleteResponse,
+    DetokenizeRequest, DetokenizeResponse, DownloadsResponse, EmbedRequest, EmbedResponse,
+    EmbeddingsRequest, EmbeddingsResponse, ErrorBody, GenerateRequest, GenerateResponse,
+    ListResponse, ProcessResponse, Progress, PruneRequest, PruneResponse, PullRequest, ShowRequest,
+    ShowResponse, TokenizeRequest, TokenizeResponse, VerifyRequest, VersionResponse,
 };
 use crate::trust;
 
@@ -82,7 +82,8 @@ impl Client {
         // server is on this machine or on a named one.
         let http = reqwest::Client::builder().no_proxy().tls_backend_preconfigured(trust::config());
         // Nothing of this depends on the machine.
-        let http = http.build().unwrap_or_else(|e| unreachable!("the client's settings are wrong: {e}"));
+        let http =
+            http.build().unwrap_or_else(|e| unreachable!("the client's settings are wrong: {e}"));
         let base: String = base.into();
         Self { http, base: base.trim_end_matches('/').to_owned(), key: None }
     }
@@ -91,10 +92,14 @@ impl Client {
     /// that [`Address`] reads, else this machine, with the key in `PUNA_API_KEY` or `OLLAMA_API_KEY`.
     pub fn from_env() -> Self {
         let variable = |names: [&str; 2]| {
-            names.iter().filter_map(|name| std::env::var(name).ok()).find(|value| !value.trim().is_empty())
+            names
+                .iter()
+                .filter_map(|name| std::env::var(name).ok())
+                .find(|value| !value.trim().is_empty())
         };
         let host = variable(["PUNA_HOST", "OLLAMA_HOST"]).unwrap_or_default();
-        Self::new(Address::parse(host.trim()).0.url()).with_key(variable(["PUNA_API_KEY", "OLLAMA_API_KEY"]))
+        Self::new(Address::parse(host.trim()).0.url())
+            .with_key(variable(["PUNA_API_KEY", "OLLAMA_API_KEY"]))
     }
 
     /// The same, showing an API key to the server.
@@ -139,7 +144,10 @@ impl Client {
     }
 
     /// Generates text, piece by piece unless `stream` is false.
-    pub async fn generate(&self, request: &GenerateRequest) -> Result<Stream<GenerateResponse>, ClientError> {
+    pub async fn generate(
+        &self,
+        request: &GenerateRequest,
+    ) -> Result<Stream<GenerateResponse>, ClientError> {
         self.stream("/api/generate", request).await
     }
 
@@ -149,7 +157,10 @@ impl Client {
     }
 
     /// A generated text in one piece, whatever `stream` says.
-    pub async fn generate_whole(&self, request: &GenerateRequest) -> Result<GenerateResponse, ClientError> {
+    pub async fn generate_whole(
+        &self,
+        request: &GenerateRequest,
+    ) -> Result<GenerateResponse, ClientError> {
         let request = GenerateRequest { stream: Some(false), ..request.clone() };
         self.json(Method::POST, "/api/generate", Some(&request)).await
     }
@@ -166,17 +177,26 @@ impl Client {
     }
 
     /// Embeds one text in the older form: the vector is as the model's pooling gives it.
-    pub async fn embeddings(&self, request: &EmbeddingsRequest) -> Result<EmbeddingsResponse, ClientError> {
+    pub async fn embeddings(
+        &self,
+        request: &EmbeddingsRequest,
+    ) -> Result<EmbeddingsResponse, ClientError> {
         self.json(Method::POST, "/api/embeddings", Some(request)).await
     }
 
     /// A text's tokens (on a Puna server).
-    pub async fn tokenize(&self, request: &TokenizeRequest) -> Result<TokenizeResponse, ClientError> {
+    pub async fn tokenize(
+        &self,
+        request: &TokenizeRequest,
+    ) -> Result<TokenizeResponse, ClientError> {
         self.json(Method::POST, "/api/tokenize", Some(request)).await
     }
 
     /// What tokens stand for (on a Puna server).
-    pub async fn detokenize(&self, request: &DetokenizeRequest) -> Result<DetokenizeResponse, ClientError> {
+    pub async fn detokenize(
+        &self,
+        request: &DetokenizeRequest,
+    ) -> Result<DetokenizeResponse, ClientError> {
         self.json(Method::POST, "/api/detokenize", Some(request)).await
     }
 
@@ -259,7 +279,11 @@ impl Client {
         serde_json::from_slice(&bytes).map_err(|e| ClientError::Answer(format!("{path}: {e}")))
     }
 
-    async fn stream<Q: Serialize, A>(&self, path: &str, body: &Q) -> Result<Stream<A>, ClientError> {
+    async fn stream<Q: Serialize, A>(
+        &self,
+        path: &str,
+        body: &Q,
+    ) -> Result<Stream<A>, ClientError> {
         self.send(Method::POST, path, Some(body)).await.map(Stream::of)
     }
 

@@ -76,7 +76,9 @@ impl<T: DeserializeOwned> Stream<T> {
                 }
                 Poll::Ready(Some(Ok(bytes))) if self.buffer.len() + bytes.len() > MAX_LINE => {
                     self.stop();
-                    return Poll::Ready(Some(Err(ClientError::Answer("a line of more than 64 MiB".into()))));
+                    return Poll::Ready(Some(Err(ClientError::Answer(
+                        "a line of more than 64 MiB".into(),
+                    ))));
                 }
                 Poll::Ready(Some(Ok(bytes))) => self.buffer.extend_from_slice(&bytes),
             }

@@ -37,7 +37,10 @@ impl std::fmt::Display for DecodeError {
             }
             Self::Type { got, want, root, path } => {
                 let path = path.iter().rev().map(String::as_str).collect::<Vec<_>>().join(".");
-                write!(f, "json: cannot unmarshal {got} into Go struct field {root}.{path} of type {want}")
+                write!(
+                    f,
+                    "json: cannot unmarshal {got} into Go struct field {root}.{path} of type {want}"
+                )
             }
         }
     }
@@ -53,7 +56,9 @@ impl de::Error for DecodeError {
         let kind = match got {
             de::Unexpected::Unit => "null",
             de::Unexpected::Bool(_) => "bool",
-            de::Unexpected::Signed(_) | de::Unexpected::Unsigned(_) | de::Unexpected::Float(_) => "number",
+            de::Unexpected::Signed(_) | de::Unexpected::Unsigned(_) | de::Unexpected::Float(_) => {
+                "number"
+            }
             de::Unexpected::Str(_) => "string",
             de::Unexpected::Seq => "array",
             de::Unexpected::Map => "object",

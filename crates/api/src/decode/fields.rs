@@ -36,7 +36,8 @@ impl<'a> Fields<'a> {
         let mut options = Vec::new();
         for (key, value) in map {
             let exact = fields.iter().find(|f| *f == key);
-            let Some(field) = exact.or_else(|| fields.iter().find(|f| f.eq_ignore_ascii_case(key))) else {
+            let Some(field) = exact.or_else(|| fields.iter().find(|f| f.eq_ignore_ascii_case(key)))
+            else {
                 match OPTIONS.field(key).filter(|_| names_options) {
                     _ if value.is_null() => {}
                     Some(option) => options.push((option, value)),
@@ -97,19 +98,26 @@ impl<'de> de::Deserializer<'de> for Options<'de> {
 impl<'a> de::MapAccess<'a> for Fields<'a> {
     type Error = DecodeError;
 
-    fn next_key_seed<K: DeserializeSeed<'a>>(&mut self, seed: K) -> Result<Option<K::Value>, DecodeError> {
+    fn next_key_seed<K: DeserializeSeed<'a>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, DecodeError> {
         self.value = self.entries.next();
         let Some((key, _)) = self.value else { return Ok(None) };
         seed.deserialize(de::value::BorrowedStrDeserializer::new(key)).map(Some)
     }
 
-    fn next_value_seed<V: DeserializeSeed<'a>>(&mut self, seed: V) -> Result<V::Value, DecodeError> {
+    fn next_value_seed<V: DeserializeSeed<'a>>(
+        &mut self,
+        seed: V,
+    ) -> Result<V::Value, DecodeError> {
         let (key, value) = self.value.take().unwrap_or(("", &Value::Null));
         if let Value::Array(list) = value
             && list.len() > MAX_ELEMENTS
             && !list[0].is_number()
         {
-            let text = format!("{key}: {} elements, and a list holds at most {MAX_ELEMENTS}", list.len());
+            let text =
+                format!("{key}: {} elements, and a list holds at most {MAX_ELEMENTS}", list.len());
             return Err(DecodeError::Field(text));
         }
         self.notes.path.borrow_mut().push(key.to_owned());

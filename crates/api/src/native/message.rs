@@ -162,9 +162,17 @@ impl<'de> Deserialize<'de> for Tool {
         } else if !string_or_absent(&function["name"]) {
             Err(wrong(&function["name"], "ToolFunction.tools.function.name", "string"))
         } else if !string_or_absent(&function["description"]) {
-            Err(wrong(&function["description"], "ToolFunction.tools.function.description", "string"))
+            Err(wrong(
+                &function["description"],
+                "ToolFunction.tools.function.description",
+                "string",
+            ))
         } else if !object_or_absent(parameters) {
-            Err(wrong(parameters, "ToolFunction.tools.function.parameters", "api.ToolFunctionParameters"))
+            Err(wrong(
+                parameters,
+                "ToolFunction.tools.function.parameters",
+                "api.ToolFunctionParameters",
+            ))
         } else if !(parameters["required"].is_array() || parameters["required"].is_null()) {
             Err(wrong(
                 &parameters["required"],
@@ -216,12 +224,17 @@ impl Serialize for ToolChoice {
             Self::Auto => s.serialize_str("auto"),
             Self::None => s.serialize_str("none"),
             Self::Required => s.serialize_str("required"),
-            Self::Named(name) => json!({"type": "function", "function": {"name": name}}).serialize(s),
+            Self::Named(name) => {
+                json!({"type": "function", "function": {"name": name}}).serialize(s)
+            }
             Self::Allowed { required, names, hosted } => {
                 let mode = if *required { "required" } else { "auto" };
-                let named = names.iter().map(|name| json!({"type": "function", "function": {"name": name}}));
+                let named = names
+                    .iter()
+                    .map(|name| json!({"type": "function", "function": {"name": name}}));
                 let hosted = hosted.iter().map(|kind| json!({"type": kind}));
-                let allowed = json!({"mode": mode, "tools": named.chain(hosted).collect::<Vec<_>>()});
+                let allowed =
+                    json!({"mode": mode, "tools": named.chain(hosted).collect::<Vec<_>>()});
                 json!({"type": "allowed_tools", "allowed_tools": allowed}).serialize(s)
             }
         }

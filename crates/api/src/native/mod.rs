@@ -8,23 +8,25 @@ mod tokens;
 mod upkeep;
 
 pub use generate::{
-    ChatRequest, ChatResponse, DebugInfo, EmbedInput, EmbedRequest, EmbedResponse, EmbeddingsRequest,
-    EmbeddingsResponse, GenerateRequest, GenerateResponse, Logprob, Metrics, PromptLogprob, PromptTopLogprob,
-    TopLogprob,
+    ChatRequest, ChatResponse, DebugInfo, EmbedInput, EmbedRequest, EmbedResponse,
+    EmbeddingsRequest, EmbeddingsResponse, GenerateRequest, GenerateResponse, Logprob, Metrics,
+    PromptLogprob, PromptTopLogprob, TopLogprob,
 };
 pub use message::{Image, Message, Think, Tool, ToolCall, ToolCallFunction, ToolChoice};
 pub use models::{
     CopyRequest, CreateRequest, DeleteRequest, DeleteResponse, License, ListResponse, ModelDetails,
-    ModelSummary, ProcessResponse, Progress, PullRequest, RunnerManifest, RunningModel, ShowRequest,
-    ShowResponse, TensorInfo, VersionResponse,
+    ModelSummary, ProcessResponse, Progress, PullRequest, RunnerManifest, RunningModel,
+    ShowRequest, ShowResponse, TensorInfo, VersionResponse,
 };
 
 pub use rerank::{
-    RerankDocument, RerankMeta, RerankRequest, RerankResponse, RerankResult, RerankText, RerankTokens,
-    RerankUsage,
+    RerankDocument, RerankMeta, RerankRequest, RerankResponse, RerankResult, RerankText,
+    RerankTokens, RerankUsage,
 };
 pub use tokens::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse};
-pub use upkeep::{Download, DownloadsResponse, Leftover, PruneRequest, PruneResponse, VerifyRequest};
+pub use upkeep::{
+    Download, DownloadsResponse, Leftover, PruneRequest, PruneResponse, VerifyRequest,
+};
 
 use serde::{Deserialize, Serialize};
 

@@ -246,7 +246,8 @@ impl<'de> Deserialize<'de> for License {
             Value::Array(list) => list.iter().map(|v| v.as_str().map(str::to_owned)).collect(),
             _ => None,
         };
-        list.map(Self).ok_or_else(|| de::Error::custom("license must be a string or a list of strings"))
+        list.map(Self)
+            .ok_or_else(|| de::Error::custom("license must be a string or a list of strings"))
     }
 }
 

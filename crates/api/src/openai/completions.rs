@@ -56,7 +56,10 @@ pub struct CompletionRequest {
     /// The same in its older place; `none` is not at all (Puna's addition).
     pub reasoning_effort: Option<String>,
     /// What is added to the logits of tokens, by their number.
-    #[cfg_attr(feature = "schema", schemars(with = "Option<std::collections::BTreeMap<String, f64>>"))]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(with = "Option<std::collections::BTreeMap<String, f64>>")
+    )]
     pub logit_bias: Option<Map<String, Value>>,
     /// Native options by name (Puna's addition). They may stand beside it, too, and then come first.
     #[serde(deserialize_with = "shape::options")]

@@ -9,12 +9,13 @@ use serde::{Deserialize, Serialize};
 use crate::native::is_default;
 
 pub use chat::{
-    AnswerMessage, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest, Choice, ChoiceLogprobs,
-    ChunkChoice, CustomCall, Delta, JsonSchema, Message, Reasoning, ResponseFormat, StreamOptions,
-    ThinkingSwitch, ToolCall, ToolCallFunction,
+    AnswerMessage, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest, Choice,
+    ChoiceLogprobs, ChunkChoice, CustomCall, Delta, JsonSchema, Message, Reasoning, ResponseFormat,
+    StreamOptions, ThinkingSwitch, ToolCall, ToolCallFunction,
 };
 pub use completions::{
-    Completion, CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionRequest, PromptLogprobs,
+    Completion, CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionRequest,
+    PromptLogprobs,
 };
 pub use embeddings::{EmbedRequest, Embedding, EmbeddingData, EmbeddingList, EmbeddingUsage};
 
@@ -165,7 +166,13 @@ impl ErrorBody {
             404 => "not_found_error",
             _ => "api_error",
         };
-        Self { error: ErrorObject { message: message.into(), kind: kind.into(), ..ErrorObject::default() } }
+        Self {
+            error: ErrorObject {
+                message: message.into(),
+                kind: kind.into(),
+                ..ErrorObject::default()
+            },
+        }
     }
 
     /// The error of a prompt that is too long: its tokens, and those that the context holds.

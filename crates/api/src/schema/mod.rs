@@ -15,12 +15,13 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
 pub use anthropic::{
-    AnthropicContent, AnthropicPart, AnthropicSource, AnthropicSystem, AnthropicSystemPart, MessageEvent,
+    AnthropicContent, AnthropicPart, AnthropicSource, AnthropicSystem, AnthropicSystemPart,
+    MessageEvent,
 };
 pub use openai::{OpenAiAudio, OpenAiContent, OpenAiImage, OpenAiPart};
 pub use responses::{
-    Response, ResponseEvent, ResponseItem, ResponseUsage, ResponsesFormat, ResponsesFunction, ResponsesInput,
-    ResponsesItem, ResponsesPart, ResponsesSummary, ResponsesTool,
+    Response, ResponseEvent, ResponseItem, ResponseUsage, ResponsesFormat, ResponsesFunction,
+    ResponsesInput, ResponsesItem, ResponsesPart, ResponsesSummary, ResponsesTool,
 };
 
 use crate::KeepAlive;

@@ -67,10 +67,14 @@ struct Model {
 
 impl Model {
     fn new(system: System, threads: Option<usize>, level: &'static Level) -> Self {
-        let mut backend =
-            CpuBackend::on(system, threads.map_or(ThreadCount::Automatic, ThreadCount::Exactly), level)
-                .unwrap();
-        let shapes = [(DIM, VOCABULARY), (DIM, 2 * DIM), (DIM, 4 * DIM), (2 * DIM, DIM), (DIM, VOCABULARY)];
+        let mut backend = CpuBackend::on(
+            system,
+            threads.map_or(ThreadCount::Automatic, ThreadCount::Exactly),
+            level,
+        )
+        .unwrap();
+        let shapes =
+            [(DIM, VOCABULARY), (DIM, 2 * DIM), (DIM, 4 * DIM), (2 * DIM, DIM), (DIM, VOCABULARY)];
         backend.adopt(shapes.map(|(cols, rows)| weight(cols, rows)).into(), Vec::new()).unwrap();
         let layer = CacheLayer {
             kv_heads: HEADS / 2,
@@ -89,8 +93,9 @@ impl Model {
             recent_pages: 0,
         };
         backend.create_cache(cache).unwrap();
-        let programs = [PROMPT, 1]
-            .map(|tokens| backend.compile(Plan::new(graph(), Capacity { tokens, outputs: 1 })).unwrap());
+        let programs = [PROMPT, 1].map(|tokens| {
+            backend.compile(Plan::new(graph(), Capacity { tokens, outputs: 1 })).unwrap()
+        });
         Self { backend, programs, past: 0 }
     }
 
@@ -100,7 +105,12 @@ impl Model {
         let input = StepInput {
             tokens: positions.clone().map(|p| (p * 37 % VOCABULARY) as u32).collect(),
             positions: positions.map(|p| p as u32).collect(),
-            segments: vec![Segment { rows, past: self.past, pages: (0..16).collect(), ..Segment::default() }],
+            segments: vec![Segment {
+                rows,
+                past: self.past,
+                pages: (0..16).collect(),
+                ..Segment::default()
+            }],
             outputs: vec![rows as u32 - 1],
             ..StepInput::default()
         };
@@ -117,7 +127,8 @@ fn the_number_of_threads_follows_the_quota_and_changes_no_bit_of_the_answers() {
         set_quota(&root, "max 100000");
         let mut alone = Model::new(system.clone(), Some(1), level);
         let mut model = Model::new(system.clone(), None, level);
-        let quotas = [("max", 4), ("100000", 1), ("390000", 3), ("200000", 2), ("50000", 1), ("max", 4)];
+        let quotas =
+            [("max", 4), ("100000", 1), ("390000", 3), ("200000", 2), ("50000", 1), ("max", 4)];
         let mut now = Instant::now();
         for (i, (quota, threads)) in quotas.into_iter().enumerate() {
             set_quota(&root, &format!("{quota} 100000"));
@@ -142,7 +153,8 @@ fn the_tasks_of_a_token_take_several_key_heads_where_threads_are_few() {
         let segment = Segment { rows, past, pages: (0..16).collect(), ..Segment::default() };
         AttentionTasks::heads_of_blocks(&spec(), &[segment], threads)
     };
-    let pairs = |whole: bool| [vec![2; 6], vec![1]].concat().into_iter().map(move |heads| (heads, !whole));
+    let pairs =
+        |whole: bool| [vec![2; 6], vec![1]].concat().into_iter().map(move |heads| (heads, !whole));
     assert_eq!(blocks(1, PROMPT, 1), pairs(true).collect::<Vec<_>>());
     assert_eq!(blocks(1, PROMPT, 2), pairs(false).flat_map(|block| [block; 2]).collect::<Vec<_>>());
     assert_eq!(blocks(1, PROMPT, 4), vec![(1, true); 26]);

@@ -24,7 +24,8 @@ impl Compiler<'_> {
             (gate.n, up.n, up.first) = (spec.hidden, spec.hidden, spec.hidden);
         }
         let down = self.experts(spec.down, spec.down_bias)?;
-        let (selection_bias, factors) = (self.floats(spec.selection_bias)?, self.floats(spec.factors)?);
+        let (selection_bias, factors) =
+            (self.floats(spec.selection_bias)?, self.floats(spec.factors)?);
         let slots = self.plan.capacity.rows(x.rows) * spec.used;
         let rounded = |m: &ExpertMatrix| if m.kernel.acts == ActKind::Q8 { slots * m.k } else { 0 };
         let plain = |m: &ExpertMatrix| if m.kernel.acts == ActKind::F32 { slots * m.k } else { 0 };
@@ -47,12 +48,32 @@ impl Compiler<'_> {
         let input_form = TileForm::common(gate.kernel.tiles, up.kernel.tiles);
         let input_tiles = tiles(x.cols, input_form);
         let hidden_tiles = tiles(spec.hidden, down.kernel.tiles);
-        let lengths =
-            [plain(&gate), rounded(&gate), hidden, hidden, rounded(&down), result, input_tiles, hidden_tiles];
+        let lengths = [
+            plain(&gate),
+            rounded(&gate),
+            hidden,
+            hidden,
+            rounded(&down),
+            result,
+            input_tiles,
+            hidden_tiles,
+        ];
         let state = self.state(spec.experts, slots, lengths)?;
-        let q8 = self.round(*input)?.q8.map(|q8| q8.buffer).filter(|_| gate.kernel.acts == ActKind::Q8);
-        let mixture =
-            Arc::new(Mixture { spec, gate, up, down, selection_bias, factors, x, router, out, q8, state });
+        let q8 =
+            self.round(*input)?.q8.map(|q8| q8.buffer).filter(|_| gate.kernel.acts == ActKind::Q8);
+        let mixture = Arc::new(Mixture {
+            spec,
+            gate,
+            up,
+            down,
+            selection_bias,
+            factors,
+            x,
+            router,
+            out,
+            q8,
+            state,
+        });
         self.push(Route(Arc::clone(&mixture)));
         self.push(Gather(Arc::clone(&mixture)));
         self.observe_experts(&mixture, false);
@@ -75,7 +96,11 @@ impl Compiler<'_> {
 
     fn observe_experts(&mut self, mixture: &Arc<Mixture>, is_hidden: bool) {
         if let Some(into) = self.observations {
-            self.push(ObserveExperts { mixture: Arc::clone(mixture), is_hidden, into: Arc::clone(into) });
+            self.push(ObserveExperts {
+                mixture: Arc::clone(mixture),
+                is_hidden,
+                into: Arc::clone(into),
+            });
         }
     }
 
@@ -115,7 +140,8 @@ impl Compiler<'_> {
         lengths: [usize; 8],
     ) -> Result<Arc<State>, BackendError> {
         let [input, input_q8, gate, up, hidden_q8, down, input_tiles, hidden_tiles] = lengths;
-        let key = [experts, slots, input, input_q8, gate, up, hidden_q8, down, input_tiles, hidden_tiles];
+        let key =
+            [experts, slots, input, input_q8, gate, up, hidden_q8, down, input_tiles, hidden_tiles];
         if let Some(state) = self.states.get(&key) {
             return Ok(Arc::clone(state));
         }
@@ -141,11 +167,25 @@ impl Compiler<'_> {
     }
 
     /// Experts' matrices, or heads'.
-    pub(super) fn experts(&self, w: WeightId, bias: Option<WeightId>) -> Result<ExpertMatrix, BackendError> {
+    pub(super) fn experts(
+        &self,
+        w: WeightId,
+        bias: Option<WeightId>,
+    ) -> Result<ExpertMatrix, BackendError> {
         let weight = &self.weights[w.index()];
         let (k, n) = (weight.shape[0], weight.shape[1]);
         let row_bytes = weight.ty.row_bytes(k).ok_or_else(|| unsupported(weight))?;
         let (kernel, bias) = (self.kernel(weight)?, self.floats(bias)?);
-        Ok(ExpertMatrix { w: w.index(), ty: weight.ty, kernel, k, n, each: n, first: 0, row_bytes, bias })
+        Ok(ExpertMatrix {
+            w: w.index(),
+            ty: weight.ty,
+            kernel,
+            k,
+            n,
+            each: n,
+            first: 0,
+            row_bytes,
+            bias,
+        })
     }
 }

@@ -76,7 +76,11 @@ mod tests {
         let want = x.iter().zip(&w).map(|(x, w)| x * w).sum::<f32>() / root;
         let longer: Vec<f32> = x.iter().map(|x| 100.0 * x).collect();
         for x in [x, longer] {
-            assert!((score(&x, &w, 0.0) - want).abs() < 1e-4, "{} is not {want}", score(&x, &w, 0.0));
+            assert!(
+                (score(&x, &w, 0.0) - want).abs() < 1e-4,
+                "{} is not {want}",
+                score(&x, &w, 0.0)
+            );
         }
         assert_eq!(score(&[0.0; 11], &w, 1e-5), 0.0);
     }

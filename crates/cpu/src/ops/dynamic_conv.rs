@@ -30,7 +30,8 @@ unsafe impl Instruction for DynamicConv {
         for row in task_rows(task, &self.out, step) {
             let segment = step.segment_of(row);
             // SAFETY: each row belongs to one task; the planner keeps inputs and `out` apart.
-            let (own, out) = unsafe { (step.arena.row(&self.own, row), step.arena.row_mut(&self.out, row)) };
+            let (own, out) =
+                unsafe { (step.arena.row(&self.own, row), step.arena.row_mut(&self.out, row)) };
             out.fill(0.0);
             let rows = (segment.first_row..=row).rev();
             let taps = self.constant.chunks_exact(self.x.cols).zip(own.chunks_exact(groups));

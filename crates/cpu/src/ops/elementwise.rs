@@ -272,10 +272,14 @@ pub fn gate(level: &Level, kind: Glu, x: &mut [f32], up: &[f32]) {
             }
         }
         Glu::SiluOfClamped { limit } => {
-            x.iter_mut().zip(up).for_each(|(x, &up)| *x = silu(x.min(limit)) * up.clamp(-limit, limit));
+            x.iter_mut()
+                .zip(up)
+                .for_each(|(x, &up)| *x = silu(x.min(limit)) * up.clamp(-limit, limit));
         }
         Glu::ClampedSilu { limit } => {
-            x.iter_mut().zip(up).for_each(|(x, &up)| *x = silu(*x).min(limit) * up.clamp(-limit, limit));
+            x.iter_mut()
+                .zip(up)
+                .for_each(|(x, &up)| *x = silu(*x).min(limit) * up.clamp(-limit, limit));
         }
         Glu::BoundedSilu { bound, limit } => {
             let within = |x: f32, bound: f32| bound * (x / bound).tanh();
@@ -306,9 +310,18 @@ mod tests {
     fn functions_have_the_values_of_their_definitions() {
         assert_eq!([-3.0, 0.0, 1.5].map(|x| of(Activation::Relu, x)), [0.0, 0.0, 1.5]);
         assert_eq!([-3.0, 0.0, 1.5].map(|x| of(Activation::ReluSquared, x)), [0.0, 0.0, 2.25]);
-        assert_eq!([-3.0, 0.5, 9.0].map(|x| of(Activation::Clamp { limit: 2.0 }, x)), [-2.0, 0.5, 2.0]);
-        assert_eq!([f32::NEG_INFINITY, 0.0, 90.0].map(|x| of(Activation::Sigmoid, x)), [0.0, 0.5, 1.0]);
-        assert_eq!([-200.0, 0.0, 90.0].map(|x| of(Activation::Softplus, x)), [0.0, 2f32.ln(), 90.0]);
+        assert_eq!(
+            [-3.0, 0.5, 9.0].map(|x| of(Activation::Clamp { limit: 2.0 }, x)),
+            [-2.0, 0.5, 2.0]
+        );
+        assert_eq!(
+            [f32::NEG_INFINITY, 0.0, 90.0].map(|x| of(Activation::Sigmoid, x)),
+            [0.0, 0.5, 1.0]
+        );
+        assert_eq!(
+            [-200.0, 0.0, 90.0].map(|x| of(Activation::Softplus, x)),
+            [0.0, 2f32.ln(), 90.0]
+        );
         let xielu = Activation::Xielu { alpha_p: 0.8, alpha_n: 1.2, beta: 0.5, eps: -1e-6 };
         assert!((of(xielu, 2.0) - (0.8 * 4.0 + 0.5 * 2.0)).abs() < 1e-6);
         assert!((of(xielu, -2.0) - (1.2 * ((-2.0f32).exp() - 1.0 + 2.0) - 1.0)).abs() < 1e-6);

@@ -142,7 +142,9 @@ unsafe impl Instruction for GatherOutputs {
         for row in task_rows(task, &self.out, step) {
             let from = step.input.outputs[row] as usize;
             // SAFETY: each row belongs to one task; the planner keeps `x` and `out` apart.
-            unsafe { step.arena.row_mut(&self.out, row).copy_from_slice(step.arena.row(&self.x, from)) }
+            unsafe {
+                step.arena.row_mut(&self.out, row).copy_from_slice(step.arena.row(&self.x, from))
+            }
         }
     }
 }

@@ -53,7 +53,9 @@ impl AddChanges {
         // SAFETY: the caller keeps the same contract.
         unsafe {
             match self.part {
-                Part::Gate | Part::Up => step.arena.row(&m.x, m.state.tokens.slice(slot, 1)[0] as usize),
+                Part::Gate | Part::Up => {
+                    step.arena.row(&m.x, m.state.tokens.slice(slot, 1)[0] as usize)
+                }
                 Part::Down => m.state.gate.slice(slot * m.spec.hidden, m.spec.hidden),
             }
         }
@@ -81,8 +83,9 @@ unsafe impl Instruction for AddChanges {
                 floats.resize(down.n + up.n, 0.0);
                 let (thin, wide) = floats.split_at_mut(down.n);
                 // SAFETY: inputs and products were written before a barrier; each slot belongs to one task.
-                let (x, out) =
-                    unsafe { (self.input(slot, step), self.products().slice_mut(slot * up.n, up.n)) };
+                let (x, out) = unsafe {
+                    (self.input(slot, step), self.products().slice_mut(slot * up.n, up.n))
+                };
                 multiply(down, expert, x, thin, step, kernel);
                 multiply(up, expert, thin, wide, step, kernel);
                 out.iter_mut().zip(wide).for_each(|(y, change)| *y += by * *change);

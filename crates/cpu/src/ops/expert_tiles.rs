@@ -4,7 +4,9 @@
 
 use std::sync::Arc;
 
-use puna_kernels::{Acts, LinearKernel, SLICE, STREAM_ROWS, TILE_ROWS, TileForm, TileRows, slice_len};
+use puna_kernels::{
+    Acts, LinearKernel, SLICE, STREAM_ROWS, TILE_ROWS, TileForm, TileRows, slice_len,
+};
 
 use crate::ops::moe::Mixture;
 use crate::step::{Instruction, Step, ThreadScratch, TileBuffer};
@@ -58,9 +60,15 @@ impl Mixture {
     ///
     /// # Safety
     /// They were made in this step, before a barrier.
-    pub(super) unsafe fn tiles(&self, side: Side, expert: usize, kernel: &LinearKernel) -> Option<Acts<'_>> {
+    pub(super) unsafe fn tiles(
+        &self,
+        side: Side,
+        expert: usize,
+        kernel: &LinearKernel,
+    ) -> Option<Acts<'_>> {
         let rows = self.slots_of(expert).len();
-        let form = self.tile_form(side).filter(|_| kernel.tiles.is_some() && rows > kernel.stream_rows)?;
+        let form =
+            self.tile_form(side).filter(|_| kernel.tiles.is_some() && rows > kernel.stream_rows)?;
         let before = (0..expert).map(|e| self.tiles_of(e)).sum();
         let (k, at) = self.tile_place(side, before, form.parts);
         // SAFETY: the caller keeps the same contract.
@@ -95,7 +103,11 @@ unsafe impl Instruction for TileSlots {
     /// As many as there can be: how many there are is known after routing only, and none is cheap.
     fn tasks(&self, step: &Step<'_>) -> usize {
         let tokens = step.rows(self.0.x.rows);
-        if tokens <= STREAM_ROWS { 0 } else { tiles_at_most(tokens * self.0.spec.used, self.0.spec.experts) }
+        if tokens <= STREAM_ROWS {
+            0
+        } else {
+            tiles_at_most(tokens * self.0.spec.used, self.0.spec.experts)
+        }
     }
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {

@@ -35,8 +35,9 @@ unsafe impl Instruction for GroupNorm {
         // SAFETY: an earlier instruction computed it, behind a barrier.
         let of = |row| unsafe { &step.arena.row(&self.x, row)[columns.clone()] };
         let count = (s.rows * each) as f64;
-        let sum =
-            |f: &dyn Fn(f64) -> f64| rows.clone().flat_map(of).map(|&x| f(f64::from(x))).sum::<f64>() / count;
+        let sum = |f: &dyn Fn(f64) -> f64| {
+            rows.clone().flat_map(of).map(|&x| f(f64::from(x))).sum::<f64>() / count
+        };
         let mean = sum(&|x| x);
         let variance = sum(&|x| (x - mean) * (x - mean));
         let scale = (1.0 / (variance + f64::from(self.eps)).sqrt()) as f32;

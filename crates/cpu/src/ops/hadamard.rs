@@ -38,7 +38,8 @@ mod tests {
     fn products_stay_and_the_rotation_is_its_own_inverse() {
         let value = |i: usize| ((i * 7919) % 1009) as f32 / 500.0 - 1.0;
         let (x, y): (Vec<f32>, Vec<f32>) = (0..128).map(|i| (value(i), value(i + 500))).unzip();
-        let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| f64::from(x * y)).sum::<f64>();
+        let dot =
+            |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| f64::from(x * y)).sum::<f64>();
         let (mut a, mut b) = (x.clone(), y.clone());
         rotate(&mut a);
         rotate(&mut b);

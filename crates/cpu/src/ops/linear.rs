@@ -63,7 +63,9 @@ impl LinearGroup {
         let rows = step.rows(self.x.rows);
         if let Some(tiled) = self.tiles.filter(|_| rows > STREAM_ROWS) {
             // SAFETY: an earlier instruction wrote it, behind a barrier; no task writes it.
-            return Acts::Tiles(unsafe { step.tiles[tiled.buffer].rows(0, rows, self.k, tiled.form.parts) });
+            return Acts::Tiles(unsafe {
+                step.tiles[tiled.buffer].rows(0, rows, self.k, tiled.form.parts)
+            });
         }
         match self.q8 {
             // SAFETY: an earlier instruction wrote it, behind a barrier; no task writes it.

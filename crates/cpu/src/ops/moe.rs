@@ -114,13 +114,20 @@ impl Mixture {
         unsafe {
             let token = self.state.tokens.slice(slot, 1)[0] as usize;
             let slots = self.state.slots.slice(token * used, used);
-            let at = slots.iter().position(|&s| s as usize == slot).expect("each slot is one of its token's");
+            let at = slots
+                .iter()
+                .position(|&s| s as usize == slot)
+                .expect("each slot is one of its token's");
             self.state.weights.slice(token * used + at, 1)[0]
         }
     }
 
     /// The experts of the token id of a row, if a table gives them.
-    fn experts_of<'a>(&self, row: usize, step: &'a Step<'_>) -> Option<impl Iterator<Item = u32> + use<'a>> {
+    fn experts_of<'a>(
+        &self,
+        row: usize,
+        step: &'a Step<'_>,
+    ) -> Option<impl Iterator<Item = u32> + use<'a>> {
         let table: &[[u8; 4]] = bytemuck::cast_slice(step.weight(self.spec.by_token?.index()));
         let row = match self.x.rows {
             Rows::Tokens => row,
@@ -213,7 +220,8 @@ unsafe impl Instruction for Route {
         for token in 0..n {
             // SAFETY: an earlier instruction computed it, behind a barrier.
             let logits = unsafe { step.arena.row(&m.router, token) };
-            let (slots, weights) = (&mut slots[token * used..][..used], &mut weights[token * used..][..used]);
+            let (slots, weights) =
+                (&mut slots[token * used..][..used], &mut weights[token * used..][..used]);
             match m.experts_of(token, step) {
                 Some(experts) => {
                     slots.iter_mut().zip(experts).for_each(|(slot, expert)| *slot = expert);
@@ -261,7 +269,9 @@ unsafe impl Instruction for Gather {
             unsafe {
                 let token = m.state.tokens.slice(slot, 1)[0] as usize;
                 match m.q8 {
-                    Some(buffer) => m.state.input_q8.copy_row(slot, &step.q8[buffer], token, m.x.cols),
+                    Some(buffer) => {
+                        m.state.input_q8.copy_row(slot, &step.q8[buffer], token, m.x.cols)
+                    }
                     None => {
                         let row = step.arena.row(&m.x, token);
                         m.state.input.slice_mut(slot * m.x.cols, m.x.cols).copy_from_slice(row);
@@ -296,8 +306,11 @@ unsafe impl Instruction for GateUp {
     unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
         let m = &*self.0;
         let gates = m.expert_tasks(&m.gate, step);
-        let (matrix, out, task) =
-            if task < gates { (&m.gate, &m.state.gate, task) } else { (&m.up, &m.state.up, task - gates) };
+        let (matrix, out, task) = if task < gates {
+            (&m.gate, &m.state.gate, task)
+        } else {
+            (&m.up, &m.state.up, task - gates)
+        };
         let Some(at) = m.locate(task, matrix, step) else { return };
         let (slots, k) = (m.slots_of(at.0), m.x.cols);
         // SAFETY: an earlier instruction wrote it, behind a barrier.
@@ -318,7 +331,8 @@ unsafe impl Instruction for GateUp {
     fn work(&self, step: &Step<'_>) -> (u64, u64) {
         let m = &*self.0;
         let experts = self.0.slots(step).min(m.spec.experts);
-        let matrices = if m.is_gated() { &[&m.gate, &m.up, &m.down][..] } else { &[&m.up, &m.down] };
+        let matrices =
+            if m.is_gated() { &[&m.gate, &m.up, &m.down][..] } else { &[&m.up, &m.down] };
         let bytes = matrices.iter().map(|x| (experts * x.n * x.row_bytes) as u64).sum();
         (bytes, matrices.iter().map(|x| (m.slots(step) * x.n * x.k) as u64).sum())
     }
@@ -384,7 +398,9 @@ unsafe impl Instruction for Down {
         let acts = unsafe {
             match m.down.kernel.acts {
                 _ if let Some(tiles) = m.tiles(Side::Hidden, at.0, &m.down.kernel) => tiles,
-                puna_kernels::ActKind::Q8 => Acts::Q8(m.state.hidden_q8.rows(slots.start, slots.len(), k)),
+                puna_kernels::ActKind::Q8 => {
+                    Acts::Q8(m.state.hidden_q8.rows(slots.start, slots.len(), k))
+                }
                 puna_kernels::ActKind::F32 => Acts::F32 {
                     rows: slots.len(),
                     k,

@@ -68,8 +68,14 @@ mod tests {
     const END: u32 = 7;
 
     fn grams() -> NgramRows {
-        let heads = [(0, 11), (11, 13), (24, 17), (41, 19)].map(|(first, rows)| GramHead { first, rows });
-        let spec = GramSpec { state: 0, multipliers: vec![3, 5 << 61, 9], heads: heads.to_vec(), end: END };
+        let heads =
+            [(0, 11), (11, 13), (24, 17), (41, 19)].map(|(first, rows)| GramHead { first, rows });
+        let spec = GramSpec {
+            state: 0,
+            multipliers: vec![3, 5 << 61, 9],
+            heads: heads.to_vec(),
+            end: END,
+        };
         let out = Place { rows: Rows::Tokens, cols: 4, start: 0, stride: 4 };
         NgramRows { out, spec: Arc::new(spec) }
     }
@@ -92,7 +98,10 @@ mod tests {
             ids(&[4, 5, END, 6, 8, 9]),
             [[4, END, END], [5, 4, END], [END, 5, 4], [6, END, END], [8, 6, END], [9, 8, 6]]
         );
-        assert_eq!(ids(&[4, END, END, 6]), [[4, END, END], [END, 4, END], [END, END, END], [6, END, END]]);
+        assert_eq!(
+            ids(&[4, END, END, 6]),
+            [[4, END, END], [END, 4, END], [END, END, END], [6, END, END]]
+        );
     }
 
     #[test]

@@ -148,7 +148,9 @@ unsafe impl Instruction for Quantize {
             (Some(q8), _) if task < rounds => {
                 for row in task_rows(task, &self.x, step) {
                     // SAFETY: each row belongs to one task.
-                    unsafe { step.q8[q8.buffer].quantize(step.level, row, step.arena.row(&self.x, row)) }
+                    unsafe {
+                        step.q8[q8.buffer].quantize(step.level, row, step.arena.row(&self.x, row))
+                    }
                 }
             }
             // SAFETY: the caller keeps the same contract.

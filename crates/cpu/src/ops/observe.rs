@@ -41,7 +41,10 @@ impl Observations {
                     counts: vec![0; matrices],
                 });
                 let squares = &mut sums.squares[matrix * row.len()..][..row.len()];
-                squares.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x) * f64::from(*x));
+                squares
+                    .iter_mut()
+                    .zip(row)
+                    .for_each(|(sum, x)| *sum += f64::from(*x) * f64::from(*x));
                 sums.counts[matrix] += 1;
             }
         }
@@ -67,7 +70,8 @@ unsafe impl Instruction for Observe {
 
     unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         // SAFETY: the value was written before a barrier, and nothing else runs.
-        let rows = (0..step.rows(self.x.rows)).map(|row| (0, unsafe { step.arena.row(&self.x, row) }));
+        let rows =
+            (0..step.rows(self.x.rows)).map(|row| (0, unsafe { step.arena.row(&self.x, row) }));
         self.into.add(&self.weights, 1, rows);
     }
 }

@@ -48,7 +48,9 @@ impl LinearOfHeads {
         }
         match self.q8 {
             // SAFETY: just rounded, by this task.
-            Some(buffer) => Acts::Q8(unsafe { step.q8[buffer].rows(head * rows + first, count, k) }),
+            Some(buffer) => {
+                Acts::Q8(unsafe { step.q8[buffer].rows(head * rows + first, count, k) })
+            }
             None => Acts::F32 { rows: count, k, x: floats },
         }
     }

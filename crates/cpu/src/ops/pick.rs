@@ -29,7 +29,8 @@ unsafe impl Instruction for Pick {
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.out, step) {
             // SAFETY: each row belongs to one task; the planner keeps `x` and `out` apart.
-            let (x, out) = unsafe { (step.arena.row(&self.x, row), step.arena.row_mut(&self.out, row)) };
+            let (x, out) =
+                unsafe { (step.arena.row(&self.x, row), step.arena.row_mut(&self.out, row)) };
             for (from, to) in x.chunks_exact(self.period).zip(out.chunks_exact_mut(self.width)) {
                 to.copy_from_slice(&from[self.start..self.start + self.width]);
             }

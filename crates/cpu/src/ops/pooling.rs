@@ -97,7 +97,9 @@ unsafe impl Instruction for Pool {
                     continue;
                 }
                 let [_, sum, acc] = &own.0;
-                out.iter_mut().zip(acc.iter().zip(sum.iter())).for_each(|(out, (acc, sum))| *out = acc / sum);
+                out.iter_mut()
+                    .zip(acc.iter().zip(sum.iter()))
+                    .for_each(|(out, (acc, sum))| *out = acc / sum);
             }
         }
     }

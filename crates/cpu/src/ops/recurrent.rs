@@ -227,7 +227,8 @@ unsafe impl Instruction for Scan {
         let heads = first / spec.head_dim..(first + n).div_ceil(spec.head_dim);
         let group = heads.start / (spec.heads / spec.groups) * rows;
         let by_column = Self::is_by_column(spec, self.a.len());
-        let a = if by_column { &self.a[first * rows..][..n * rows] } else { &self.a[heads.clone()] };
+        let a =
+            if by_column { &self.a[first * rows..][..n * rows] } else { &self.a[heads.clone()] };
         let bias = self.dt_bias.get(heads.clone()).unwrap_or_default();
         scratch.floats.resize(heads.len(), 0.0);
         let dt = &mut scratch.floats[..];
@@ -287,7 +288,8 @@ unsafe impl Instruction for Delta {
         let (rows, n) = (spec.key_dim, spec.value_dim);
         let (key, column) = (spec.key_head(head) * rows, spec.column(head));
         let each = self.decay.cols == spec.value_heads * rows && rows > 1;
-        let (at, count, bias) = if each { (head * rows, rows, head * rows) } else { (column, 1, head) };
+        let (at, count, bias) =
+            if each { (head * rows, rows, head * rows) } else { (column, 1, head) };
         let bias = &self.dt_bias[bias..bias + count];
         scratch.floats.resize(2 * rows + count, 0.0);
         let (qk, decay) = scratch.floats.split_at_mut(2 * rows);

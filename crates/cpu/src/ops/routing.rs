@@ -43,7 +43,13 @@ impl RouterScores {
     }
 
     /// Computes the weights of experts that a table selects by token id.
-    pub fn weigh_given(&mut self, spec: &MoeSpec, logits: &[f32], experts: &[u32], weights: &mut [f32]) {
+    pub fn weigh_given(
+        &mut self,
+        spec: &MoeSpec,
+        logits: &[f32],
+        experts: &[u32],
+        weights: &mut [f32],
+    ) {
         self.score(spec, logits);
         weights.iter_mut().zip(experts).for_each(|(weight, &e)| *weight = self.weights[e as usize]);
         scale_weights(spec, weights);
@@ -88,7 +94,10 @@ fn best(scores: &[f32], taken: impl Fn(usize) -> bool) -> usize {
 fn sparse_mixer_weight(logits: &[f32], best: usize, taken: impl Fn(usize) -> bool) -> f32 {
     const NEAR: f32 = 0.02;
     let most = logits[best];
-    let near = logits.iter().enumerate().filter(|&(e, &x)| !taken(e) && most - x <= NEAR * x.abs().max(most));
+    let near = logits
+        .iter()
+        .enumerate()
+        .filter(|&(e, &x)| !taken(e) && most - x <= NEAR * x.abs().max(most));
     1.0 / near.map(|(_, x)| (x - most).exp()).sum::<f32>()
 }
 
@@ -126,7 +135,8 @@ mod tests {
 
     fn spec(experts: usize, used: usize, gating: Gating) -> MoeSpec {
         let (gate, up, down) = (WeightId(0), WeightId(1), WeightId(2));
-        let (gate_bias, up_bias, down_bias, selection_bias, factors) = (None, None, None, None, None);
+        let (gate_bias, up_bias, down_bias, selection_bias, factors) =
+            (None, None, None, None, None);
         let (normalise, scale, groups, by_token, weighs_input) = (false, 1.0, None, None, false);
         let (glu, hidden, out, sharing, changes) = (Glu::Silu, 1, 1, 1, ExpertChanges::default());
         MoeSpec {
@@ -192,7 +202,10 @@ mod tests {
         let mixer = spec(4, 2, Gating::SparseMixer);
         let share = |other: f32| 1.0 / (1.0 + other.exp());
         // 0.99 is near 1 and is the second; nobody is near it then.
-        assert_eq!(chosen(&mixer, &[], &[0.5, 1.0, 0.99, -2.0]), (vec![1, 2], vec![share(-0.01), 1.0]));
+        assert_eq!(
+            chosen(&mixer, &[], &[0.5, 1.0, 0.99, -2.0]),
+            (vec![1, 2], vec![share(-0.01), 1.0])
+        );
         assert_eq!(chosen(&mixer, &[], &[0.5, 1.0, 0.9, -2.0]), (vec![1, 2], vec![1.0, 1.0]));
     }
 
@@ -208,7 +221,8 @@ mod tests {
     #[test]
     fn a_group_of_a_softmax_is_as_good_as_its_best() {
         let logits = [4.0, -9.0, 3.5, 3.0, 3.0, -9.0];
-        let limited = MoeSpec { groups: Some(Groups { count: 3, used: 1 }), ..spec(6, 2, Gating::Softmax) };
+        let limited =
+            MoeSpec { groups: Some(Groups { count: 3, used: 1 }), ..spec(6, 2, Gating::Softmax) };
         assert_eq!(chosen(&limited, &[], &logits).0, [0, 1]);
     }
 }

@@ -97,11 +97,15 @@ unsafe impl Instruction for ReadStreams {
         for row in task_rows(task, &self.out, step) {
             // SAFETY: each row belongs to one task; the planner keeps inputs apart from the result.
             let (streams, by, out) = unsafe {
-                let (streams, by) = (step.arena.row(&self.streams, row), step.arena.row(&self.by, row));
+                let (streams, by) =
+                    (step.arena.row(&self.streams, row), step.arena.row(&self.by, row));
                 (streams, by, step.arena.row_mut(&self.out, row))
             };
             out.fill(0.0);
-            streams.chunks_exact(out.len()).zip(by).for_each(|(stream, &by)| add_scaled(out, stream, by));
+            streams
+                .chunks_exact(out.len())
+                .zip(by)
+                .for_each(|(stream, &by)| add_scaled(out, stream, by));
         }
     }
 }
@@ -258,7 +262,8 @@ mod tests {
         weigh(&spec, &mut numbers);
         let mix = &numbers[6..];
         for i in 0..3 {
-            let (row, column) = (mix[3 * i..][..3].iter().sum::<f32>(), mix[i] + mix[3 + i] + mix[6 + i]);
+            let (row, column) =
+                (mix[3 * i..][..3].iter().sum::<f32>(), mix[i] + mix[3 + i] + mix[6 + i]);
             assert!((row - 1.0).abs() < 1e-3 && (column - 1.0).abs() < 1e-3, "{row} and {column}");
         }
         assert!((mix[0] - mix[1]).abs() > 0.01, "{mix:?}");
@@ -275,7 +280,10 @@ mod tests {
         write(&mut plain, &part, &by, None);
         for i in 0..N {
             let (a, b, p) = (old[i], old[N + i], part[i]);
-            assert_eq!([mixed[i], mixed[N + i]], [2.0 * p + 0.5 * a + 8.0 * b, 4.0 * a + 0.25 * b - p]);
+            assert_eq!(
+                [mixed[i], mixed[N + i]],
+                [2.0 * p + 0.5 * a + 8.0 * b, 4.0 * a + 0.25 * b - p]
+            );
             assert_eq!([plain[i], plain[N + i]], [a + 2.0 * p, b - p]);
         }
     }

@@ -76,10 +76,19 @@ impl TopKPositions {
             let len = if split_positions { SPLIT_LEN } else { seen };
             let merge = (len < seen).then_some(all.merges.len());
             let splits = (0..seen).step_by(len).map(|from| (from, seen.min(from + len)));
-            all.tasks.extend(splits.clone().map(|(from, to)| Task { segment, row, seen, from, to, merge }));
+            all.tasks.extend(splits.clone().map(|(from, to)| Task {
+                segment,
+                row,
+                seen,
+                from,
+                to,
+                merge,
+            }));
             if merge.is_some() {
-                all.merges
-                    .push(Merge { scores: all.scores_len, unfinished: AtomicUsize::new(splits.count()) });
+                all.merges.push(Merge {
+                    scores: all.scores_len,
+                    unfinished: AtomicUsize::new(splits.count()),
+                });
                 all.scores_len += chosen.lists * seen;
             }
         }
@@ -111,10 +120,12 @@ impl TopKPositions {
         let mut at = task.from;
         while at < task.to {
             let rows = RUN.min(task.to - at);
-            let places: Vec<_> = (at..at + rows).map(|row| cache.place_of(self.layer, s, row)).collect();
+            let places: Vec<_> =
+                (at..at + rows).map(|row| cache.place_of(self.layer, s, row)).collect();
             // SAFETY: an earlier instruction wrote them, behind a barrier; no task writes them.
             let keys = unsafe { cache.gathered(self.layer, Kind::Key, 0, &places, gathered) };
-            let run = ScoreRun { q: &q, keys, weights, summed: self.spec.heads_of_list(), rectified };
+            let run =
+                ScoreRun { q: &q, keys, weights, summed: self.spec.heads_of_list(), rectified };
             (step.level.vector.score)(&run, &mut sums, scratch);
             sums.chunks_exact(RUN).enumerate().for_each(|(list, sums)| to(list, at, &sums[..rows]));
             at += rows;
@@ -127,12 +138,16 @@ impl TopKPositions {
         let s = &step.input.segments[task.segment];
         // SAFETY: one task writes the lists of a token.
         let lists = unsafe { step.arena.row_mut(&self.out, s.first_row + task.row) };
-        for (scores, list) in scores.chunks_exact_mut(task.seen).zip(lists.chunks_exact_mut(chosen.count)) {
+        for (scores, list) in
+            scores.chunks_exact_mut(task.seen).zip(lists.chunks_exact_mut(chosen.count))
+        {
             let scores = block_maxima(scores, chosen.block);
             let far = scores.len().saturating_sub(near);
             scores[far..].fill(f32::INFINITY);
             let mut numbers = top_k(scores, chosen.count, keys);
-            list.fill_with(|| SelectedPositions::entry(numbers.next().unwrap_or(SelectedPositions::NONE)));
+            list.fill_with(|| {
+                SelectedPositions::entry(numbers.next().unwrap_or(SelectedPositions::NONE))
+            });
         }
     }
 }
@@ -157,17 +172,28 @@ unsafe impl Instruction for TopKPositions {
         let Some(merge) = task.merge.map(|merge| &self.tasks.merges[merge]) else {
             let scores = &mut scratch.floats;
             scores.resize(len, 0.0);
-            self.score(task, step, (&mut scratch.kernel, &mut scratch.gathered[0]), |list, at, sums| {
-                scores[list * task.seen + at..][..sums.len()].copy_from_slice(sums);
-            });
+            self.score(
+                task,
+                step,
+                (&mut scratch.kernel, &mut scratch.gathered[0]),
+                |list, at, sums| {
+                    scores[list * task.seen + at..][..sums.len()].copy_from_slice(sums);
+                },
+            );
             return self.select(task, step, scores, &mut scratch.numbers);
         };
-        self.score(task, step, (&mut scratch.kernel, &mut scratch.gathered[0]), |list, at, sums| {
-            // SAFETY: each position of a token belongs to one task.
-            let scores =
-                unsafe { step.split_scratch.slice_mut(merge.scores + list * task.seen + at, sums.len()) };
-            scores.copy_from_slice(sums);
-        });
+        self.score(
+            task,
+            step,
+            (&mut scratch.kernel, &mut scratch.gathered[0]),
+            |list, at, sums| {
+                // SAFETY: each position of a token belongs to one task.
+                let scores = unsafe {
+                    step.split_scratch.slice_mut(merge.scores + list * task.seen + at, sums.len())
+                };
+                scores.copy_from_slice(sums);
+            },
+        );
         // AcqRel: the last task sees the scores of the others.
         if merge.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
             // SAFETY: all splits are written, and only this task uses them now.
@@ -195,7 +221,11 @@ fn block_maxima(scores: &mut [f32], block: usize) -> &mut [f32] {
 }
 
 /// Indices of the `count` largest scores (at least one), in ascending order; of equal scores the first ones. Uses partial selection.
-fn top_k<'a>(scores: &'a [f32], count: usize, keys: &mut Vec<u32>) -> impl Iterator<Item = u32> + use<'a> {
+fn top_k<'a>(
+    scores: &'a [f32],
+    count: usize,
+    keys: &mut Vec<u32>,
+) -> impl Iterator<Item = u32> + use<'a> {
     keys.clear();
     keys.extend(scores.iter().map(|&score| key(score)));
     let (mut least, mut ties) = (0, scores.len());
@@ -235,7 +265,8 @@ mod tests {
 
     #[test]
     fn the_largest_are_chosen_and_of_equal_ones_the_first() {
-        let scores = [0.5, -1.0, 2.0, 0.0, -0.0, 0.5, f32::NAN, f32::NEG_INFINITY, 0.5, f32::INFINITY];
+        let scores =
+            [0.5, -1.0, 2.0, 0.0, -0.0, 0.5, f32::NAN, f32::NEG_INFINITY, 0.5, f32::INFINITY];
         assert_eq!(chosen(&scores, 1), [9]);
         assert_eq!(chosen(&scores, 2), [2, 9]);
         assert_eq!(chosen(&scores, 3), [0, 2, 9]);

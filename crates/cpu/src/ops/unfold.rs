@@ -29,7 +29,8 @@ unsafe impl Instruction for Unfold {
             // SAFETY: each row belongs to one task; the planner keeps `x` and `out` apart.
             let out = unsafe { step.arena.row_mut(&self.out, row) };
             for tap in 0..self.taps {
-                let from = (row + tap).checked_sub(self.taps / 2).filter(|from| rows.contains(from));
+                let from =
+                    (row + tap).checked_sub(self.taps / 2).filter(|from| rows.contains(from));
                 let columns = out[tap..].iter_mut().step_by(self.taps);
                 // SAFETY: an earlier instruction computed it, behind a barrier.
                 match from.map(|from| unsafe { step.arena.row(&self.x, from) }) {

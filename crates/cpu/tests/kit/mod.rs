@@ -25,7 +25,8 @@ pub fn table_of(cols: usize, values: &[f32]) -> Weight {
 }
 
 pub fn backend(level: &str, threads: usize, weights: Vec<Weight>) -> CpuBackend {
-    let config = Config { kernels: Some(level.into()), threads: Some(threads), ..Config::default() };
+    let config =
+        Config { kernels: Some(level.into()), threads: Some(threads), ..Config::default() };
     let mut backend = CpuBackend::new(&config).unwrap();
     backend.adopt(weights, Vec::new()).unwrap();
     backend

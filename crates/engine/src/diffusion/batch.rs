@@ -47,9 +47,11 @@ impl DiffusionSequences {
     fn next(&mut self, most: usize) -> Option<usize> {
         let clients: HashSet<u64> = self.all.iter().map(|canvas| canvas.job.client).collect();
         self.last.retain(|client, _| clients.contains(client));
-        let last = |canvas: &DiffusionSequence| self.last.get(&canvas.job.client).copied().unwrap_or(0);
+        let last =
+            |canvas: &DiffusionSequence| self.last.get(&canvas.job.client).copied().unwrap_or(0);
         let may_begin = self.counts().0 < most;
-        let takes = |canvas: &DiffusionSequence| canvas.ready() && (may_begin || canvas.has_begun());
+        let takes =
+            |canvas: &DiffusionSequence| canvas.ready() && (may_begin || canvas.has_begun());
         let all = self.all.iter().enumerate().filter(|(_, canvas)| takes(canvas));
         all.min_by_key(|(_, canvas)| (last(canvas), canvas.turn, canvas.id)).map(|(at, _)| at)
     }

@@ -55,7 +55,10 @@ mod tests {
     #[test]
     fn a_pair_is_clearer_than_a_plain_by_entropy_and_confidence_but_not_by_its_margin() {
         for order in [Order::Entropy, Order::Confidence] {
-            assert!(of(order, &PEAK) > of(order, &PAIR) && of(order, &PAIR) > of(order, &FLAT), "{order:?}");
+            assert!(
+                of(order, &PEAK) > of(order, &PAIR) && of(order, &PAIR) > of(order, &FLAT),
+                "{order:?}"
+            );
         }
         assert!(of(Order::Margin, &PEAK) > of(Order::Margin, &FLAT));
         assert!(of(Order::Margin, &FLAT) > of(Order::Margin, &PAIR));

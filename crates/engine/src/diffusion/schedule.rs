@@ -78,7 +78,8 @@ impl Block {
             let due = match self.pace {
                 _ if last => masked,
                 Pace::Even => {
-                    self.places.len() / self.steps + usize::from(step < self.places.len() % self.steps)
+                    self.places.len() / self.steps
+                        + usize::from(step < self.places.len() % self.steps)
                 }
                 Pace::Noise => self.passes(step, masked),
             };

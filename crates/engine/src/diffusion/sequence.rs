@@ -112,7 +112,15 @@ impl DiffusionSequence {
         Some(StepInput {
             tokens: self.tokens.clone(),
             positions: (0..rows as u32).collect(),
-            segments: vec![Segment { first_row: 0, rows, past: 0, encoded: 0, pages, recent, state: 0 }],
+            segments: vec![Segment {
+                first_row: 0,
+                rows,
+                past: 0,
+                encoded: 0,
+                pages,
+                recent,
+                state: 0,
+            }],
             adapter_scales: vec![self.job.adapter_scales.clone()],
             outputs: masked.into_iter().map(row).collect(),
             ..StepInput::default()
@@ -201,7 +209,8 @@ impl DiffusionSequence {
             if token == self.unmasking.mask || !self.ready() {
                 break true;
             }
-            let ends = self.output.sink.forced().first().is_some_and(|&forced| tokenizer.is_eog(forced));
+            let ends =
+                self.output.sink.forced().first().is_some_and(|&forced| tokenizer.is_eog(forced));
             if ends {
                 self.finish(Finish::End);
                 break false;

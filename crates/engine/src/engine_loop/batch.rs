@@ -46,11 +46,14 @@ impl EngineLoop {
         let mut budget = self.prompt_row_budget(chosen.len());
         let has_states = self.pages.has_states();
         let exact = if has_states { 1 } else { self.executor.backend.max_bit_exact_rows().max(1) };
-        let mut scores = self.executor.scored_rows(SCORED_LOGITS).saturating_sub(chosen.len()).max(1);
+        let mut scores =
+            self.executor.scored_rows(SCORED_LOGITS).saturating_sub(chosen.len()).max(1);
         let mut results = self.executor.results().saturating_sub(chosen.len()).max(1);
         let (served, running) = (&mut self.served, &mut self.running);
-        let mut prompts: Vec<&mut Sequence> =
-            running.iter_mut().filter(|s| !s.is_decoding() && s.unread() == 0 && s.ready()).collect();
+        let mut prompts: Vec<&mut Sequence> = running
+            .iter_mut()
+            .filter(|s| !s.is_decoding() && s.unread() == 0 && s.ready())
+            .collect();
         let share = |client: u64| served.get(&client).copied().unwrap_or(0);
         prompts.sort_by_key(|s| (share(s.job.client), s.served, s.admitted));
         for s in prompts {
@@ -60,8 +63,9 @@ impl EngineLoop {
             let mut rows = most.min(budget);
             if has_states {
                 // State checkpoints are made between steps.
-                rows =
-                    rows.min(s.held.next_checkpoint(s.computed, s.tokens.len()).saturating_sub(s.computed));
+                rows = rows.min(
+                    s.held.next_checkpoint(s.computed, s.tokens.len()).saturating_sub(s.computed),
+                );
             }
             if s.is_scored() {
                 rows = rows.min(scores);

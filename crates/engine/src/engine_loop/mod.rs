@@ -246,7 +246,8 @@ impl EngineLoop {
 
     /// Pages that running sequences still need for their known tokens and one more.
     fn reserved_pages(&self) -> usize {
-        let lacks = |s: &Sequence| (s.tokens.len() + 1).saturating_sub(s.held.room()).div_ceil(PAGE_TOKENS);
+        let lacks =
+            |s: &Sequence| (s.tokens.len() + 1).saturating_sub(s.held.room()).div_ceil(PAGE_TOKENS);
         self.running.iter().map(lacks).sum()
     }
 
@@ -299,7 +300,8 @@ impl EngineLoop {
     fn is_prefix_in_flight(&self, sequence: &Sequence) -> bool {
         let known = &sequence.tokens[..sequence.known()];
         let more = |than: usize| {
-            let alike = |s: &Sequence| s.job.client == sequence.job.client && s.origin == sequence.origin;
+            let alike =
+                |s: &Sequence| s.job.client == sequence.job.client && s.origin == sequence.origin;
             let reads = |s: &&Sequence| alike(s) && !s.is_decoding() && s.ready();
             self.running.iter().filter(reads).any(|s| {
                 let common = s.tokens.iter().zip(known).take_while(|(a, b)| a == b).count();
@@ -315,8 +317,13 @@ impl EngineLoop {
         let known = &sequence.tokens[..sequence.known()];
         let others = self.running.iter().map(|s| (&s.held, &s.tokens[..s.computed]));
         let origin = &sequence.origin;
-        let (held, computed) =
-            SequencePages::find(&mut self.pages, &mut *self.executor.backend, origin, known, others);
+        let (held, computed) = SequencePages::find(
+            &mut self.pages,
+            &mut *self.executor.backend,
+            origin,
+            known,
+            others,
+        );
         sequence.held = held;
         sequence.start(computed);
     }
@@ -427,7 +434,8 @@ impl EngineLoop {
         if company.len() < chosen.len() {
             return Ok(Vec::new());
         }
-        let limits = Limits { n_ctx: self.executor.info.n_ctx, rows: self.num_batch, target: STEP_TARGET };
+        let limits =
+            Limits { n_ctx: self.executor.info.n_ctx, rows: self.num_batch, target: STEP_TARGET };
         let model = (&mut self.executor, &mut self.pages);
         self.speculator.guess(&mut company, &self.tokenizer, limits, model)
     }
@@ -472,7 +480,15 @@ impl EngineLoop {
             let (scores, outputs) = (first_score..first_output, first_output..input.outputs.len());
             input.segments.push(s.held.segment(&self.pages, first_row, all, past));
             input.adapter_scales.push(s.job.adapter_scales.clone());
-            parts.push(Part { running, first_row, rows, prompt: !s.is_decoding(), scores, outputs, guess });
+            parts.push(Part {
+                running,
+                first_row,
+                rows,
+                prompt: !s.is_decoding(),
+                scores,
+                outputs,
+                guess,
+            });
         }
         (input, parts)
     }

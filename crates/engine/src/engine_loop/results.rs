@@ -20,7 +20,8 @@ impl EngineLoop {
         }
         self.remove_finished(&ended);
         if generated > 0 {
-            self.stats.lock().expect("nobody panics with the statistics").generated_tokens += generated;
+            self.stats.lock().expect("nobody panics with the statistics").generated_tokens +=
+                generated;
         }
         generated
     }
@@ -52,8 +53,8 @@ impl EngineLoop {
                 cols,
             );
             let copies = part.prompt && self.pages.has_states();
-            let is_place =
-                copies && s.held.next_checkpoint(s.computed, s.tokens.len()) == s.computed + part.rows;
+            let is_place = copies
+                && s.held.next_checkpoint(s.computed, s.tokens.len()) == s.computed + part.rows;
             let mut step = Computed { past: s.computed, first: part.first_row, output: None };
             s.computed += part.rows;
             if is_place {
@@ -61,10 +62,11 @@ impl EngineLoop {
             }
             open = open && s.prefill_progress();
             if open && !part.outputs.is_empty() {
-                let rows =
-                    &self.executor.backend.result()[part.outputs.start * cols..part.outputs.end * cols];
+                let rows = &self.executor.backend.result()
+                    [part.outputs.start * cols..part.outputs.end * cols];
                 let accepted;
-                (accepted, open) = s.advance_through(rows, cols, part.guess.as_ref(), &self.tokenizer, end);
+                (accepted, open) =
+                    s.advance_through(rows, cols, part.guess.as_ref(), &self.tokenizer, end);
                 // Deferred sampling says nothing about the draft.
                 if let Some(guess) = part.guess.as_ref().filter(|_| !s.is_postponed()) {
                     self.speculator.checked(s, guess.kind, guess.tokens.len(), accepted);

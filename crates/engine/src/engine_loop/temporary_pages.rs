@@ -17,7 +17,13 @@ pub struct TemporaryPages {
 
 impl TemporaryPages {
     /// The segment of a step that continues the text after `past` tokens.
-    pub fn segment(&self, windows: &Windows, first_row: usize, rows: usize, past: usize) -> Segment {
+    pub fn segment(
+        &self,
+        windows: &Windows,
+        first_row: usize,
+        rows: usize,
+        past: usize,
+    ) -> Segment {
         let (pages, state) = (self.pages.clone(), self.state.unwrap_or(0));
         let mut recent = RecentPages::default();
         if !self.recent.is_empty() {
@@ -43,7 +49,8 @@ impl EngineLoop {
             }
         }
         if self.pages.has_window_pages() {
-            let most = self.pages.windows().pages(self.num_batch.min(tokens)).min(borrowed.pages.len());
+            let most =
+                self.pages.windows().pages(self.num_batch.min(tokens)).min(borrowed.pages.len());
             borrowed.recent.extend((0..most).map_while(|_| self.pages.take_window_page()));
             if borrowed.recent.len() < most {
                 self.release_temporary_pages(borrowed);
@@ -62,7 +69,10 @@ impl EngineLoop {
 
     /// Releases what [`EngineLoop::take_temporary_pages`] took.
     pub fn release_temporary_pages(&mut self, borrowed: TemporaryPages) {
-        borrowed.pages.into_iter().for_each(|all| self.pages.release_page(Page { all, recent: None }));
+        borrowed
+            .pages
+            .into_iter()
+            .for_each(|all| self.pages.release_page(Page { all, recent: None }));
         borrowed.recent.into_iter().for_each(|page| self.pages.release_window_page(page));
         borrowed.state.into_iter().for_each(|slot| self.pages.release_state(slot));
     }

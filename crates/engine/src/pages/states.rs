@@ -46,7 +46,8 @@ impl Pages {
 
     /// Number of slots that are free or hold a checkpoint.
     pub fn states_available(&self) -> usize {
-        self.slots.free.len() + self.nodes.iter().flatten().map(|node| node.checkpoints.len()).sum::<usize>()
+        self.slots.free.len()
+            + self.nodes.iter().flatten().map(|node| node.checkpoints.len()).sum::<usize>()
     }
 
     /// Takes a slot; evicts the least recently used checkpoint if needed. `None` if running sequences use all slots.
@@ -92,14 +93,18 @@ impl Pages {
     /// Finds the prefix of `tokens` up to the last checkpoint. A sibling of the longest match can have a later checkpoint.
     pub(super) fn find_state(&self, origin: &PrefixTreeKey, tokens: &[u32]) -> Match {
         let (mut path, mut found) = (Vec::new(), None);
-        let (mut children, mut rest) = (self.roots.get(origin).map_or(&[][..], |roots| roots), tokens);
+        let (mut children, mut rest) =
+            (self.roots.get(origin).map_or(&[][..], |roots| roots), tokens);
         loop {
             let common = children.iter().map(|&id| (id, self.common(id, rest)));
-            let states = common.clone().filter_map(|(id, common)| Some((id, self.last_state(id, common)?)));
+            let states =
+                common.clone().filter_map(|(id, common)| Some((id, self.last_state(id, common)?)));
             if let Some((id, kept)) = states.max_by_key(|(_, kept)| kept.tokens) {
                 found = Some((path.len(), id, kept));
             }
-            let Some((id, _)) = { common }.find(|(_, common)| *common == PAGE_TOKENS) else { break };
+            let Some((id, _)) = { common }.find(|(_, common)| *common == PAGE_TOKENS) else {
+                break;
+            };
             path.push(id);
             (children, rest) = (&self.node(id).children, &rest[PAGE_TOKENS..]);
         }
@@ -112,7 +117,9 @@ impl Pages {
     /// Shortens a cached prefix to its last checkpoint.
     pub(super) fn up_to_a_state(&self, found: Match) -> Match {
         let Match { mut path, partial, .. } = found;
-        if let Some((id, kept)) = partial.and_then(|(id, most)| Some((id, self.last_state(id, most)?))) {
+        if let Some((id, kept)) =
+            partial.and_then(|(id, most)| Some((id, self.last_state(id, most)?)))
+        {
             return up_to(path, id, kept);
         }
         while let Some(id) = path.pop() {
@@ -176,10 +183,16 @@ mod tests {
         assert_eq!(pages.take_state(), None);
         pages.keep_state(first, 64, slots[0]);
         let found = find(&pages, &tokens);
-        assert_eq!((&found.path[..], found.partial, found.state), (&[first][..], None, Some(slots[0])));
+        assert_eq!(
+            (&found.path[..], found.partial, found.state),
+            (&[first][..], None, Some(slots[0]))
+        );
         pages.keep_state(second, 5, slots[1]);
         let found = find(&pages, &tokens);
-        assert_eq!((found.partial, found.state, found.tokens()), (Some((second, 5)), Some(slots[1]), 69));
+        assert_eq!(
+            (found.partial, found.state, found.tokens()),
+            (Some((second, 5)), Some(slots[1]), 69)
+        );
         pages.keep_state(third, 9, slots[2]);
         assert_eq!(find(&pages, &tokens).tokens(), 137);
         // One that parts before it has the one before.
@@ -206,7 +219,10 @@ mod tests {
         pages.keep_state(third, 10, slots[2]);
         let prompt = leaf(30, 800);
         let found = find(&pages, &prompt);
-        assert_eq!((found.partial, found.state, found.seen), (Some((first, 29)), Some(slots[0]), 30));
+        assert_eq!(
+            (found.partial, found.state, found.seen),
+            (Some((first, 29)), Some(slots[0]), 30)
+        );
         // Without that one, the state of the one that parts earlier.
         assert_eq!(find(&pages, &prompt[..28]).partial, Some((third, 10)));
     }

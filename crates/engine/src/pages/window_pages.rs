@@ -100,8 +100,8 @@ impl Pages {
         self.recent.free.pop().or_else(|| {
             let kept = self.nodes.iter_mut().flatten().map(|node| &mut node.recent);
             let idle = kept.filter(|kept| kept.as_ref().is_some_and(|kept| kept.users == 0));
-            let first =
-                idle.min_by_key(|kept| kept.as_ref().map(|kept| (kept.keep_preferred, kept.last_used)));
+            let first = idle
+                .min_by_key(|kept| kept.as_ref().map(|kept| (kept.keep_preferred, kept.last_used)));
             first.and_then(Option::take).map(|kept| kept.page)
         })
     }
@@ -187,7 +187,8 @@ impl Pages {
                 partial = None;
                 continue;
             }
-            let kept = self.seen_of(&path, tokens).iter().rev().take_while(|&&id| is_there(id)).count();
+            let kept =
+                self.seen_of(&path, tokens).iter().rev().take_while(|&&id| is_there(id)).count();
             if kept == self.seen_of(&path, tokens).len() {
                 return Match { path, partial, state, seen };
             }
@@ -223,10 +224,16 @@ mod tests {
 
     #[test]
     fn a_window_sees_a_few_pages_wherever_it_is() {
-        for mask in [Mask::Window(1), Mask::Window(64), Mask::Window(65), Mask::Window(200), Mask::Chunk(100)]
-        {
+        for mask in [
+            Mask::Window(1),
+            Mask::Window(64),
+            Mask::Window(65),
+            Mask::Window(200),
+            Mask::Chunk(100),
+        ] {
             let windows = Windows::new([mask, Mask::Causal, mask].into_iter());
-            for (computed, rows) in (0..700).flat_map(|past| [1, 16, 130].map(|rows| (past, rows))) {
+            for (computed, rows) in (0..700).flat_map(|past| [1, 16, 130].map(|rows| (past, rows)))
+            {
                 let first = windows.first_seen(computed) / PAGE_TOKENS;
                 let pages = (computed + rows).div_ceil(PAGE_TOKENS) - first;
                 assert!(pages <= windows.pages(rows), "{mask:?}, {rows} rows behind {computed}");
@@ -273,7 +280,10 @@ mod tests {
         pages.unpin_window_page(nodes[0], true);
         pages.unpin_window_page(nodes[1], false);
         pages.unpin_window_page(nodes[2], true);
-        assert_eq!((pages.window_pages_available(&[]), pages.window_pages_available(&nodes[..2])), (3, 1));
+        assert_eq!(
+            (pages.window_pages_available(&[]), pages.window_pages_available(&nodes[..2])),
+            (3, 1)
+        );
         assert_eq!(pages.window_page_counts(), [4, 4, 1]);
         for gone in [1, 0, 2] {
             let page = pages.recent_page(nodes[gone]);

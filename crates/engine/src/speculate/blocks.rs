@@ -95,7 +95,10 @@ impl Blocks {
         while !asked.is_empty() {
             let said = match self.form.link {
                 Some(link) => self.linked(link, &given, &asked, executor, &mut answers)?,
-                None => asked.iter().map(|one| likeliest(row_of(&given.logits, cols, one.row()))).collect(),
+                None => asked
+                    .iter()
+                    .map(|one| likeliest(row_of(&given.logits, cols, one.row())))
+                    .collect(),
             };
             let mut going_on = Vec::with_capacity(asked.len());
             for (mut one, (entry, chance)) in asked.into_iter().zip(said) {
@@ -165,8 +168,11 @@ impl Blocks {
             let added = row_of(added, cols, row);
             for (entry, logit) in logits.iter_mut().enumerate() {
                 // What is added to a smaller vocabulary may be for all of the model's.
-                let at =
-                    if cols == given.cols { entry } else { executor.model.guessed_token(entry) as usize };
+                let at = if cols == given.cols {
+                    entry
+                } else {
+                    executor.model.guessed_token(entry) as usize
+                };
                 *logit += added.get(at).copied().unwrap_or(0.0);
             }
             let (entry, chance) = likeliest(&logits);

@@ -79,7 +79,8 @@ impl Chain {
             (Seen::Model, None) => return,
         };
         let Some(newest) = all.len().checked_sub(width) else { return };
-        let known = self.states.entry(id).or_insert_with(|| State { tokens: 0, features: Vec::new() });
+        let known =
+            self.states.entry(id).or_insert_with(|| State { tokens: 0, features: Vec::new() });
         if self.sees == Seen::Own {
             // Nothing came with what is before the text; what came with a token that others have computed is not known.
             let known_before = known.tokens == step.past && step.past > 0;
@@ -123,8 +124,11 @@ impl Chain {
         is_end: impl Fn(u32) -> bool,
     ) -> Result<DraftTokens, EngineError> {
         let mut answers = DraftTokens { guesses: vec![Vec::new(); questions.len()], guessing: 0.0 };
-        let mut asked: Vec<Asked> =
-            questions.iter().enumerate().filter_map(|(at, question)| self.begin(at, question)).collect();
+        let mut asked: Vec<Asked> = questions
+            .iter()
+            .enumerate()
+            .filter_map(|(at, question)| self.begin(at, question))
+            .collect();
         while !asked.is_empty() {
             let input = self.input(&asked, questions, pages);
             executor.prepare(Want::Guess, &input)?;
@@ -162,9 +166,12 @@ impl Chain {
         let is_newest = state.tokens + 1 == question.tokens.len();
         let most = match self.sees {
             Seen::Model => question.most,
-            Seen::Own => question.most.min((question.held.room() + 1).saturating_sub(question.tokens.len())),
+            Seen::Own => {
+                question.most.min((question.held.room() + 1).saturating_sub(question.tokens.len()))
+            }
         };
-        let asked = || Asked { at, token, features: state.features.clone(), guess: Vec::new(), most };
+        let asked =
+            || Asked { at, token, features: state.features.clone(), guess: Vec::new(), most };
         (is_newest && most > 0).then(asked)
     }
 
@@ -199,7 +206,13 @@ impl Chain {
 }
 
 /// The part of a step that follows a sequence: no state came with what is before its first token, which is not seen.
-fn followed(held: &SequencePages, pages: &Pages, first_row: usize, rows: usize, past: usize) -> Segment {
+fn followed(
+    held: &SequencePages,
+    pages: &Pages,
+    first_row: usize,
+    rows: usize,
+    past: usize,
+) -> Segment {
     Segment { encoded: 1, ..held.segment(pages, first_row, rows, past) }
 }
 
@@ -207,7 +220,12 @@ fn followed(held: &SequencePages, pages: &Pages, first_row: usize, rows: usize, 
 mod tests {
     use super::*;
 
-    fn question<'a>(id: u64, tokens: &'a [u32], most: usize, held: &'a SequencePages) -> DraftRequest<'a> {
+    fn question<'a>(
+        id: u64,
+        tokens: &'a [u32],
+        most: usize,
+        held: &'a SequencePages,
+    ) -> DraftRequest<'a> {
         DraftRequest { id: JobId(id), tokens, most, always: true, held }
     }
 
@@ -236,7 +254,12 @@ mod tests {
     fn what_is_kept_of_a_token_is_made_with_the_state_of_the_one_before() {
         let mut chain = Chain::new(1, Seen::Own);
         let computed = |chain: &mut Chain, past, computed, extra_output: &[f32], first| {
-            chain.computed(JobId(1), computed, extra_output, Computed { past, first, output: None });
+            chain.computed(
+                JobId(1),
+                computed,
+                extra_output,
+                Computed { past, first, output: None },
+            );
             let pending = chain.pending.pop().unwrap();
             (pending.past, pending.states)
         };

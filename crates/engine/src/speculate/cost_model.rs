@@ -89,7 +89,14 @@ pub struct CostModel {
 impl Default for CostModel {
     fn default() -> Self {
         let plain = Newest::default();
-        Self { plain, company: 0, since_plain: 0, costs: HashMap::new(), credit: FIRST_CREDIT, steps: 0 }
+        Self {
+            plain,
+            company: 0,
+            since_plain: 0,
+            costs: HashMap::new(),
+            credit: FIRST_CREDIT,
+            steps: 0,
+        }
     }
 }
 
@@ -120,7 +127,13 @@ impl CostModel {
     }
 
     /// What a choice brings, in plain steps a plain step; 0 where it is not to be.
-    fn gain(&self, choice: &VerificationPlan, offers: &[DraftProposal], plain: f64, bounds: Bounds) -> f64 {
+    fn gain(
+        &self,
+        choice: &VerificationPlan,
+        offers: &[DraftProposal],
+        plain: f64,
+        bounds: Bounds,
+    ) -> f64 {
         let n = offers.len();
         let rows = n + choice.taken.iter().sum::<usize>();
         let (cost, measured) = self.cost(n, rows);
@@ -143,7 +156,8 @@ impl CostModel {
     /// What a step of `rows` rows costs in plain steps of `n` sequences, and whether that was measured lately.
     fn cost(&self, n: usize, rows: usize) -> (f64, bool) {
         let more = (rows - n) as f64;
-        let known = self.costs.get(&(n, rows)).and_then(|cost| Some((cost.ratios.median()?, cost.seen)));
+        let known =
+            self.costs.get(&(n, rows)).and_then(|cost| Some((cost.ratios.median()?, cost.seen)));
         match known {
             Some((ratio, seen)) if self.steps - seen < OLD => (ratio, true),
             // It may have become better: believe half of what was bad about it.
@@ -245,8 +259,10 @@ mod tests {
         }
 
         fn draw(&mut self) -> f64 {
-            self.random =
-                self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            self.random = self
+                .random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (self.random >> 40) as f64 / (1u64 << 24) as f64
         }
 

@@ -10,10 +10,14 @@ use crate::{EngineOptions, Evaluator, Feed, Outputs};
 
 fn open(path: &Path, level: &str) -> Evaluator {
     let view = View::new(Arc::new(Gguf::open(path).unwrap())).unwrap();
-    let backend =
-        CpuBackend::new(&Config { threads: Some(2), kernels: Some(level.into()), ..Config::default() })
-            .unwrap();
-    let options = EngineOptions { num_ctx: Some(512), max_sequences: Some(1), ..EngineOptions::default() };
+    let backend = CpuBackend::new(&Config {
+        threads: Some(2),
+        kernels: Some(level.into()),
+        ..Config::default()
+    })
+    .unwrap();
+    let options =
+        EngineOptions { num_ctx: Some(512), max_sequences: Some(1), ..EngineOptions::default() };
     Evaluator::open(&view, Box::new(backend), &options).unwrap()
 }
 
@@ -65,7 +69,8 @@ fn differences(path: &Path, level: &str, depth: usize) -> (Vec<String>, usize) {
         }
         if alone != with_refused(&mut evaluator, &tokens, depth, rows) {
             let name = path.file_stem().unwrap().to_string_lossy();
-            different.push(format!("{name}, {level}, {rows} rows behind {depth}, all but one refused"));
+            different
+                .push(format!("{name}, {level}, {rows} rows behind {depth}, all but one refused"));
         }
     }
     (different, compared)
@@ -74,8 +79,10 @@ fn differences(path: &Path, level: &str, depth: usize) -> (Vec<String>, usize) {
 #[test]
 fn rows_of_small_steps_have_the_bits_that_they_have_alone() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let files = std::fs::read_dir(root.join("tests/data/zoo")).unwrap().map(|entry| entry.unwrap().path());
-    let mut files: Vec<_> = files.filter(|path| path.extension().is_some_and(|e| e == "gguf")).collect();
+    let files =
+        std::fs::read_dir(root.join("tests/data/zoo")).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> =
+        files.filter(|path| path.extension().is_some_and(|e| e == "gguf")).collect();
     files.push(root.join("models/cria/cria-q8_0.gguf"));
     let (mut all, mut compared) = (Vec::new(), 0);
     for (path, level) in
@@ -86,14 +93,18 @@ fn rows_of_small_steps_have_the_bits_that_they_have_alone() {
         compared += n;
     }
     let list = all.join("\n");
-    assert!(compared > 50 && all.is_empty(), "{compared} compared, {} different:\n{list}", all.len());
+    assert!(
+        compared > 50 && all.is_empty(),
+        "{compared} compared, {} different:\n{list}",
+        all.len()
+    );
 }
 
 #[test]
 fn rows_of_small_steps_of_real_models_have_the_bits_that_they_have_alone() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let folder =
-        std::env::var_os("PUNA_TEST_MODELS").map_or_else(|| root.join(".cache/models"), PathBuf::from);
+    let folder = std::env::var_os("PUNA_TEST_MODELS")
+        .map_or_else(|| root.join(".cache/models"), PathBuf::from);
     let best = puna_cpu::kernels::levels().last().unwrap().name;
     for name in ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m-q4_k_m.gguf"] {
         let path = folder.join(name);

@@ -27,12 +27,18 @@ impl Guesser {
     }
 
     /// Guesses at most `most` tokens from the text. None of them is an end: nothing follows one.
-    pub fn look_up(&mut self, tokens: &[u32], most: usize, is_end: impl Fn(u32) -> bool) -> Option<Guess> {
+    pub fn look_up(
+        &mut self,
+        tokens: &[u32],
+        most: usize,
+        is_end: impl Fn(u32) -> bool,
+    ) -> Option<Guess> {
         if !self.speculation.lookup || most == 0 {
             return None;
         }
         let mut guess = self.lookup.draft(tokens, most)?;
-        let known = guess.tokens.iter().position(|&token| is_end(token)).unwrap_or(guess.tokens.len());
+        let known =
+            guess.tokens.iter().position(|&token| is_end(token)).unwrap_or(guess.tokens.len());
         guess.tokens.truncate(known.min(most));
         (!guess.tokens.is_empty()).then_some(guess)
     }

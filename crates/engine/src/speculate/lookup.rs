@@ -34,7 +34,8 @@ impl Drafter for Lookup {
     fn draft(&mut self, tokens: &[u32], most: usize) -> Option<Guess> {
         self.long.extend(tokens);
         self.short.extend(tokens);
-        let found = self.long.find(tokens, LONG_WALK).or_else(|| self.short.find(tokens, SHORT_WALK));
+        let found =
+            self.long.find(tokens, LONG_WALK).or_else(|| self.short.find(tokens, SHORT_WALK));
         let (at, common) = found?;
         let mut guess: Vec<u32> = Vec::with_capacity(most);
         for i in at..at + most {
@@ -83,9 +84,9 @@ impl Chains {
 
     /// Where a chain begins.
     fn head(&self, gram: &[u32]) -> usize {
-        let hash = gram
-            .iter()
-            .fold(0u64, |h, &t| (h.rotate_left(5) ^ u64::from(t)).wrapping_mul(0x517c_c1b7_2722_0a95));
+        let hash = gram.iter().fold(0u64, |h, &t| {
+            (h.rotate_left(5) ^ u64::from(t)).wrapping_mul(0x517c_c1b7_2722_0a95)
+        });
         (hash >> 32) as usize & (self.heads.len() - 1)
     }
 
@@ -125,7 +126,10 @@ mod tests {
     #[test]
     fn what_followed_the_newest_tokens_before_is_guessed() {
         assert_eq!(guess(&[1, 2, 3, 4, 5, 6, 7, 9, 3, 4], 2), Some((vec![5, 6], Kind::Short)));
-        assert_eq!(guess(&[1, 2, 3, 4, 5, 6, 7, 9, 2, 3, 4, 5], 2), Some((vec![6, 7], Kind::Medium)));
+        assert_eq!(
+            guess(&[1, 2, 3, 4, 5, 6, 7, 9, 2, 3, 4, 5], 2),
+            Some((vec![6, 7], Kind::Medium))
+        );
     }
 
     #[test]

@@ -177,7 +177,11 @@ impl Drafts {
     pub fn missed_seconds(&self, id: JobId, tokens: &[u32]) -> f64 {
         let follower = self.followed.get(&id).filter(|follower| follower.has_read);
         let missed = follower.map_or(0, |follower| tokens.len().saturating_sub(follower.seen + 1));
-        if missed < GUESSING_ROWS { 0.0 } else { missed as f64 * self.reading.median().unwrap_or(0.0) }
+        if missed < GUESSING_ROWS {
+            0.0
+        } else {
+            missed as f64 * self.reading.median().unwrap_or(0.0)
+        }
     }
 
     /// Guesses for some sequences, a step for all of them at a time.
@@ -205,7 +209,8 @@ impl Drafts {
             }
             let rows = self.executor.backend.result().chunks_exact(cols);
             for (asked, row) in asked.iter_mut().zip(rows) {
-                let follower = self.followed.get_mut(&asked.question.id).expect("whoever asks is followed");
+                let follower =
+                    self.followed.get_mut(&asked.question.id).expect("whoever asks is followed");
                 follower.take(&asked.feed, asked.question.tokens.len());
                 follower.has_read = true;
                 asked.feed.clear();
@@ -243,8 +248,13 @@ impl Drafts {
                 let known = &question.tokens[..n - 1];
                 // A draft model goes without adapters.
                 let (pages, backend) = (&mut self.pages, &mut *self.executor.backend);
-                let (held, seen) =
-                    SequencePages::find(pages, backend, &PrefixTreeKey::default(), known, std::iter::empty());
+                let (held, seen) = SequencePages::find(
+                    pages,
+                    backend,
+                    &PrefixTreeKey::default(),
+                    known,
+                    std::iter::empty(),
+                );
                 Follower { held, seen, ahead: Vec::new(), has_read: false }
             });
             follower.settle(question.tokens);
@@ -270,7 +280,8 @@ impl Drafts {
             let input = self.input(&behind, false);
             self.executor.run(Want::Logits, &input)?;
             for asked in &behind {
-                let follower = self.followed.get_mut(&asked.question.id).expect("whoever asks is followed");
+                let follower =
+                    self.followed.get_mut(&asked.question.id).expect("whoever asks is followed");
                 follower.take(&asked.feed, asked.question.tokens.len());
                 follower.held.publish(&mut self.pages, &asked.question.tokens[..follower.seen]);
             }
@@ -322,7 +333,8 @@ impl Follower {
 
 /// The token with the largest logit, and its probability.
 pub(super) fn likeliest(logits: &[f32]) -> (u32, f32) {
-    let best = (0..logits.len()).reduce(|a, b| if logits[b] > logits[a] { b } else { a }).unwrap_or(0);
+    let best =
+        (0..logits.len()).reduce(|a, b| if logits[b] > logits[a] { b } else { a }).unwrap_or(0);
     let top = logits.get(best).copied().unwrap_or(0.0);
     // What is 17 below adds less than a part in 2^24.
     let near = logits.iter().map(|&l| l - top).filter(|&l| l > -17.0);
@@ -368,7 +380,11 @@ pub(crate) fn check_companion_tokens(
 }
 
 /// Whether a draft model's tokens mean what those of the model called `model` mean.
-pub(crate) fn check_tokens(draft: &View, model: &str, tokenizer: &Tokenizer) -> Result<(), EngineError> {
+pub(crate) fn check_tokens(
+    draft: &View,
+    model: &str,
+    tokenizer: &Tokenizer,
+) -> Result<(), EngineError> {
     let theirs = Tokenizer::from_metadata(draft.metadata())?;
     let differ = |difference| EngineError::DraftVocabulary {
         draft: name_of(draft),

@@ -39,7 +39,8 @@ impl Record {
     /// nothing: they continued another text.
     pub fn note(&mut self, kind: Kind, guessed: usize, accepted: usize) {
         let score = &mut self.scores[kind as usize];
-        score.tried = score.tried * self.memory + (accepted + usize::from(accepted < guessed)) as f64;
+        score.tried =
+            score.tried * self.memory + (accepted + usize::from(accepted < guessed)) as f64;
         score.true_ = score.true_ * self.memory + accepted as f64;
     }
 

@@ -58,7 +58,8 @@ enum Plan {
 
 impl Speculator {
     pub fn new(max_bit_exact_rows: usize, source: Option<Source>) -> Self {
-        let (cost_model, record, counts) = (CostModel::default(), Record::of_loop(), Speculated::default());
+        let (cost_model, record, counts) =
+            (CostModel::default(), Record::of_loop(), Speculated::default());
         Self { cost_model, record, source, max_bit_exact_rows, guessing: 0.0, counts }
     }
 
@@ -88,8 +89,9 @@ impl Speculator {
             plans.push(plan);
             offers.push(offer);
         }
-        self.cost_model
-            .meet(company.iter().fold(n as u64, |all, s| all.wrapping_mul(31).wrapping_add(s.id.0)));
+        self.cost_model.meet(
+            company.iter().fold(n as u64, |all, s| all.wrapping_mul(31).wrapping_add(s.id.0)),
+        );
         let bounds = Bounds { rows, target: limits.target };
         let taken = match company.iter().all(|s| s.guesser.speculation.always) {
             true => all_of(&offers, rows),
@@ -111,7 +113,12 @@ impl Speculator {
     }
 
     /// Where a sequence's guess may come from, and what it may be worth.
-    fn plan(&mut self, s: &mut Sequence, most: usize, tokenizer: &Tokenizer) -> (Plan, DraftProposal) {
+    fn plan(
+        &mut self,
+        s: &mut Sequence,
+        most: usize,
+        tokenizer: &Tokenizer,
+    ) -> (Plan, DraftProposal) {
         s.guesser.settle(&s.tokens, &mut self.record);
         let found = s.guesser.look_up(&s.tokens, most, |token| tokenizer.is_eog(token));
         let chance = |kind| s.guesser.record.chance(kind, &self.record);
@@ -120,7 +127,8 @@ impl Speculator {
         match (found, self.source.as_ref().filter(|_| asks)) {
             (found, Some(source)) if found.is_none() || chance(Kind::Model) > known + BETTER => {
                 let offer = DraftProposal::new(most.min(source.most()), chance(Kind::Model));
-                let (making, before) = (source.token_seconds(), source.first_seconds(s.id, &s.tokens));
+                let (making, before) =
+                    (source.token_seconds(), source.first_seconds(s.id, &s.tokens));
                 (Plan::Ask, DraftProposal { making, before, ..offer })
             }
             (Some(guess), _) => {
@@ -199,7 +207,13 @@ impl Speculator {
     /// Takes note of a step's time.
     pub fn ran(&mut self, ran: StepTiming) {
         if ran.rows > ran.sequences {
-            self.cost_model.checked(ran.sequences, ran.rows, ran.seconds, self.guessing, ran.accepted);
+            self.cost_model.checked(
+                ran.sequences,
+                ran.rows,
+                ran.seconds,
+                self.guessing,
+                ran.accepted,
+            );
         } else {
             self.cost_model.plain(ran.seconds);
             self.cost_model.lost(self.guessing);

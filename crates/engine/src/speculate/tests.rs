@@ -18,7 +18,8 @@ use super::{Drafted, Drafter, Guess, Kind, Speculated, Speculation};
 use crate::engine::Drafters;
 use crate::pages::PAGE_TOKENS;
 use crate::{
-    DraftModel, Engine, EngineError, EngineOptions, Event, Finish, Job, plan_memory, plan_memory_with_draft,
+    DraftModel, Engine, EngineError, EngineOptions, Event, Finish, Job, plan_memory,
+    plan_memory_with_draft,
 };
 
 const ALWAYS: Speculation = Speculation { always: true, ..Speculation::AUTO };
@@ -33,7 +34,8 @@ struct Prophet {
 impl Drafter for Prophet {
     fn draft(&mut self, tokens: &[u32], most: usize) -> Option<Guess> {
         let next = |i: usize| self.text.get(tokens.len() + i).copied().unwrap_or(0);
-        let tokens = (0..most).map(|i| if i < self.right { next(i) } else { next(i) ^ 1 }).collect();
+        let tokens =
+            (0..most).map(|i| if i < self.right { next(i) } else { next(i) ^ 1 }).collect();
         Some(Guess { tokens, kind: Kind::Long })
     }
 
@@ -57,8 +59,12 @@ fn view(model: &str) -> View {
 /// At this level steps of any size have the same bits, so that prompts may come in any pieces, too.
 fn backend() -> Box<CpuBackend> {
     Box::new(
-        CpuBackend::new(&Config { threads: Some(1), kernels: Some("portable".into()), ..Config::default() })
-            .unwrap(),
+        CpuBackend::new(&Config {
+            threads: Some(1),
+            kernels: Some("portable".into()),
+            ..Config::default()
+        })
+        .unwrap(),
     )
 }
 
@@ -66,7 +72,11 @@ fn open(model: &str, options: &EngineOptions, drafters: Drafters) -> Engine {
     Engine::start(view(model), backend(), options, None, drafters).unwrap()
 }
 
-fn open_with_draft(model: &str, draft: &str, options: &EngineOptions) -> Result<Engine, EngineError> {
+fn open_with_draft(
+    model: &str,
+    draft: &str,
+    options: &EngineOptions,
+) -> Result<Engine, EngineError> {
     let draft = DraftModel { view: view(draft), backend: backend() };
     Engine::open_with_draft(view(model), backend(), options, draft)
 }
@@ -97,8 +107,13 @@ fn hear(events: &Receiver<Event>) -> (Heard, Speculated) {
                 pieces.push((piece.token, piece.logprobs));
             }
             Event::Done(s) => {
-                let heard =
-                    Heard { text, pieces, tokens: s.tokens, finish: s.finish, generated: s.generated_tokens };
+                let heard = Heard {
+                    text,
+                    pieces,
+                    tokens: s.tokens,
+                    finish: s.finish,
+                    generated: s.generated_tokens,
+                };
                 return (heard, s.speculated);
             }
             Event::Failed(reason) | Event::Refused(reason) => panic!("{reason}"),
@@ -118,7 +133,8 @@ fn cria(options: &EngineOptions) -> Engine {
 
 fn job(engine: &Engine, text: &str, sampling: Params) -> Job {
     let text = format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
-    let prompt = engine.tokenizer().encode(&text, Encode { add_special: true, parse_special: true });
+    let prompt =
+        engine.tokenizer().encode(&text, Encode { add_special: true, parse_special: true });
     Job { max_tokens: Some(90), ..Job::new(prompt, sampling) }
 }
 
@@ -154,7 +170,8 @@ fn guesses_from_the_text_change_no_answer_whatever_the_sampling() {
     ];
     let mut all = (0, 0);
     for sampling in chains {
-        let job = Job { logprobs: Some(3), ..job(&engine, QUESTION, endless(&engine, sampling.clone())) };
+        let job =
+            Job { logprobs: Some(3), ..job(&engine, QUESTION, endless(&engine, sampling.clone())) };
         let (plain, none) = run(&engine, &job, Speculation::OFF);
         assert_eq!(none, Speculated::default());
         let (guessed, counts) = run(&engine, &job, ALWAYS);
@@ -174,7 +191,8 @@ fn guesses_from_the_text_change_no_answer_whatever_the_sampling() {
 #[test]
 fn guesses_that_are_always_right_or_wrong_change_no_answer() {
     let plain_engine = cria(&EngineOptions::default());
-    let sampling = endless(&plain_engine, Params { seed: 3, temperature: 0.9, ..Params::default() });
+    let sampling =
+        endless(&plain_engine, Params { seed: 3, temperature: 0.9, ..Params::default() });
     let job = Job { logprobs: Some(2), ..job(&plain_engine, QUESTION, sampling) };
     let (plain, _) = run(&plain_engine, &job, Speculation::OFF);
     let most = backend().max_bit_exact_rows() - 1;
@@ -234,13 +252,15 @@ fn what_guesses_computed_and_draws_refused_is_never_found_by_later_prompts() {
     let options = EngineOptions { num_ctx: Some(6 * PAGE_TOKENS), ..EngineOptions::default() };
     let plain_engine = cria(&options);
     let sampling = endless(&plain_engine, greedy());
-    let job = Job { max_tokens: Some(3 * PAGE_TOKENS), ..job(&plain_engine, QUESTION, sampling.clone()) };
+    let job =
+        Job { max_tokens: Some(3 * PAGE_TOKENS), ..job(&plain_engine, QUESTION, sampling.clone()) };
     let (plain, _) = run(&plain_engine, &job, Speculation::OFF);
     // Every step leaves wrong keys and values behind the right ones, also across the ends of pages.
     let engine = open(CRIA, &options, prophets(&plain.tokens, 1));
     assert_eq!(run(&engine, &job, ALWAYS).0, plain);
     for cut in [PAGE_TOKENS - 1, PAGE_TOKENS, 2 * PAGE_TOKENS + 7, plain.tokens.len() - 1] {
-        let next = Job { prompt: plain.tokens[..cut].to_vec(), max_tokens: Some(30), ..job.clone() };
+        let next =
+            Job { prompt: plain.tokens[..cut].to_vec(), max_tokens: Some(30), ..job.clone() };
         let fresh = cria(&options);
         assert_eq!(run(&engine, &next, Speculation::OFF).0, run(&fresh, &next, Speculation::OFF).0);
     }
@@ -284,7 +304,8 @@ fn a_context_that_fills_up_amid_guesses_ends_or_shifts_as_without() {
 #[test]
 fn jobs_that_run_together_guess_without_changing_each_other() {
     let engine = cria(&EngineOptions { max_sequences: Some(2), ..EngineOptions::default() });
-    let jobs = [QUESTION, "Count from 1 to 9."].map(|q| job(&engine, q, endless(&engine, greedy())));
+    let jobs =
+        [QUESTION, "Count from 1 to 9."].map(|q| job(&engine, q, endless(&engine, greedy())));
     let alone = jobs.each_ref().map(|job| run(&engine, job, Speculation::OFF).0);
     let jobs = jobs.map(|job| Job { speculation: Some(ALWAYS), ..job });
     let together = jobs.each_ref().map(|job| start(&engine, job));
@@ -308,7 +329,8 @@ fn scarce_pages_shorten_guesses_and_send_nobody_away() {
         Job { max_tokens: Some(40), ..Job::new(prompt, sampling.clone()) }
     });
     let alone = jobs.each_ref().map(|job| run(&plain_engine, job, Speculation::OFF).0);
-    let engine = open(CRIA, &options, Arc::new(|| Box::new(Prophet { text: Vec::new(), right: 0 })));
+    let engine =
+        open(CRIA, &options, Arc::new(|| Box::new(Prophet { text: Vec::new(), right: 0 })));
     let jobs = jobs.map(|job| Job { speculation: Some(ALWAYS), ..job });
     let together = jobs.each_ref().map(|job| start(&engine, job));
     assert_eq!(together.each_ref().map(|events| hear(events).0), alone);
@@ -339,7 +361,10 @@ fn a_draft_model_that_is_the_model_itself_is_right_as_long_as_the_answer_is_gree
     assert_eq!(none, Speculated::default());
     let (guessed, counts) = run(&engine, &job, MODEL);
     assert_eq!(guessed, plain);
-    assert!(counts.model.drafted > 40 && counts.model.accepted == counts.model.drafted, "{counts:?}");
+    assert!(
+        counts.model.drafted > 40 && counts.model.accepted == counts.model.drafted,
+        "{counts:?}"
+    );
     assert_eq!(counts.lookup, Default::default());
     // Another turn finds both models' caches warm.
     let next = Job { prompt: plain.tokens.clone(), ..job };
@@ -350,7 +375,8 @@ fn a_draft_model_that_is_the_model_itself_is_right_as_long_as_the_answer_is_gree
 #[test]
 fn a_draft_model_changes_no_answer_whatever_the_sampling_and_the_company() {
     // The same vocabulary; weights that are not alike.
-    let options = EngineOptions { max_sequences: Some(2), num_batch: 16, ..EngineOptions::default() };
+    let options =
+        EngineOptions { max_sequences: Some(2), num_batch: 16, ..EngineOptions::default() };
     let (model, draft) = ("tests/data/zoo/llama-q8_0.gguf", "tests/data/zoo/llama-q4_0.gguf");
     let engine = open_with_draft(model, draft, &options).unwrap();
     let n = engine.info().n_vocab as u32;
@@ -362,7 +388,8 @@ fn a_draft_model_changes_no_answer_whatever_the_sampling_and_the_company() {
         });
         let alone = jobs.each_ref().map(|job| run(&engine, job, Speculation::OFF).0);
         for speculation in [MODEL, ALWAYS, Speculation::AUTO] {
-            let jobs = jobs.each_ref().map(|job| Job { speculation: Some(speculation), ..job.clone() });
+            let jobs =
+                jobs.each_ref().map(|job| Job { speculation: Some(speculation), ..job.clone() });
             let together = jobs.each_ref().map(|job| start(&engine, job)).each_ref().map(hear);
             let counts = together.each_ref().map(|(_, counts)| *counts);
             assert_eq!(together.map(|(heard, _)| heard), alone, "{speculation:?}");
@@ -377,13 +404,21 @@ fn a_draft_model_changes_no_answer_whatever_the_sampling_and_the_company() {
 fn a_draft_model_follows_shifts_scarce_pages_and_its_own_smaller_context() {
     for options in [
         EngineOptions { num_ctx: Some(70), ..EngineOptions::default() },
-        EngineOptions { num_ctx: Some(2 * PAGE_TOKENS), cache_pages: Some(3), ..EngineOptions::default() },
+        EngineOptions {
+            num_ctx: Some(2 * PAGE_TOKENS),
+            cache_pages: Some(3),
+            ..EngineOptions::default()
+        },
     ] {
         let engine = open_with_draft(CRIA, CRIA, &options).unwrap();
-        let job =
-            Job { keep: 4, max_tokens: Some(150), ..job(&engine, "Go on.", endless(&engine, greedy())) };
+        let job = Job {
+            keep: 4,
+            max_tokens: Some(150),
+            ..job(&engine, "Go on.", endless(&engine, greedy()))
+        };
         let (plain, _) = run(&engine, &job, Speculation::OFF);
-        let jobs = [(); 2].map(|()| start(&engine, &Job { speculation: Some(MODEL), ..job.clone() }));
+        let jobs =
+            [(); 2].map(|()| start(&engine, &Job { speculation: Some(MODEL), ..job.clone() }));
         for events in &jobs {
             assert_eq!(hear(events).0, plain);
         }
@@ -393,7 +428,9 @@ fn a_draft_model_follows_shifts_scarce_pages_and_its_own_smaller_context() {
 
 #[test]
 fn a_draft_model_of_another_vocabulary_is_refused_with_both_names() {
-    let error = open_with_draft(CRIA, "tests/data/zoo/llama.gguf", &EngineOptions::default()).err().unwrap();
+    let error = open_with_draft(CRIA, "tests/data/zoo/llama.gguf", &EngineOptions::default())
+        .err()
+        .unwrap();
     assert!(matches!(error, EngineError::DraftVocabulary { .. }));
     let text = error.to_string();
     assert!(text.contains("cannot be the draft model of") && text.contains("token"), "{text}");
@@ -416,7 +453,8 @@ fn a_draft_models_memory_is_planned_beside_the_models() {
 #[test]
 fn real_models_answer_the_same_with_guesses_at_the_best_level() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let folder = std::env::var_os("PUNA_TEST_MODELS").map_or_else(|| root.join(".cache/models"), Into::into);
+    let folder =
+        std::env::var_os("PUNA_TEST_MODELS").map_or_else(|| root.join(".cache/models"), Into::into);
     let name = "SmolLM2-135M-Instruct.Q4_1.gguf";
     let path = folder.join(name);
     if !path.exists() {
@@ -424,7 +462,8 @@ fn real_models_answer_the_same_with_guesses_at_the_best_level() {
         return;
     }
     let view = View::new(Arc::new(Gguf::open(&path).unwrap())).unwrap();
-    let backend = Box::new(CpuBackend::new(&Config { threads: Some(2), ..Config::default() }).unwrap());
+    let backend =
+        Box::new(CpuBackend::new(&Config { threads: Some(2), ..Config::default() }).unwrap());
     let options = EngineOptions { num_ctx: Some(1024), ..EngineOptions::default() };
     let engine = Engine::open(view, backend, &options).unwrap();
     let text = std::fs::read_to_string(root.join("benches/prompts/free.txt")).unwrap();

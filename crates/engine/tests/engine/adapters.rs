@@ -12,7 +12,10 @@ fn wild() -> Adapter {
     let view = file("models/cria/cria-q8_0.gguf");
     let shape = view.tensor(of).expect("a tensor of the model").shape.to_vec();
     let mut writer = Writer::new();
-    writer.set("general.architecture", "llama").set("general.type", "adapter").set("adapter.type", "lora");
+    writer
+        .set("general.architecture", "llama")
+        .set("general.type", "adapter")
+        .set("adapter.type", "lora");
     writer.set("adapter.lora.alpha", 40.0f32);
     writer.tensor(&format!("{of}.lora_a"), TensorType::F32, &[shape[0], 1]).unwrap();
     writer.tensor(&format!("{of}.lora_b"), TensorType::F32, &[1, shape[1]]).unwrap();
@@ -40,11 +43,17 @@ fn with_scale(engine: &Engine, text: &str, scale: f32) -> Job {
 fn each_request_has_its_own_dose_also_beside_others() {
     let question = chat("What is the capital of France?");
     let engine = adapted();
-    let alone = [0.0, 1.0, -1.0].map(|scale| run(&adapted(), with_scale(&engine, &question, scale)).0);
+    let alone =
+        [0.0, 1.0, -1.0].map(|scale| run(&adapted(), with_scale(&engine, &question, scale)).0);
     assert_eq!(alone[0], "Paris.", "nothing of the adapter is the model as it is");
     assert!(alone[1] != alone[0] && alone[2] != alone[0], "{alone:?}");
-    assert_eq!(run(&adapted(), job(&engine, &question)).0, alone[1], "without a word it applies as it is");
-    let events = [0.0, 1.0, -1.0].map(|scale| start(&engine, with_scale(&engine, &question, scale)));
+    assert_eq!(
+        run(&adapted(), job(&engine, &question)).0,
+        alone[1],
+        "without a word it applies as it is"
+    );
+    let events =
+        [0.0, 1.0, -1.0].map(|scale| start(&engine, with_scale(&engine, &question, scale)));
     assert_eq!(events.each_ref().map(|events| finish(events).0), alone);
 }
 

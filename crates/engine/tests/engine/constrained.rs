@@ -31,8 +31,14 @@ fn answers_have_the_form_whatever_is_drawn() {
     let engine = cria(&EngineOptions::default());
     let prompt = job(&engine, &chat("Tell me about Lima."));
     for (seed, temperature) in [(0, 0.0), (1, 0.8), (2, 5.0), (3, 50.0)] {
-        let sampling =
-            Params { temperature, seed, top_k: 0, top_p: 1.0, repeat_penalty: 1.3, ..Params::default() };
+        let sampling = Params {
+            temperature,
+            seed,
+            top_k: 0,
+            top_p: 1.0,
+            repeat_penalty: 1.3,
+            ..Params::default()
+        };
         let (text, summary) =
             run(&engine, constrained(&engine, &person(), Job { sampling, ..prompt.clone() }));
         match summary.finish {
@@ -106,7 +112,8 @@ impl Sink for Thinker {
 #[test]
 fn a_thought_before_the_answer_is_free() {
     let engine = cria(&EngineOptions::default());
-    let base = Job { max_tokens: Some(200), ..job(&engine, &chat("What is the capital of France?")) };
+    let base =
+        Job { max_tokens: Some(200), ..job(&engine, &chat("What is the capital of France?")) };
     let (free, _) = run(&engine, base.clone());
     let think = |mark, end: Option<&str>, constraint: &Constraint| {
         let (events, receiver) = channel();
@@ -125,7 +132,8 @@ fn a_thought_before_the_answer_is_free() {
     let (text, summary) = finish(&think("never said", None, &person()));
     assert!(text.starts_with("Paris.") && summary.finish == Finish::Length, "{text}");
     // Or is ended, where it is known how.
-    let (text, summary) = finish(&think(" So:", Some(" So:"), &Constraint::Regex("[0-9]{3}".into())));
+    let (text, summary) =
+        finish(&think(" So:", Some(" So:"), &Constraint::Regex("[0-9]{3}".into())));
     let (thought, answer) = text.split_at(text.len() - 3);
     assert!(thought == "Paris. So:" && answer.bytes().all(|b| b.is_ascii_digit()), "{text}");
     assert_eq!(summary.finish, Finish::End);
@@ -145,7 +153,8 @@ fn an_answer_that_must_be_whole_is_so_within_any_limit() {
     let always = Speculation { always: true, ..Speculation::AUTO };
     for (seed, limit) in (shortest..shortest + 24).enumerate() {
         let temperature = [0.0, 1.0, 50.0][seed % 3];
-        let sampling = Params { temperature, seed: seed as i64, top_k: 0, top_p: 1.0, ..Params::default() };
+        let sampling =
+            Params { temperature, seed: seed as i64, top_k: 0, top_p: 1.0, ..Params::default() };
         let speculation = Some(if seed % 2 == 0 { always } else { Speculation::OFF });
         let job = Job { sampling, speculation, max_tokens: Some(limit), ..prompt.clone() };
         let (text, summary) = run(&engine, job.clone());
@@ -164,10 +173,16 @@ fn biases_do_not_keep_an_answer_from_its_end() {
     let (base, shortest) = whole(&engine, &person(), &job(&engine, &chat("Tell me about Lima.")));
     let bans = |text: &str| {
         let encode = Encode { add_special: false, parse_special: false };
-        engine.tokenizer().encode(text, encode).into_iter().map(|token| (token, -100.0)).collect::<Vec<_>>()
+        engine
+            .tokenizer()
+            .encode(text, encode)
+            .into_iter()
+            .map(|token| (token, -100.0))
+            .collect::<Vec<_>>()
     };
     let logit_bias = bans("\"}truefalse0123456789");
-    let job = Job { sampling: Params { logit_bias, ..greedy() }, max_tokens: Some(shortest + 2), ..base };
+    let job =
+        Job { sampling: Params { logit_bias, ..greedy() }, max_tokens: Some(shortest + 2), ..base };
     let (text, summary) = run(&engine, job);
     assert!(is_person(&text) && summary.finish == Finish::End, "{text}");
 }
@@ -253,7 +268,9 @@ fn a_thought_that_never_ends_is_ended_or_broken_off_and_the_answer_comes() {
         let form = Constraint::Regex("[0-9]{3}".into());
         engine.submit(constrained(&engine, &form, base.clone()), Box::new(sink)).unwrap();
         let (text, summary) = finish(&receiver);
-        let answer = text.strip_prefix(end).unwrap_or_else(|| panic!("{text:?} does not begin with {end:?}"));
+        let answer = text
+            .strip_prefix(end)
+            .unwrap_or_else(|| panic!("{text:?} does not begin with {end:?}"));
         assert!(answer.len() == 3 && answer.bytes().all(|b| b.is_ascii_digit()), "{text}");
         assert_eq!(summary.finish, Finish::End);
     }
@@ -264,7 +281,8 @@ fn a_form_that_no_token_fits_is_refused_and_no_fault_of_the_engine() {
     let engine = cria(&EngineOptions::default());
     let has_digit = |id: &u32| engine.tokenizer().piece(*id).iter().any(u8::is_ascii_digit);
     let digits = (0..engine.tokenizer().vocab_size() as u32).filter(has_digit);
-    let sampling = Params { logit_bias: digits.map(|id| (id, f32::NEG_INFINITY)).collect(), ..greedy() };
+    let sampling =
+        Params { logit_bias: digits.map(|id| (id, f32::NEG_INFINITY)).collect(), ..greedy() };
     let base = Job { sampling, ..job(&engine, &chat("Count.")) };
     let events = start(&engine, constrained(&engine, &Constraint::Regex("ab[0-9]".into()), base));
     let mut text = String::new();

@@ -9,9 +9,14 @@ use super::file;
 
 /// An evaluator at a level, with so many threads.
 fn evaluator(path: &str, level: &str, threads: usize) -> Evaluator {
-    let config =
-        Config { threads: Some(threads), kernels: Some(level.into()), deterministic: true, capped: false };
-    let options = EngineOptions { num_ctx: Some(1024), max_sequences: Some(3), ..EngineOptions::default() };
+    let config = Config {
+        threads: Some(threads),
+        kernels: Some(level.into()),
+        deterministic: true,
+        capped: false,
+    };
+    let options =
+        EngineOptions { num_ctx: Some(1024), max_sequences: Some(3), ..EngineOptions::default() };
     Evaluator::open(&file(path), Box::new(CpuBackend::new(&config).unwrap()), &options).unwrap()
 }
 
@@ -22,7 +27,11 @@ fn last(evaluator: &mut Evaluator, tokens: &[u32], chunk: usize, company: usize)
     for tokens in tokens.chunks(chunk) {
         let mut feeds = vec![Feed { sequence: 0, tokens, outputs: Outputs::Last }];
         let other = [7, 8, 9, 10, 11];
-        feeds.extend((1..=company).map(|sequence| Feed { sequence, tokens: &other, outputs: Outputs::None }));
+        feeds.extend((1..=company).map(|sequence| Feed {
+            sequence,
+            tokens: &other,
+            outputs: Outputs::None,
+        }));
         logits = evaluator.logits(&feeds).unwrap().iter().map(|x| x.to_bits()).collect();
     }
     logits
@@ -31,10 +40,14 @@ fn last(evaluator: &mut Evaluator, tokens: &[u32], chunk: usize, company: usize)
 #[test]
 fn results_depend_on_neither_threads_nor_chunks_nor_company() {
     let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
-    let names =
-        std::fs::read_dir(zoo).unwrap().flatten().map(|e| e.file_name().to_string_lossy().into_owned());
-    let mut files: Vec<String> =
-        names.filter(|name| name.ends_with(".gguf")).map(|name| format!("tests/data/zoo/{name}")).collect();
+    let names = std::fs::read_dir(zoo)
+        .unwrap()
+        .flatten()
+        .map(|e| e.file_name().to_string_lossy().into_owned());
+    let mut files: Vec<String> = names
+        .filter(|name| name.ends_with(".gguf"))
+        .map(|name| format!("tests/data/zoo/{name}"))
+        .collect();
     files.sort();
     files.insert(0, "models/cria/cria-q8_0.gguf".into());
     let mut compared = 0;
@@ -64,7 +77,10 @@ fn compare(path: &str, level: &str) -> usize {
         // One whose tokens see what lies behind is fed as a whole.
         let chunk = if one.info().causal { chunk } else { tokens.len() };
         let got = last(&mut evaluator(path, level, threads), &tokens, chunk, company);
-        assert!(got == expected, "{path}, {level}: {threads} threads, {chunk} at a time, {company} others");
+        assert!(
+            got == expected,
+            "{path}, {level}: {threads} threads, {chunk} at a time, {company} others"
+        );
     }
     feeds.len()
 }

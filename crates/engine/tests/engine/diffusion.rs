@@ -133,7 +133,10 @@ fn tokens_are_told_in_order_as_soon_as_no_mask_is_before_them() {
         }
     };
     assert_eq!(tokens, summary.tokens[prompt..]);
-    assert_eq!((summary.prompt_tokens, summary.generated_tokens, summary.cached_tokens), (8, 24, 0));
+    assert_eq!(
+        (summary.prompt_tokens, summary.generated_tokens, summary.cached_tokens),
+        (8, 24, 0)
+    );
     // Each block is there before the next one is begun.
     for block in 1..6 {
         assert_eq!(steps[4 * block + 1..].iter().min(), Some(&(4 * block)), "{steps:?}");
@@ -181,9 +184,15 @@ fn a_seed_reproduces_an_answer_and_another_differs() {
 #[test]
 fn a_mask_is_never_drawn_and_log_probabilities_are_those_of_the_draw() {
     let engine = model("rnd1");
-    let sampling =
-        Params { logit_bias: vec![(318, 1e9)], temperature: 2.0, seed: 5, top_k: 0, ..Params::default() };
-    let job = Job { sampling, logprobs: Some(2), diffusion: diffusion(4, 0, Order::Margin), ..whole(40) };
+    let sampling = Params {
+        logit_bias: vec![(318, 1e9)],
+        temperature: 2.0,
+        seed: 5,
+        top_k: 0,
+        ..Params::default()
+    };
+    let job =
+        Job { sampling, logprobs: Some(2), diffusion: diffusion(4, 0, Order::Margin), ..whole(40) };
     let events = start(&engine, job);
     let mut seen = 0;
     loop {
@@ -222,7 +231,8 @@ fn answers_take_turns_and_are_what_they_are_alone() {
         engine.submit(job, Box::new(sink)).unwrap();
     }
     drop(waits);
-    let all: Vec<_> = jobs.iter().map(|_| ended.recv_timeout(Duration::from_secs(20)).unwrap()).collect();
+    let all: Vec<_> =
+        jobs.iter().map(|_| ended.recv_timeout(Duration::from_secs(20)).unwrap()).collect();
     let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
     assert!(names[..2].contains(&"b1"), "{names:?}");
     assert_eq!(steps.load(Ordering::Relaxed), 4 * 16);
@@ -237,8 +247,11 @@ fn jobs_of_one_step_keep_nobody_elses_waiting() {
     let (engine, lock, _) = hanging("tests/data/zoo/llada.gguf", &EngineOptions::default());
     let (sender, ended) = channel();
     let waits = lock.lock().unwrap();
-    let quick =
-        Job { client: 1, diffusion: Diffusion { steps: Some(1), ..Diffusion::default() }, ..whole(4) };
+    let quick = Job {
+        client: 1,
+        diffusion: Diffusion { steps: Some(1), ..Diffusion::default() },
+        ..whole(4)
+    };
     let long = Job { client: 2, ..whole(8) };
     for (name, job) in std::iter::repeat_n(("quick", quick), 20).chain([("long", long)]) {
         let sender = sender.clone();
@@ -246,7 +259,8 @@ fn jobs_of_one_step_keep_nobody_elses_waiting() {
         engine.submit(job, Box::new(sink)).unwrap();
     }
     drop(waits);
-    let names: Vec<_> = (0..21).map(|_| ended.recv_timeout(Duration::from_secs(20)).unwrap()).collect();
+    let names: Vec<_> =
+        (0..21).map(|_| ended.recv_timeout(Duration::from_secs(20)).unwrap()).collect();
     // Every other step is its.
     let before = names.iter().position(|name| *name == "long").unwrap();
     assert!((7..=10).contains(&before), "{names:?}");
@@ -318,7 +332,11 @@ fn what_such_a_model_cannot_give_is_refused_by_name() {
     let of = |diffusion| refused(Job { diffusion, ..whole(8) });
     assert!(of(filled(Some(0), None)).starts_with("diffusion_steps is 0"));
     assert!(of(filled(Some(1 << 20), None)).starts_with("diffusion_steps is 1048576"));
-    assert!(of(filled(None, Some(513))).contains("at most 512 places"), "{}", of(filled(None, Some(513))));
+    assert!(
+        of(filled(None, Some(513))).contains("at most 512 places"),
+        "{}",
+        of(filled(None, Some(513)))
+    );
     let llama = open("tests/data/zoo/llama.gguf", &EngineOptions::default());
     let job = Job { diffusion: filled(Some(8), None), ..Job::new(prompt(), greedy()) };
     let text = llama.submit(job, Box::new(|_| true)).unwrap_err().to_string();
@@ -327,14 +345,20 @@ fn what_such_a_model_cannot_give_is_refused_by_name() {
 
 #[test]
 fn a_draft_model_goes_with_models_that_write_in_order_alone() {
-    let backend = || Box::new(CpuBackend::new(&Config { threads: Some(1), ..Config::default() }).unwrap());
+    let backend =
+        || Box::new(CpuBackend::new(&Config { threads: Some(1), ..Config::default() }).unwrap());
     let zoo = |name: &str| file(&format!("tests/data/zoo/{name}.gguf"));
     let options = EngineOptions::default();
     for (model, draft, named) in [("dream", "llama", "dream"), ("llama", "rnd1", "rnd1")] {
         let guesser = || DraftModel { view: zoo(draft), backend: backend() };
-        let planned = plan_memory_with_draft(&zoo(model), backend(), &options, guesser()).unwrap_err();
-        assert!(planned.to_string().contains(&format!("of architecture {named} fills")), "{planned}");
-        let Err(opened) = Engine::open_with_draft(zoo(model), backend(), &options, guesser()) else {
+        let planned =
+            plan_memory_with_draft(&zoo(model), backend(), &options, guesser()).unwrap_err();
+        assert!(
+            planned.to_string().contains(&format!("of architecture {named} fills")),
+            "{planned}"
+        );
+        let Err(opened) = Engine::open_with_draft(zoo(model), backend(), &options, guesser())
+        else {
             panic!("{model} was opened with {draft}");
         };
         let vocabulary = matches!(opened, EngineError::DraftVocabulary { .. });

@@ -20,7 +20,8 @@ fn portable(options: &EngineOptions) -> Engine {
 
 /// The reference's prompt, and its answer by always taking the likeliest token.
 fn reference(name: &str) -> (Vec<u32>, Vec<u32>) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/zoo/{name}.json"));
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/zoo/{name}.json"));
     let json: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let list = |key: &str| -> Vec<u32> {
         json[key].as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
@@ -58,7 +59,8 @@ fn the_likeliest_answer_is_the_references() {
             let engine = open_at(kernels, &format!("tests/data/zoo/{name}.gguf"), &options());
             let sampling = Params { ignore_eos: true, ..greedy() };
             let job = Job { max_tokens: Some(answer.len()), ..Job::new(prompt.clone(), sampling) };
-            let beside: Vec<_> = (0..3).map(|n| start(&engine, endless(nth(n, 20, 30), 20, 7))).collect();
+            let beside: Vec<_> =
+                (0..3).map(|n| start(&engine, endless(nth(n, 20, 30), 20, 7))).collect();
             let (text, summary) = run(&engine, job);
             // Of the vocabulary that scores pieces every one begins with a blank, and the answer with none.
             if name == "t5-umt5" {
@@ -77,7 +79,8 @@ fn the_likeliest_answer_is_the_references() {
 fn jobs_that_run_together_answer_as_if_alone() {
     for num_batch in [512, 50] {
         let engine = portable(&EngineOptions { num_batch, ..options() });
-        let jobs: Vec<Job> = (0..5).map(|n| endless(nth(n, 30, 10 + 11 * n), 30, u64::from(n))).collect();
+        let jobs: Vec<Job> =
+            (0..5).map(|n| endless(nth(n, 30, 10 + 11 * n), 30, u64::from(n))).collect();
         let all: Vec<_> = jobs.iter().map(|job| start(&engine, job.clone())).collect();
         for (job, events) in jobs.iter().zip(&all) {
             assert_eq!(finish(events).1.tokens, alone(job), "in steps of {num_batch}");
@@ -135,7 +138,11 @@ fn sequences_that_lost_their_pages_say_what_they_would_alone() {
     for (job, events) in jobs.iter().zip(&all) {
         assert_eq!(finish(events).1.tokens, alone(job));
     }
-    assert!(engine.stats().preempted > 0, "four sequences of three pages had five: {:?}", engine.stats());
+    assert!(
+        engine.stats().preempted > 0,
+        "four sequences of three pages had five: {:?}",
+        engine.stats()
+    );
     assert_all_given_back(&engine);
 }
 
@@ -154,7 +161,8 @@ fn a_full_context_drops_of_the_answer_alone_or_ends() {
     assert_eq!(shifted.tokens[..150], prompt);
     assert_eq!(shifted.tokens.len() + shifted.shifted_tokens, 150 + 120);
     // Where the prompt leaves room for one token, that one is the answer.
-    let (_, full) = run(&engine, Job { shift: true, ..endless(nth(2, 0, n_ctx as u32 - 1), 50, 1) });
+    let (_, full) =
+        run(&engine, Job { shift: true, ..endless(nth(2, 0, n_ctx as u32 - 1), 50, 1) });
     assert_eq!((full.finish, full.generated_tokens, full.shifted_tokens), (Finish::Length, 1, 0));
     assert_all_given_back(&engine);
 }
@@ -195,13 +203,17 @@ fn what_an_encoder_cannot_do_is_refused() {
     let engine = portable(&options());
     let job = endless(nth(1, 0, 10), 3, 1);
     let refused = |job: Job| engine.submit(job, Box::new(|_| true)).unwrap_err();
-    assert_eq!(refused(Job { prompt_logprobs: Some(1), ..job.clone() }), EngineError::CannotScorePrompt);
+    assert_eq!(
+        refused(Job { prompt_logprobs: Some(1), ..job.clone() }),
+        EngineError::CannotScorePrompt
+    );
     let whole = Job { prompt: nth(1, 0, 192), ..job.clone() };
     assert_eq!(refused(whole), EngineError::PromptTooLong { tokens: 193, n_ctx: 192 });
     let embedded = engine.embed(vec![vec![50]], Box::new(|_| {}));
     assert_eq!(embedded, Err(EngineError::CannotEmbed));
     // It neither guesses for others, nor do others guess for it.
-    let backend = || Box::new(CpuBackend::new(&Config { threads: Some(1), ..Config::default() }).unwrap());
+    let backend =
+        || Box::new(CpuBackend::new(&Config { threads: Some(1), ..Config::default() }).unwrap());
     let draft = DraftModel { view: file(PATH), backend: backend() };
     // Of the same vocabulary.
     let other = file("tests/data/zoo/grovemoe.gguf");
@@ -223,12 +235,15 @@ fn steps_by_hand_read_prompts_too() {
     assert_eq!(evaluator.encode(&[read]).unwrap().len(), prompt.len() * 48);
     let mut token = start;
     for want in answer {
-        let logits =
-            evaluator.logits(&[Feed { sequence: 1, tokens: &[token], outputs: Outputs::Last }]).unwrap();
+        let logits = evaluator
+            .logits(&[Feed { sequence: 1, tokens: &[token], outputs: Outputs::Last }])
+            .unwrap();
         token = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32;
         assert_eq!(token, want);
     }
     // Without anything read there is nothing to attend to, and still an answer.
-    let logits = evaluator.logits(&[Feed { sequence: 0, tokens: &[start], outputs: Outputs::Last }]).unwrap();
+    let logits = evaluator
+        .logits(&[Feed { sequence: 0, tokens: &[start], outputs: Outputs::Last }])
+        .unwrap();
     assert!(logits.iter().all(|logit| logit.is_finite()));
 }

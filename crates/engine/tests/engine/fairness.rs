@@ -50,8 +50,10 @@ fn a_client_with_one_request_does_not_wait_for_all_of_anothers() {
 
 #[test]
 fn a_short_prompt_does_not_wait_for_a_long_one_of_the_same_client_and_a_long_one_gets_on() {
-    let options = EngineOptions { num_batch: 32, max_sequences: Some(2), ..EngineOptions::default() };
-    let short = ["s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11", "s12", "s13", "s14"];
+    let options =
+        EngineOptions { num_batch: 32, max_sequences: Some(2), ..EngineOptions::default() };
+    let short =
+        ["s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11", "s12", "s13", "s14"];
     let mut jobs = vec![("long", of(1, 320))];
     jobs.extend(short.iter().zip(30..).map(|(name, tokens)| (*name, of(1, tokens))));
     let ended = order(&options, jobs);

@@ -38,7 +38,8 @@ fn open(path: &str, options: &EngineOptions) -> Engine {
 }
 
 fn open_at(kernels: Option<&str>, path: &str, options: &EngineOptions) -> Engine {
-    let config = Config { threads: Some(2), kernels: kernels.map(str::to_owned), ..Config::default() };
+    let config =
+        Config { threads: Some(2), kernels: kernels.map(str::to_owned), ..Config::default() };
     Engine::open(file(path), Box::new(CpuBackend::new(&config).unwrap()), options).unwrap()
 }
 
@@ -105,15 +106,20 @@ fn the_embedded_model_answers() {
 fn a_repeated_beginning_is_computed_once() {
     let engine = cria(&EngineOptions::default());
     let system = format!("<|im_start|>system\n{}<|im_end|>\n", "Answer in one word. ".repeat(40));
-    let (_, first) = run(&engine, job(&engine, &(system.clone() + &chat("What is the capital of France?"))));
+    let (_, first) =
+        run(&engine, job(&engine, &(system.clone() + &chat("What is the capital of France?"))));
     assert_eq!(first.cached_tokens, 0);
     // One whose answer is clear: prompts in other pieces give logits that differ in their last digits.
     let (text, second) =
         run(&engine, job(&engine, &(system.clone() + &chat("What is the capital of Japan?"))));
-    let shared = engine.tokenizer().encode(&system, Encode { add_special: true, parse_special: true }).len();
+    let shared =
+        engine.tokenizer().encode(&system, Encode { add_special: true, parse_special: true }).len();
     assert!(second.cached_tokens >= shared, "{} of {shared} cached", second.cached_tokens);
     let fresh = cria(&EngineOptions::default());
-    assert_eq!(text, run(&fresh, job(&fresh, &(system + &chat("What is the capital of Japan?")))).0);
+    assert_eq!(
+        text,
+        run(&fresh, job(&fresh, &(system + &chat("What is the capital of Japan?")))).0
+    );
 }
 
 #[test]
@@ -142,8 +148,10 @@ fn several_answers_to_one_prompt_compute_it_once() {
 
 #[test]
 fn another_client_does_not_wait_for_a_prompt_that_is_being_computed() {
-    let (engine, lock, _) = progress::hanging("tests/data/zoo/llama.gguf", &EngineOptions::default());
-    let of = |client| Job { client, max_tokens: Some(1), ..Job::new((40..240).collect(), greedy()) };
+    let (engine, lock, _) =
+        progress::hanging("tests/data/zoo/llama.gguf", &EngineOptions::default());
+    let of =
+        |client| Job { client, max_tokens: Some(1), ..Job::new((40..240).collect(), greedy()) };
     let waits = lock.lock().unwrap();
     let (one, other) = (start(&engine, of(1)), start(&engine, of(2)));
     drop(waits);
@@ -164,8 +172,13 @@ fn the_next_turn_of_a_chat_computes_only_what_is_new() {
 
 #[test]
 fn jobs_that_run_together_answer_as_if_alone() {
-    let questions =
-        ["capital of Japan", "capital of Peru", "symbol of gold", "opposite of hot", "plural of mouse"];
+    let questions = [
+        "capital of Japan",
+        "capital of Peru",
+        "symbol of gold",
+        "opposite of hot",
+        "plural of mouse",
+    ];
     let alone: Vec<String> = questions
         .map(|q| {
             let engine = cria(&EngineOptions::default());
@@ -203,7 +216,8 @@ fn a_stop_string_across_tokens_ends_the_answer_before_it() {
 #[test]
 fn a_limit_ends_with_length_and_zero_makes_nothing() {
     let engine = cria(&EngineOptions::default());
-    let (_, three) = run(&engine, Job { max_tokens: Some(3), ..job(&engine, &chat("Count from 1 to 9.")) });
+    let (_, three) =
+        run(&engine, Job { max_tokens: Some(3), ..job(&engine, &chat("Count from 1 to 9.")) });
     assert_eq!((three.finish, three.generated_tokens), (Finish::Length, 3));
     let (text, none) = run(&engine, Job { max_tokens: Some(0), ..job(&engine, &chat("Hello")) });
     assert_eq!((text.as_str(), none.finish, none.generated_tokens), ("", Finish::Length, 0));
@@ -247,16 +261,25 @@ fn a_jobs_own_context_is_its_limit_and_others_have_the_engines() {
     assert_eq!((whole.generated_tokens, whole.shifted_tokens), (60, 0));
     let long = Job { context: Some(4), ..small(true) };
     let refused = engine.submit(long, Box::new(|_| true)).unwrap_err();
-    assert!(matches!(refused, puna_engine::EngineError::PromptTooLong { n_ctx: 4, .. }), "{refused}");
+    assert!(
+        matches!(refused, puna_engine::EngineError::PromptTooLong { n_ctx: 4, .. }),
+        "{refused}"
+    );
 }
 
 #[test]
 fn a_listener_that_leaves_ends_its_job_and_frees_its_pages() {
     let engine = cria(&EngineOptions::default());
     let (sender, receiver) = channel();
-    let long = Job { max_tokens: Some(1500), stop: Vec::new(), ..job(&engine, &chat("Count from 1 to 9.")) };
+    let long = Job {
+        max_tokens: Some(1500),
+        stop: Vec::new(),
+        ..job(&engine, &chat("Count from 1 to 9."))
+    };
     let sampling = Params { logit_bias: vec![(4086, -1e9), (4088, -1e9)], ..greedy() };
-    engine.submit(Job { sampling, ..long }, Box::new(move |event| sender.send(event).is_ok())).unwrap();
+    engine
+        .submit(Job { sampling, ..long }, Box::new(move |event| sender.send(event).is_ok()))
+        .unwrap();
     for _ in 0..3 {
         receiver.recv_timeout(Duration::from_secs(20)).unwrap();
     }
@@ -287,8 +310,9 @@ fn more_jobs_than_run_at_once_wait_for_their_turn() {
 #[test]
 fn impossible_jobs_are_refused() {
     let engine = cria(&EngineOptions { num_ctx: Some(32), ..EngineOptions::default() });
-    let submit =
-        |prompt: Vec<u32>| engine.submit(Job { prompt, ..job(&engine, "") }, Box::new(|_| true)).unwrap_err();
+    let submit = |prompt: Vec<u32>| {
+        engine.submit(Job { prompt, ..job(&engine, "") }, Box::new(|_| true)).unwrap_err()
+    };
     assert_eq!(submit(Vec::new()), EngineError::EmptyPrompt);
     assert_eq!(submit(vec![1; 33]), EngineError::PromptTooLong { tokens: 33, n_ctx: 32 });
     assert_eq!(submit(vec![9999]), EngineError::UnknownToken { token: 9999, n_vocab: 4096 });
@@ -298,10 +322,13 @@ fn impossible_jobs_are_refused() {
 fn embeddings_are_pooled_as_the_reference_does() {
     for name in ["bert-mean", "bert-cls", "bert-rank", "qwen3-embedding"] {
         let engine = open(&format!("tests/data/zoo/{name}.gguf"), &EngineOptions::default());
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/zoo/{name}.json"));
-        let json: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-        let list =
-            |key: &str| json[key].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect::<Vec<_>>();
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/zoo/{name}.json"));
+        let json: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let list = |key: &str| {
+            json[key].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect::<Vec<_>>()
+        };
         let tokens: Vec<u32> = list("tokens").into_iter().map(|t| t as u32).collect();
         let (sender, receiver) = channel();
         let shorter = tokens[..tokens.len() / 2].to_vec();

@@ -52,8 +52,11 @@ fn run_all(
 #[test]
 fn as_many_run_at_once_as_there_are_pages_for() {
     for (pages, bounds) in [(201, 100..=100), (41, 30..=41)] {
-        let options =
-            EngineOptions { max_sequences: None, cache_pages: Some(pages), ..EngineOptions::default() };
+        let options = EngineOptions {
+            max_sequences: None,
+            cache_pages: Some(pages),
+            ..EngineOptions::default()
+        };
         let (engine, lock, _) = hanging(ZOO, &options);
         let (engine, most) = (Arc::new(engine), Arc::new(AtomicUsize::new(0)));
         let (weak, highest) = (Arc::downgrade(&engine), most.clone());
@@ -118,13 +121,15 @@ fn embed_together(path: &str, texts: &[Vec<u32>]) -> (Vec<Vec<f32>>, u64) {
         .iter()
         .map(|text| {
             let (sender, result) = channel();
-            let done = Box::new(move |r: Result<Vec<Vec<f32>>, _>| sender.send(r.unwrap()).unwrap());
+            let done =
+                Box::new(move |r: Result<Vec<Vec<f32>>, _>| sender.send(r.unwrap()).unwrap());
             engine.embed(vec![text.clone()], done).unwrap();
             result
         })
         .collect();
     drop(held);
-    let vectors = all.iter().map(|r| r.recv_timeout(Duration::from_secs(20)).unwrap().remove(0)).collect();
+    let vectors =
+        all.iter().map(|r| r.recv_timeout(Duration::from_secs(20)).unwrap().remove(0)).collect();
     wait_until_idle(&engine);
     assert_eq!(engine.stats().pages_held, 0);
     (vectors, steps.load(Ordering::Relaxed))

@@ -6,10 +6,12 @@ use super::*;
 
 /// Embeds and generates in steps of every size; returns what was planned and what the backend has then.
 fn planned_and_taken(path: &str) -> (u64, u64) {
-    let options = EngineOptions { num_batch: 128, max_sequences: Some(2), ..EngineOptions::default() };
+    let options =
+        EngineOptions { num_batch: 128, max_sequences: Some(2), ..EngineOptions::default() };
     let engine = open(path, &options);
     let alone = Config { threads: Some(1), kernels: None, ..Config::default() };
-    let planned = plan_memory(&file(path), Box::new(CpuBackend::new(&alone).unwrap()), &options).unwrap();
+    let planned =
+        plan_memory(&file(path), Box::new(CpuBackend::new(&alone).unwrap()), &options).unwrap();
     assert_eq!(planned, engine.memory(), "{path}: as planned with another backend");
     for tokens in [128, 64, 32, 16, 8, 4, 2, 1] {
         let prompt: Vec<u32> = (0..tokens).map(|t| 20 + (t * 7 + tokens) % 200).collect();
@@ -18,7 +20,11 @@ fn planned_and_taken(path: &str) -> (u64, u64) {
             let is_filled = engine.info().unmasking.is_some();
             let diffusion = Diffusion { steps: is_filled.then_some(1), ..Diffusion::default() };
             let jobs = [2, if is_filled { engine.info().n_ctx } else { 2 }].map(|tokens| {
-                let job = Job { max_tokens: Some(tokens), diffusion, ..Job::new(prompt.clone(), greedy()) };
+                let job = Job {
+                    max_tokens: Some(tokens),
+                    diffusion,
+                    ..Job::new(prompt.clone(), greedy())
+                };
                 start(&engine, job)
             });
             jobs.iter().for_each(|events| drop(finish(events)));

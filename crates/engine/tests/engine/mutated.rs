@@ -32,9 +32,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 fn zoo() -> Vec<(String, Gguf)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
     let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
-    let mut files: Vec<_> = files.filter(|path| path.extension().is_some_and(|end| end == "gguf")).collect();
+    let mut files: Vec<_> =
+        files.filter(|path| path.extension().is_some_and(|end| end == "gguf")).collect();
     files.sort();
-    let named = |path: &std::path::PathBuf| path.file_stem().unwrap().to_string_lossy().into_owned();
+    let named =
+        |path: &std::path::PathBuf| path.file_stem().unwrap().to_string_lossy().into_owned();
     files.iter().map(|path| (named(path), Gguf::open(path).unwrap())).collect()
 }
 
@@ -49,7 +51,9 @@ fn other_values(value: &Value) -> Vec<Value> {
         Value::Bool(true),
         Value::Bool(false),
     ]);
-    all.extend([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -1.0, 1e-38, 1e38].map(Value::F32));
+    all.extend(
+        [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -1.0, 1e-38, 1e38].map(Value::F32),
+    );
     all.extend([Value::from(""), Value::from("x"), Value::from("é".repeat(100_000).as_str())]);
     let lists = [Vec::new(), vec![1u32, 2, 3], vec![0; 2], vec![1; 600]];
     all.extend(lists.map(Value::from));
@@ -67,7 +71,8 @@ fn other_values(value: &Value) -> Vec<Value> {
 /// Lists of other lengths and entries.
 fn other_lists(list: &puna_gguf::Array) -> Vec<Value> {
     let len = list.len();
-    let mut all: Vec<Value> = [1, len.saturating_sub(1)].map(|n| Value::Array(list.prefix(n))).into();
+    let mut all: Vec<Value> =
+        [1, len.saturating_sub(1)].map(|n| Value::Array(list.prefix(n))).into();
     if let Some(texts) = list.strings() {
         let texts: Vec<Vec<u8>> = texts.map(<[u8]>::to_vec).collect();
         let with = |change: &dyn Fn(&mut Vec<Vec<u8>>)| {
@@ -100,7 +105,8 @@ fn other_tensors((name, ty, shape, _): &Tensor) -> Vec<Tensor> {
     let block = |d: usize| if d == 0 { ty.block_values() as u64 } else { 1 };
     let mut shapes: Vec<Vec<u64>> = Vec::new();
     for d in 0..shape.len() {
-        for size in [shape[d] + block(d), shape[d].saturating_sub(block(d)), 2 * shape[d], block(d)] {
+        for size in [shape[d] + block(d), shape[d].saturating_sub(block(d)), 2 * shape[d], block(d)]
+        {
             let mut other = shape.clone();
             other[d] = size;
             shapes.push(other);
@@ -134,7 +140,10 @@ fn other_tensors((name, ty, shape, _): &Tensor) -> Vec<Tensor> {
 }
 
 /// All that may be wrong with a file, with words for it. Made one by one: most are not tried.
-fn changes<'a>(file: &'a Gguf, tensors: &'a [Tensor]) -> impl Iterator<Item = (String, Change)> + 'a {
+fn changes<'a>(
+    file: &'a Gguf,
+    tensors: &'a [Tensor],
+) -> impl Iterator<Item = (String, Change)> + 'a {
     let keys = file
         .metadata()
         .iter()
@@ -186,7 +195,8 @@ fn tried(bytes: Vec<u8>) -> Result<(), String> {
     let config = Config { threads: Some(1), ..Config::default() };
     let backend = || Box::new(CpuBackend::new(&config).unwrap());
     let (num_ctx, max_sequences) = (Some(128), Some(2));
-    let options = EngineOptions { num_ctx, num_batch: 32, max_sequences, ..EngineOptions::default() };
+    let options =
+        EngineOptions { num_ctx, num_batch: 32, max_sequences, ..EngineOptions::default() };
     let plan = plan_memory(&view().unwrap(), backend(), &options).map_err(|e| e.to_string())?;
     if plan.total() > MOST_BYTES {
         return Ok(());
@@ -201,8 +211,9 @@ fn tried(bytes: Vec<u8>) -> Result<(), String> {
         let job = Job { max_tokens: Some(3), ..Job::new(prompt.clone(), greedy()) };
         // What cannot be asked for is refused by the same checks as of any other model.
         if engine.submit(job, Box::new(move |event| sender.send(event).is_ok())).is_ok() {
-            let ended =
-                |event: &Event| matches!(event, Event::Done(_) | Event::Failed(_) | Event::Refused(_));
+            let ended = |event: &Event| {
+                matches!(event, Event::Done(_) | Event::Failed(_) | Event::Refused(_))
+            };
             while !ended(&events.recv_timeout(PATIENCE).expect("a job ends")) {}
         }
     }
@@ -244,8 +255,9 @@ fn a_file_with_one_thing_wrong_is_refused_by_a_name_or_answers() {
     });
     let (mut wrong, mut number, mut refused, mut ran) = (Vec::new(), 0, 0, 0);
     for (name, file) in zoo() {
-        let tensor =
-            |t: &puna_gguf::TensorInfo| (t.name.to_string(), t.ty, t.shape.clone(), file.data(t).to_vec());
+        let tensor = |t: &puna_gguf::TensorInfo| {
+            (t.name.to_string(), t.ty, t.shape.clone(), file.data(t).to_vec())
+        };
         let tensors: Vec<Tensor> = file.tensors().iter().map(tensor).collect();
         for (what, change) in changes(&file, &tensors) {
             number += 1;

@@ -12,8 +12,10 @@ const TOKENS: [u32; 9] = [5, 17, 60, 61, 100, 17, 3, 250, 9];
 
 fn observed(path: &str) -> (View, Vec<Observed>) {
     let view = file(path);
-    let backend = CpuBackend::new(&Config { threads: Some(2), ..Config::default() }).unwrap().observing();
-    let mut evaluator = Evaluator::open(&view, Box::new(backend), &EngineOptions::default()).unwrap();
+    let backend =
+        CpuBackend::new(&Config { threads: Some(2), ..Config::default() }).unwrap().observing();
+    let mut evaluator =
+        Evaluator::open(&view, Box::new(backend), &EngineOptions::default()).unwrap();
     for tokens in TOKENS.chunks(5) {
         evaluator.logits(&[Feed { sequence: 0, tokens, outputs: Outputs::All }]).unwrap();
     }
@@ -37,8 +39,11 @@ fn values(view: &View, name: &str) -> Vec<f32> {
 fn normed(view: &View) -> Vec<Vec<f64>> {
     let (table, norm) = (values(view, "token_embd.weight"), values(view, "blk.0.attn_norm.weight"));
     let architecture = view.gguf().metadata().architecture().unwrap();
-    let eps =
-        view.gguf().metadata().f32(&format!("{architecture}.attention.layer_norm_rms_epsilon")).unwrap();
+    let eps = view
+        .gguf()
+        .metadata()
+        .f32(&format!("{architecture}.attention.layer_norm_rms_epsilon"))
+        .unwrap();
     let width = norm.len();
     let of = |token: u32| {
         let row = &table[token as usize * width..][..width];
@@ -53,7 +58,8 @@ fn normed(view: &View) -> Vec<Vec<f64>> {
 fn what_the_first_products_read_are_the_normed_tokens() {
     let (view, seen) = observed("tests/data/zoo/llama.gguf");
     let rows = normed(&view);
-    let want = (0..rows[0].len()).map(|column| rows.iter().map(|row| row[column].powi(2)).sum::<f64>());
+    let want =
+        (0..rows[0].len()).map(|column| rows.iter().map(|row| row[column].powi(2)).sum::<f64>());
     let query = of(&seen, "blk.0.attn_q.weight");
     assert_eq!(query.counts, [TOKENS.len() as u64]);
     for (found, want) in query.squares.iter().zip(want) {
@@ -77,18 +83,23 @@ fn matrices_of_heads_read_what_is_of_their_head() {
     let (query, rows) = (values(&view, "blk.0.attn_q.weight"), normed(&view));
     for (i, found) in found.squares.iter().enumerate() {
         let weights = &query[(i / still * dim + i % still) * rows[0].len()..][..rows[0].len()];
-        let of = |row: &Vec<f64>| row.iter().zip(weights).map(|(x, w)| x * f64::from(*w)).sum::<f64>();
+        let of =
+            |row: &Vec<f64>| row.iter().zip(weights).map(|(x, w)| x * f64::from(*w)).sum::<f64>();
         let want: f64 = rows.iter().map(|row| of(row).powi(2)).sum();
         assert!((f64::from(*found) - want).abs() <= want * 2e-2 + 1e-4, "{i}: {found} for {want}");
     }
     let values = of(&seen, "blk.0.attn_v_b.weight");
-    assert_eq!((values.counts.len(), values.squares.len()), (heads, heads * key("attention.kv_lora_rank")));
+    assert_eq!(
+        (values.counts.len(), values.squares.len()),
+        (heads, heads * key("attention.kv_lora_rank"))
+    );
 }
 
 #[test]
 fn experts_read_what_their_tokens_give_them() {
     let (_, seen) = observed("tests/data/zoo/qwen3moe.gguf");
-    let (up, down) = (of(&seen, "blk.0.ffn_up_exps.weight"), of(&seen, "blk.0.ffn_down_exps.weight"));
+    let (up, down) =
+        (of(&seen, "blk.0.ffn_up_exps.weight"), of(&seen, "blk.0.ffn_down_exps.weight"));
     assert_eq!((up.counts.len(), up.squares.len(), down.squares.len()), (5, 5 * 48, 5 * 24));
     assert_eq!(up.counts, down.counts);
     assert_eq!(up.counts.iter().sum::<u64>(), 2 * TOKENS.len() as u64);
@@ -100,7 +111,10 @@ fn experts_read_what_their_tokens_give_them() {
     let router = of(&seen, "blk.0.ffn_gate_inp.weight");
     for (column, want) in router.squares.iter().enumerate() {
         let found: f32 = up.squares.iter().skip(column).step_by(48).sum();
-        assert!((found - 2.0 * want).abs() <= want * 1e-4, "column {column}: {found} for twice {want}");
+        assert!(
+            (found - 2.0 * want).abs() <= want * 1e-4,
+            "column {column}: {found} for twice {want}"
+        );
     }
     for (expert, count) in down.counts.iter().enumerate() {
         let used = down.squares[expert * 24..][..24].iter().any(|sum| *sum > 0.0);

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use puna_graph::{
-    Backend, BackendError, CacheSpec, Description, KvType, OpTime, Plan, ProgramId, Rope, StateSpec,
-    StepInput, Weight,
+    Backend, BackendError, CacheSpec, Description, KvType, OpTime, Plan, ProgramId, Rope,
+    StateSpec, StepInput, Weight,
 };
 
 use super::*;
@@ -20,7 +20,8 @@ pub struct Hanging {
 /// An engine on such a backend.
 pub fn hanging(path: &str, options: &EngineOptions) -> (Engine, Arc<Mutex<()>>, Arc<AtomicU64>) {
     let (lock, steps) = (Arc::new(Mutex::new(())), Arc::new(AtomicU64::new(0)));
-    let inner = CpuBackend::new(&Config { threads: Some(1), kernels: None, ..Config::default() }).unwrap();
+    let inner =
+        CpuBackend::new(&Config { threads: Some(1), kernels: None, ..Config::default() }).unwrap();
     let backend = Hanging { inner, lock: lock.clone(), steps: steps.clone() };
     (Engine::open(file(path), Box::new(backend), options).unwrap(), lock, steps)
 }
@@ -144,7 +145,10 @@ fn a_long_text_that_is_embedded_can_be_cancelled_between_its_steps() {
     }
     engine.cancel(id);
     drop(held);
-    assert!(result.recv_timeout(Duration::from_secs(20)).is_err(), "who cancels hears nothing more");
+    assert!(
+        result.recv_timeout(Duration::from_secs(20)).is_err(),
+        "who cancels hears nothing more"
+    );
     wait_until_idle(&engine);
     assert_eq!((steps.load(Ordering::Relaxed), engine.stats().pages_held), (1, 0));
 }
@@ -158,7 +162,9 @@ fn a_text_embedded_in_several_steps_has_the_vector_of_one_step_and_others_get_th
         engine.embed(vec![long_text()], Box::new(move |r| sender.send(r).unwrap())).unwrap();
         if others {
             let (sender, other) = channel();
-            engine.embed(vec![long_text(), vec![50]], Box::new(move |r| sender.send(r).unwrap())).unwrap();
+            engine
+                .embed(vec![long_text(), vec![50]], Box::new(move |r| sender.send(r).unwrap()))
+                .unwrap();
             other.recv_timeout(Duration::from_secs(20)).unwrap().unwrap();
         }
         let vectors = result.recv_timeout(Duration::from_secs(20)).unwrap().unwrap();

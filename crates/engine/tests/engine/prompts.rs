@@ -11,7 +11,8 @@ struct Reference {
 }
 
 fn reference(name: &str) -> Reference {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/zoo/{name}.json"));
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/zoo/{name}.json"));
     let json: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let numbers = |value: &serde_json::Value| -> Vec<f64> {
         value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
@@ -67,8 +68,13 @@ fn log_probabilities_of_a_prompt_are_the_reference_s_however_it_is_cut() {
                 let logprobs = token.logprobs.as_ref().unwrap();
                 let (want, have) = (logits[next] - sum, f64::from(logprobs.logprob));
                 assert!((want - have).abs() < 0.02, "{name}, {at}: {have} instead of {want}");
-                let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
-                assert_eq!((logprobs.top.len(), logprobs.top[0].0 as usize), (5, best), "{name}, {at}");
+                let best =
+                    (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
+                assert_eq!(
+                    (logprobs.top.len(), logprobs.top[0].0 as usize),
+                    (5, best),
+                    "{name}, {at}"
+                );
                 // Ranks may differ by those that are as good as equal.
                 let above = |than: f64| logits.iter().filter(|l| **l > than).count();
                 let (least, most) = (above(logits[next] + 0.02) + 1, above(logits[next] - 0.02));
@@ -111,10 +117,12 @@ fn a_prompt_of_one_token_and_an_answer_of_none_are_scored() {
 
 #[test]
 fn several_prompts_that_take_turns_for_pages_are_each_scored_once() {
-    let options = EngineOptions { cache_pages: Some(5), max_sequences: Some(4), ..EngineOptions::default() };
+    let options =
+        EngineOptions { cache_pages: Some(5), max_sequences: Some(4), ..EngineOptions::default() };
     let engine = cria(&options);
     let prompt = |i: u32| -> Vec<u32> { (0..150).map(|t| 300 + (t * 11 + i * 17) % 900).collect() };
-    let alone: Vec<_> = (0..4).map(|i| scored(&cria(&options), score_job(&prompt(i), 1, 30)).0).collect();
+    let alone: Vec<_> =
+        (0..4).map(|i| scored(&cria(&options), score_job(&prompt(i), 1, 30)).0).collect();
     let sampling = Params { logit_bias: vec![(4086, -1e9), (4088, -1e9)], ..greedy() };
     let job = |i| Job { sampling: sampling.clone(), ..score_job(&prompt(i), 1, 30) };
     let all: Vec<_> = (0..4).map(|i| start(&engine, job(i))).collect();

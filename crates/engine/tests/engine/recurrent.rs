@@ -113,7 +113,9 @@ fn several_answers_to_one_prompt_compute_it_once() {
 
 #[test]
 fn sequences_without_a_slot_wait_and_say_what_they_would_alone() {
-    for (path, slots) in MODELS.into_iter().flat_map(|path| [(path, 1), (path, 2), (path, 3), (path, 9)]) {
+    for (path, slots) in
+        MODELS.into_iter().flat_map(|path| [(path, 1), (path, 2), (path, 3), (path, 9)])
+    {
         let engine = portable(path, &EngineOptions { states: Some(slots), ..options(512) });
         let jobs: Vec<Job> = (0..5).map(|n| endless(nth(n, 70, 30), 40, u64::from(n))).collect();
         let all: Vec<_> = jobs.iter().map(|job| start(&engine, job.clone())).collect();
@@ -133,7 +135,11 @@ fn sequences_that_lost_their_pages_say_what_they_would_alone() {
         for (job, events) in jobs.iter().zip(&all) {
             assert_eq!(finish(events).1.tokens, alone(path, 256, job), "{path}");
         }
-        assert!(engine.stats().preempted > 0, "four sequences of four pages had seven: {:?}", engine.stats());
+        assert!(
+            engine.stats().preempted > 0,
+            "four sequences of four pages had seven: {:?}",
+            engine.stats()
+        );
         assert_all_given_back(&engine);
     }
 }
@@ -173,8 +179,10 @@ fn nothing_is_guessed_that_a_state_could_not_take_back() {
         let engine = portable(path, &options(512));
         let repeating: Vec<u32> = (0..120).map(|t| 40 + t % 6).collect();
         let job = endless(repeating, 30, 1);
-        let always =
-            Job { speculation: Some(Speculation { always: true, ..Speculation::AUTO }), ..job.clone() };
+        let always = Job {
+            speculation: Some(Speculation { always: true, ..Speculation::AUTO }),
+            ..job.clone()
+        };
         let (_, summary) = run(&engine, always);
         assert_eq!(engine.stats().speculated, puna_engine::Stats::default().speculated, "{path}");
         assert_eq!(summary.tokens, alone(path, 512, &job), "{path}");
@@ -186,7 +194,11 @@ fn nothing_is_guessed_that_a_state_could_not_take_back() {
         Engine::open_with_draft(file(model), backend(), &options(512), draft)
     };
     let plain = "tests/data/zoo/granite.gguf";
-    assert_eq!(with_draft(MODELS[0], plain).unwrap().memory().draft, 0, "a draft model is not loaded");
+    assert_eq!(
+        with_draft(MODELS[0], plain).unwrap().memory().draft,
+        0,
+        "a draft model is not loaded"
+    );
     let refused = with_draft(plain, MODELS[0]).map(drop);
     assert_eq!(refused, Err(EngineError::RecurrentDraft { architecture: "mamba2" }));
 }
@@ -204,7 +216,11 @@ fn states_are_in_the_plan() {
         assert_eq!(many.total() - one.total(), 9 * one.states, "{path}");
         let open = plan(&EngineOptions { max_sequences: None, ..options(512) });
         assert_eq!(open.states, 64 * one.states, "{path}: small ones");
-        assert_eq!(portable(path, &options(512)).memory().states, 20 * one.states, "{path}: four and copies");
+        assert_eq!(
+            portable(path, &options(512)).memory().states,
+            20 * one.states,
+            "{path}: four and copies"
+        );
     }
     let plain = plan_memory(
         &file("tests/data/zoo/llama.gguf"),
@@ -223,7 +239,8 @@ fn texts_are_embedded_in_chunks_and_beside_others() {
             result.recv_timeout(Duration::from_secs(20)).unwrap().unwrap()
         };
         let texts: Vec<Vec<u32>> = (0..5).map(|n| nth(n, 0, 20 + 50 * n)).collect();
-        let engine = portable(path, &EngineOptions { num_batch: 64, states: Some(2), ..options(512) });
+        let engine =
+            portable(path, &EngineOptions { num_batch: 64, states: Some(2), ..options(512) });
         let together = embed(&engine, texts.clone());
         let whole = portable(path, &options(512));
         for (text, vector) in texts.into_iter().zip(together) {
@@ -231,6 +248,10 @@ fn texts_are_embedded_in_chunks_and_beside_others() {
         }
         wait_until_idle(&engine);
         let again = run(&engine, endless(nth(1, 0, 30), 3, 1)).1.tokens;
-        assert_eq!(again, alone(path, 512, &endless(nth(1, 0, 30), 3, 1)), "{path}: all slots came back");
+        assert_eq!(
+            again,
+            alone(path, 512, &endless(nth(1, 0, 30), 3, 1)),
+            "{path}: all slots came back"
+        );
     }
 }

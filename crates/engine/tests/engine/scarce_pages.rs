@@ -30,7 +30,9 @@ fn endless(engine: &Engine, prompt: Vec<u32>, tokens: usize, temperature: f32) -
 /// Prompts that share a first page and then differ.
 fn prompts() -> Vec<Vec<u32>> {
     (0..4)
-        .map(|i| (0..90).map(|t| if t < 70 { 40 + t } else { 40 + (t * 7 + i * 31) % 250 }).collect())
+        .map(|i| {
+            (0..90).map(|t| if t < 70 { 40 + t } else { 40 + (t * 7 + i * 31) % 250 }).collect()
+        })
         .collect()
 }
 
@@ -41,7 +43,11 @@ fn alone(num_ctx: usize, job: &Job) -> (String, Summary) {
 fn wait_until(engine: &Engine, what: &str, holds: impl Fn(&Stats) -> bool) {
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     while !holds(&engine.stats()) {
-        assert!(std::time::Instant::now() < deadline, "waited in vain: {what}: {:?}", engine.stats());
+        assert!(
+            std::time::Instant::now() < deadline,
+            "waited in vain: {what}: {:?}",
+            engine.stats()
+        );
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -56,7 +62,8 @@ fn assert_all_given_back(engine: &Engine) {
 fn sequences_that_lost_their_pages_say_what_they_would_alone() {
     for temperature in [0.0, 1.3] {
         let engine = portable(ZOO, 256, Some(7));
-        let jobs: Vec<Job> = prompts().into_iter().map(|p| endless(&engine, p, 150, temperature)).collect();
+        let jobs: Vec<Job> =
+            prompts().into_iter().map(|p| endless(&engine, p, 150, temperature)).collect();
         let all: Vec<_> = jobs.iter().map(|job| start(&engine, job.clone())).collect();
         for (job, events) in jobs.iter().zip(&all) {
             let (text, summary) = finish(events);
@@ -64,7 +71,11 @@ fn sequences_that_lost_their_pages_say_what_they_would_alone() {
             assert_eq!(summary.tokens, summary_alone.tokens, "temperature {temperature}");
             assert_eq!((text, summary.generated_tokens), (text_alone, 150));
         }
-        assert!(engine.stats().preempted > 0, "four sequences of four pages had seven: {:?}", engine.stats());
+        assert!(
+            engine.stats().preempted > 0,
+            "four sequences of four pages had seven: {:?}",
+            engine.stats()
+        );
         assert_all_given_back(&engine);
     }
 }
@@ -76,7 +87,11 @@ fn the_embedded_model_answers_the_same_with_scarce_pages() {
         let engine = portable("models/cria/cria-q8_0.gguf", 256, None);
         let sampling = Params { ignore_eos: true, ..greedy() };
         questions
-            .map(|q| Job { sampling: sampling.clone(), max_tokens: Some(120), ..job(&engine, &chat(q)) })
+            .map(|q| Job {
+                sampling: sampling.clone(),
+                max_tokens: Some(120),
+                ..job(&engine, &chat(q))
+            })
             .to_vec()
     };
     let answers = |pages| {
@@ -152,11 +167,16 @@ fn no_context_is_longer_than_all_pages_together() {
     let engine = portable(ZOO, 512, Some(2));
     assert_eq!(engine.info().n_ctx, 2 * PAGE_TOKENS);
     let prompt = |n: u32| (0..n).map(|t| 40 + t % 200).collect::<Vec<u32>>();
-    let too_long = engine.submit(endless(&engine, prompt(129), 10, 0.0), Box::new(|_| true)).unwrap_err();
+    let too_long =
+        engine.submit(endless(&engine, prompt(129), 10, 0.0), Box::new(|_| true)).unwrap_err();
     assert_eq!(too_long, EngineError::PromptTooLong { tokens: 129, n_ctx: 128 });
     let fits = endless(&engine, prompt(128), 10, 0.0);
     let (_, full) = run(&engine, Job { shift: false, ..fits.clone() });
-    assert_eq!((full.finish, full.generated_tokens), (Finish::Length, 1), "room for nothing after it");
+    assert_eq!(
+        (full.finish, full.generated_tokens),
+        (Finish::Length, 1),
+        "room for nothing after it"
+    );
     let (_, shifted) = run(&engine, fits);
     assert_eq!((shifted.finish, shifted.generated_tokens), (Finish::Length, 10));
     assert_all_given_back(&engine);

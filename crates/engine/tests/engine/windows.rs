@@ -16,7 +16,8 @@ const MODELS: [(&str, u32); 5] =
 
 /// A model of the zoo with another window, and so many tokens of context.
 fn model((name, window): (&str, u32), n_ctx: u32) -> View {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/zoo/{name}.gguf"));
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/zoo/{name}.gguf"));
     let source = Gguf::open(&path).unwrap();
     let mut metadata = source.metadata().clone();
     metadata.set(&format!("{name}.attention.sliding_window"), Value::from(window));
@@ -127,8 +128,10 @@ fn far_past_its_window_a_model_says_what_it_would_with_all_pages() {
 #[test]
 fn a_prefix_is_used_again_as_far_as_its_window_is_still_there() {
     for of in MODELS {
-        let engine =
-            open_model(of, &EngineOptions { recent_pages: Some(seen(of.1, 100) + 9), ..scarce(2048) });
+        let engine = open_model(
+            of,
+            &EngineOptions { recent_pages: Some(seen(of.1, 100) + 9), ..scarce(2048) },
+        );
         let job = endless(nth(1, 0, 500), 40, 1);
         let first = said(&engine, &job);
         // The same prompt: its end was kept.
@@ -157,8 +160,10 @@ fn a_prefix_is_used_again_as_far_as_its_window_is_still_there() {
 #[test]
 fn where_prompts_part_what_the_place_sees_is_kept() {
     for of in MODELS {
-        let engine =
-            open_model(of, &EngineOptions { recent_pages: Some(seen(of.1, 100) + 7), ..scarce(2048) });
+        let engine = open_model(
+            of,
+            &EngineOptions { recent_pages: Some(seen(of.1, 100) + 7), ..scarce(2048) },
+        );
         let cached = [1, 2, 3, 4].map(|n| {
             let job = endless(nth(n, 448, 1000), 5, u64::from(n));
             let got = said(&engine, &job);
@@ -207,7 +212,11 @@ fn sequences_that_lost_their_pages_say_what_they_would_alone() {
         for (job, events) in jobs.iter().zip(&all) {
             assert_same(of.0, &heard(events), &alone(of, 256, job));
         }
-        assert!(engine.stats().preempted > 0, "four sequences of four pages had seven: {:?}", engine.stats());
+        assert!(
+            engine.stats().preempted > 0,
+            "four sequences of four pages had seven: {:?}",
+            engine.stats()
+        );
         assert_all_given_back(&engine);
     }
 }
@@ -246,7 +255,8 @@ fn what_was_guessed_wrong_is_taken_back_also_at_the_windows_edge() {
         let job = Job { speculation: Some(Speculation { lookup: false, ..always }), ..job };
         let drafted = |options: &EngineOptions| {
             let draft = DraftModel { view: model((of.0, 30), 4096), backend: backend() };
-            let engine = Engine::open_with_draft(model(*of, 4096), backend(), options, draft).unwrap();
+            let engine =
+                Engine::open_with_draft(model(*of, 4096), backend(), options, draft).unwrap();
             assert_same(of.0, &said(&engine, &job), &want);
             assert_all_given_back(&engine);
             let drafted = engine.stats().speculated.model;
@@ -301,7 +311,8 @@ fn pages_come_back_where_a_chunk_begins() {
 #[test]
 fn a_long_context_takes_what_windows_take() {
     let plan = |window: u32, num_ctx: usize, recent_pages| -> MemoryReport {
-        let options = EngineOptions { max_sequences: Some(1), recent_pages, ..EngineOptions::default() };
+        let options =
+            EngineOptions { max_sequences: Some(1), recent_pages, ..EngineOptions::default() };
         let options = EngineOptions { num_ctx: Some(num_ctx), ..options };
         plan_memory(&model(("gemma3", window), 1 << 17), backend(), &options).unwrap()
     };
@@ -314,8 +325,11 @@ fn a_long_context_takes_what_windows_take() {
         // What one sequence and 16 that were kept see, ten pages each and one more, and a step's chunk.
         assert_eq!(near.cache, layer * pages + 6 * layer * (17 * 11 + 8), "{num_ctx}");
         assert_eq!(MemoryReport { cache: 0, ..near }, MemoryReport { cache: 0, ..all });
-        let options =
-            EngineOptions { num_ctx: Some(num_ctx), max_sequences: Some(1), ..EngineOptions::default() };
+        let options = EngineOptions {
+            num_ctx: Some(num_ctx),
+            max_sequences: Some(1),
+            ..EngineOptions::default()
+        };
         let engine = Engine::open(model(("gemma3", 512), 1 << 17), backend(), &options);
         assert_eq!(engine.unwrap().memory(), near, "as planned");
     }

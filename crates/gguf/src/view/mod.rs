@@ -85,7 +85,8 @@ impl View {
 
     fn build(gguf: Arc<Gguf>, draft: Draft<'_>, translation: Option<Translation>) -> View {
         let (metadata, entries) = (draft.metadata, draft.entries);
-        let by_name = entries.iter().enumerate().map(|(i, entry)| (entry.name.clone(), i)).collect();
+        let by_name =
+            entries.iter().enumerate().map(|(i, entry)| (entry.name.clone(), i)).collect();
         View { metadata, entries, by_name, translation, gguf }
     }
 
@@ -116,7 +117,14 @@ impl View {
 
     fn view<'a>(&'a self, entry: &'a Entry) -> TensorView<'a> {
         let source = &self.gguf.tensors()[entry.source];
-        TensorView { name: &entry.name, ty: entry.ty, shape: &entry.shape, source, entry, view: self }
+        TensorView {
+            name: &entry.name,
+            ty: entry.ty,
+            shape: &entry.shape,
+            source,
+            entry,
+            view: self,
+        }
     }
 }
 
@@ -162,7 +170,9 @@ impl<'a> TensorView<'a> {
     /// The two tensors of the file that this one was made of expert by expert, if it was: who can read them apart needs no copy.
     pub fn halves(&self) -> Option<[&'a TensorInfo; 2]> {
         match self.entry.make {
-            Some(Make::Interleave(halves, _)) => Some(halves.map(|half| &self.view.gguf.tensors()[half])),
+            Some(Make::Interleave(halves, _)) => {
+                Some(halves.map(|half| &self.view.gguf.tensors()[half]))
+            }
             _ => None,
         }
     }

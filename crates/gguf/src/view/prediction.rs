@@ -70,7 +70,8 @@ impl Draft<'_> {
                 experts.filter(|(_, rest)| *rest == tail).map(|(expert, _)| expert).collect();
             let all = 0..experts.len() as u32;
             if !experts.is_empty() && all.clone().all(|expert| experts.contains(&expert)) {
-                let sources: Vec<String> = all.map(|expert| format!("{prefix}{expert}.{tail}")).collect();
+                let sources: Vec<String> =
+                    all.map(|expert| format!("{prefix}{expert}.{tail}")).collect();
                 self.stack(&format!("blk.{}.{to}.weight", base + block), &sources);
             }
         }
@@ -85,7 +86,11 @@ impl Draft<'_> {
                 || name.ends_with(".nextn.hnorm.weight");
             let source = &tensors[entry.source];
             let is_moved = source.name.starts_with("mtp.") && name.starts_with("blk.");
-            if is_norm && is_moved && entry.make.is_none() && puna_quant::dequantizer(entry.ty).is_some() {
+            if is_norm
+                && is_moved
+                && entry.make.is_none()
+                && puna_quant::dequantizer(entry.ty).is_some()
+            {
                 entry.make = Some(Make::AddOne(entry.source));
                 entry.ty = TensorType::F32;
                 entry.size = entry.shape.iter().product::<u64>() * 4;

@@ -191,7 +191,8 @@ impl Make {
             Make::AddOne(source) => {
                 let info = &gguf.tensors()[*source];
                 let mut floats = vec![0.0f32; info.shape.iter().product::<u64>() as usize];
-                puna_quant::dequantize(info.ty, data(source), &mut floats).expect("checked when it was made");
+                puna_quant::dequantize(info.ty, data(source), &mut floats)
+                    .expect("checked when it was made");
                 floats.iter().flat_map(|x| (x + 1.0).to_le_bytes()).collect()
             }
         }
@@ -232,17 +233,22 @@ impl<'g> Draft<'g> {
             When::Key(key) => self.metadata.contains(key),
             When::NoKey(key) => !self.metadata.contains(key),
             When::KeyIs(key, value) => self.int(key) == Some((*value).into()),
-            When::KeyAtLeast(key, least) => self.int(key).is_some_and(|value| value >= i128::from(*least)),
+            When::KeyAtLeast(key, least) => {
+                self.int(key).is_some_and(|value| value >= i128::from(*least))
+            }
             When::NoText(key) => match self.metadata.get(key) {
                 None => true,
                 Some(value) => matches!(value.as_bytes(), Some(b"" | b"default")),
             },
-            When::TextIs(key, text) => {
-                self.metadata.get(key).is_some_and(|value| value.as_bytes() == Some(text.as_bytes()))
-            }
-            When::TextContains(key, part) => {
-                self.metadata.get(key).and_then(Value::as_str).is_some_and(|text| text.contains(part))
-            }
+            When::TextIs(key, text) => self
+                .metadata
+                .get(key)
+                .is_some_and(|value| value.as_bytes() == Some(text.as_bytes())),
+            When::TextContains(key, part) => self
+                .metadata
+                .get(key)
+                .and_then(Value::as_str)
+                .is_some_and(|text| text.contains(part)),
             When::TokenIs(index, text) => {
                 let tokens = self.metadata.strings("tokenizer.ggml.tokens").ok().flatten();
                 tokens.and_then(|mut tokens| tokens.nth(*index)) == Some(text.as_bytes())
@@ -251,7 +257,9 @@ impl<'g> Draft<'g> {
             When::NoTensor(name) => self.entry(name).is_none(),
             When::TensorPrefix(prefix) => self.has(|name| name.starts_with(prefix)),
             When::TensorEnd(end) => self.has(|name| name.ends_with(end)),
-            When::RowsDiffer(a, b) => self.dim(a, 1).zip(self.dim(b, 1)).is_some_and(|(a, b)| a != b),
+            When::RowsDiffer(a, b) => {
+                self.dim(a, 1).zip(self.dim(b, 1)).is_some_and(|(a, b)| a != b)
+            }
             When::Base64(key) => self.spelled(key).is_some(),
             When::All(conditions) => conditions.iter().all(|condition| self.holds(condition)),
             When::Any(conditions) => conditions.iter().any(|condition| self.holds(condition)),
@@ -338,12 +346,14 @@ impl<'g> Draft<'g> {
             Rule::Largest(key, without) => {
                 let largest = self.list(key).and_then(|list| list.ints()?.max());
                 let largest = largest.and_then(|n| u32::try_from(n).ok());
-                if let Some(largest) = largest.and_then(|n| if n == 0 { *without } else { Some(n) }) {
+                if let Some(largest) = largest.and_then(|n| if n == 0 { *without } else { Some(n) })
+                {
                     self.metadata.set(key, largest);
                 }
             }
             Rule::FourSections(key) => {
-                if let Ok(Some([a, b, c])) = self.metadata.i32s(key).as_ref().map(Option::as_deref) {
+                if let Ok(Some([a, b, c])) = self.metadata.i32s(key).as_ref().map(Option::as_deref)
+                {
                     self.metadata.set(key, vec![*a, *b, *c, 0]);
                 }
             }
@@ -360,7 +370,9 @@ impl<'g> Draft<'g> {
                 }
             }
             Rule::Sections(from, to) => {
-                if let Ok(Some([a, b, c, ..])) = self.metadata.i32s(from).as_ref().map(Option::as_deref) {
+                if let Ok(Some([a, b, c, ..])) =
+                    self.metadata.i32s(from).as_ref().map(Option::as_deref)
+                {
                     self.metadata.set(to, vec![*a, *b, *c, 0]);
                 }
             }
@@ -420,7 +432,8 @@ impl<'g> Draft<'g> {
             return None;
         }
         let mut shape = first.shape.clone();
-        *shape.last_mut()? = found[1..].iter().fold(*rows, |sum, entry| sum + entry.shape[inner.len()]);
+        *shape.last_mut()? =
+            found[1..].iter().fold(*rows, |sum, entry| sum + entry.shape[inner.len()]);
         let size = found.iter().map(|entry| entry.size).sum();
         let make = Make::Concat(found.iter().map(|entry| entry.source).collect());
         let names: Vec<_> = found.iter().map(|entry| entry.name.clone()).collect();
@@ -446,8 +459,9 @@ impl<'g> Draft<'g> {
         let found: Option<Vec<&Entry>> = sources.iter().map(|source| self.entry(source)).collect();
         let found = found?;
         let first = *found.first()?;
-        let fits =
-            |entry: &&Entry| entry.ty == first.ty && entry.shape == first.shape && entry.make.is_none();
+        let fits = |entry: &&Entry| {
+            entry.ty == first.ty && entry.shape == first.shape && entry.make.is_none()
+        };
         if !found.iter().all(fits) {
             return None;
         }
@@ -461,8 +475,9 @@ impl<'g> Draft<'g> {
 
     /// The first rows of a matrix, which lie together.
     fn cut_rows(&mut self, tensor: &str, rows: u64) {
-        let whole =
-            |entry: &&mut Entry| *entry.name == *tensor && entry.make.is_none() && entry.shape.len() == 2;
+        let whole = |entry: &&mut Entry| {
+            *entry.name == *tensor && entry.make.is_none() && entry.shape.len() == 2
+        };
         if let Some(entry) = self.entries.iter_mut().find(whole)
             && entry.shape[1] > rows
         {
@@ -481,7 +496,8 @@ impl<'g> Draft<'g> {
         make: Make,
     ) -> Option<()> {
         let name = self.named(name).into_owned();
-        let keep = sources.iter().find(|source| ***source == *name).unwrap_or(sources.first()?).clone();
+        let keep =
+            sources.iter().find(|source| ***source == *name).unwrap_or(sources.first()?).clone();
         self.entries.retain(|entry| entry.name == keep || !sources.contains(&entry.name));
         let entry = self.entries.iter_mut().find(|entry| entry.name == keep)?;
         (entry.name, entry.shape, entry.size, entry.make) = (name.into(), shape, size, Some(make));
@@ -499,9 +515,13 @@ impl<'g> Draft<'g> {
     }
 
     fn copy_prefix(&mut self, from: &str, to: &str) {
-        let under = |key: &str| Some(format!("{to}.{}", key.strip_prefix(from)?.strip_prefix('.')?));
-        let copies: Vec<_> =
-            self.metadata.iter().filter_map(|(key, value)| Some((under(key)?, value.clone()))).collect();
+        let under =
+            |key: &str| Some(format!("{to}.{}", key.strip_prefix(from)?.strip_prefix('.')?));
+        let copies: Vec<_> = self
+            .metadata
+            .iter()
+            .filter_map(|(key, value)| Some((under(key)?, value.clone())))
+            .collect();
         copies.into_iter().for_each(|(key, value)| self.set_default(&key, value));
     }
 
@@ -509,7 +529,12 @@ impl<'g> Draft<'g> {
         for list in ["tokens", "scores", "token_type"] {
             let key = format!("tokenizer.ggml.{list}");
             let longer = |array: &&Array| array.len() > len;
-            let cut = self.metadata.get(&key).and_then(Value::as_array).filter(longer).map(|a| a.prefix(len));
+            let cut = self
+                .metadata
+                .get(&key)
+                .and_then(Value::as_array)
+                .filter(longer)
+                .map(|a| a.prefix(len));
             if let Some(array) = cut {
                 self.metadata.set(&key, Value::Array(array));
             }
@@ -518,7 +543,8 @@ impl<'g> Draft<'g> {
 
     /// Gives tensors other names; a name that another tensor has already is left to that one.
     pub(super) fn rename(&mut self, new_name: impl Fn(&str) -> Option<String>) {
-        let mut taken: HashSet<Box<str>> = self.entries.iter().map(|entry| entry.name.clone()).collect();
+        let mut taken: HashSet<Box<str>> =
+            self.entries.iter().map(|entry| entry.name.clone()).collect();
         for entry in &mut self.entries {
             let Some(name) = new_name(&entry.name) else { continue };
             if taken.insert(name.as_str().into()) {
@@ -543,7 +569,9 @@ impl<'g> Draft<'g> {
             form,
             from: architecture(file),
             to: architecture(&self.metadata),
-            renamed: renamed.map(|e| (tensors[e.source].name.to_string(), e.name.to_string())).collect(),
+            renamed: renamed
+                .map(|e| (tensors[e.source].name.to_string(), e.name.to_string()))
+                .collect(),
             added: keys(&|key, _| !file.contains(key)),
             changed: keys(&|key, value| file.get(key).is_some_and(|old| old != value)),
             removed: file

@@ -10,11 +10,16 @@ impl Draft<'_> {
     pub(super) fn skip_blocks(&mut self, list: &str) {
         let arch = self.metadata.architecture().unwrap_or_default().to_owned();
         let count_key = format!("{arch}.block_count");
-        let count = self.metadata.opt_u32(&count_key).ok().flatten().filter(|&count| count <= MAX_BLOCKS);
-        let (Some(count), Some(skipped)) = (count, self.list(list).and_then(Array::ints)) else { return };
+        let count =
+            self.metadata.opt_u32(&count_key).ok().flatten().filter(|&count| count <= MAX_BLOCKS);
+        let (Some(count), Some(skipped)) = (count, self.list(list).and_then(Array::ints)) else {
+            return;
+        };
         let mut keeps = vec![true; count as usize];
         for number in skipped {
-            if let Some(keeps) = usize::try_from(number).ok().and_then(|number| keeps.get_mut(number)) {
+            if let Some(keeps) =
+                usize::try_from(number).ok().and_then(|number| keeps.get_mut(number))
+            {
                 *keeps = false;
             }
         }
@@ -35,7 +40,8 @@ impl Draft<'_> {
     /// Leaves in lists with an entry for each block those of blocks that stay. `list` is the list of blocks that do not.
     fn shorten_lists(&mut self, prefix: &str, list: &str, keeps: &[bool]) {
         let ours = self.metadata.iter().filter(|(key, _)| key.starts_with(prefix) && *key != list);
-        let shorter = ours.filter_map(|(key, value)| Some((key.to_owned(), value.as_array()?.kept(keeps)?)));
+        let shorter =
+            ours.filter_map(|(key, value)| Some((key.to_owned(), value.as_array()?.kept(keeps)?)));
         for (key, list) in shorter.collect::<Vec<_>>() {
             self.metadata.set(&key, Value::Array(list));
         }

@@ -12,7 +12,9 @@ impl Draft<'_> {
     /// Gives tokens of the form `<0x0A>` the type of bytes, and those that begin with `<unused` that of ordinary ones.
     pub(super) fn set_token_types(&mut self) {
         let tokens = self.list("tokenizer.ggml.tokens").and_then(Array::strings);
-        let (Some(tokens), Ok(Some(mut types))) = (tokens, self.metadata.i32s(TYPES)) else { return };
+        let (Some(tokens), Ok(Some(mut types))) = (tokens, self.metadata.i32s(TYPES)) else {
+            return;
+        };
         for (ty, token) in types.iter_mut().zip(tokens) {
             match token {
                 [b'<', b'0', b'x', _, _, b'>'] => *ty = BYTE,

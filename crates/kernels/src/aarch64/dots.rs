@@ -27,7 +27,12 @@ pub(crate) trait Dots: Copy + 'static {
     /// See [`Quant::panel_dot`](crate::generic::Quant::panel_dot); `n` is 16 or 32. This one is for panels of
     /// four codes.
     #[inline(always)]
-    unsafe fn panel<const T: usize>(acc: &mut [[int32x4_t; 2]; T], w: *const u8, x: *const u8, n: usize) {
+    unsafe fn panel<const T: usize>(
+        acc: &mut [[int32x4_t; 2]; T],
+        w: *const u8,
+        x: *const u8,
+        n: usize,
+    ) {
         // SAFETY: the caller's panel and activations; features by contract.
         unsafe {
             for s in 0..n / 4 {

@@ -107,7 +107,8 @@ impl Dots for Smmla {
                 *pair = join(acc[2 * p], acc[(2 * p + 1).min(T - 1)]);
             }
             for s in 0..n / 16 {
-                let w: [int8x16_t; 8] = std::array::from_fn(|i| vld1q_s8(w.add(128 * s + 16 * i).cast()));
+                let w: [int8x16_t; 8] =
+                    std::array::from_fn(|i| vld1q_s8(w.add(128 * s + 16 * i).cast()));
                 for (p, pair) in pairs.iter_mut().enumerate().take(T.div_ceil(2)) {
                     let token = |t: usize| vld1q_s32(x.add(32 * t + 16 * s).cast());
                     let x = halves(token(2 * p), token((2 * p + 1).min(T - 1)));

@@ -100,10 +100,12 @@ pub(super) unsafe fn transpose4(r: [uint32x4_t; 4]) -> [uint32x4_t; 4] {
     unsafe {
         let (a, b) = (vtrn1q_u32(r[0], r[1]), vtrn2q_u32(r[0], r[1]));
         let (c, d) = (vtrn1q_u32(r[2], r[3]), vtrn2q_u32(r[2], r[3]));
-        let low =
-            |x, y| vreinterpretq_u32_u64(vtrn1q_u64(vreinterpretq_u64_u32(x), vreinterpretq_u64_u32(y)));
-        let high =
-            |x, y| vreinterpretq_u32_u64(vtrn2q_u64(vreinterpretq_u64_u32(x), vreinterpretq_u64_u32(y)));
+        let low = |x, y| {
+            vreinterpretq_u32_u64(vtrn1q_u64(vreinterpretq_u64_u32(x), vreinterpretq_u64_u32(y)))
+        };
+        let high = |x, y| {
+            vreinterpretq_u32_u64(vtrn2q_u64(vreinterpretq_u64_u32(x), vreinterpretq_u64_u32(y)))
+        };
         [low(a, c), low(b, d), high(a, c), high(b, d)]
     }
 }
@@ -239,7 +241,9 @@ impl<D: Dots> Simd for Neon<D> {
     }
     #[inline(always)]
     unsafe fn store_f16(p: *mut u8, v: Self::F) {
-        unsafe { vst1q_u8(p, vreinterpretq_u8_u16(vcombine_u16(narrow_f16(v[0]), narrow_f16(v[1])))) }
+        unsafe {
+            vst1q_u8(p, vreinterpretq_u8_u16(vcombine_u16(narrow_f16(v[0]), narrow_f16(v[1]))))
+        }
     }
     #[inline(always)]
     unsafe fn store_i8(p: *mut i8, v: Self::F) {
@@ -253,9 +257,13 @@ impl<D: Dots> Simd for Neon<D> {
         unsafe {
             for half in 0..2 {
                 for group in 0..2 {
-                    let block = std::array::from_fn(|i| vreinterpretq_u32_f32(rows[4 * group + i][half]));
+                    let block =
+                        std::array::from_fn(|i| vreinterpretq_u32_f32(rows[4 * group + i][half]));
                     for (i, column) in transpose4(block).into_iter().enumerate() {
-                        vst1q_f32(dst.add((4 * half + i) * 8 + 4 * group), vreinterpretq_f32_u32(column));
+                        vst1q_f32(
+                            dst.add((4 * half + i) * 8 + 4 * group),
+                            vreinterpretq_f32_u32(column),
+                        );
                     }
                 }
             }
@@ -278,10 +286,14 @@ impl<D: Dots> Simd for Neon<D> {
     }
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
-        unsafe { asm!("prfm pldl1keep, [{0}]", in(reg) p, options(nostack, readonly, preserves_flags)) }
+        unsafe {
+            asm!("prfm pldl1keep, [{0}]", in(reg) p, options(nostack, readonly, preserves_flags))
+        }
     }
     #[inline(always)]
     unsafe fn prefetch_far(p: *const u8) {
-        unsafe { asm!("prfm pldl2keep, [{0}]", in(reg) p, options(nostack, readonly, preserves_flags)) }
+        unsafe {
+            asm!("prfm pldl2keep, [{0}]", in(reg) p, options(nostack, readonly, preserves_flags))
+        }
     }
 }

@@ -146,7 +146,9 @@ impl<D: Dots> Quant for Neon<D> {
     unsafe fn or_where(c: Self::C, bits: u64, value: u8) -> Self::C {
         unsafe {
             let value = vdupq_n_u8(value);
-            std::array::from_fn(|i| vorrq_u8(c[i], vandq_u8(byte_mask((bits >> (16 * i)) as u16), value)))
+            std::array::from_fn(|i| {
+                vorrq_u8(c[i], vandq_u8(byte_mask((bits >> (16 * i)) as u16), value))
+            })
         }
     }
     #[inline(always)]
@@ -192,7 +194,9 @@ impl<D: Dots> Quant for Neon<D> {
     }
     #[inline(always)]
     unsafe fn w_store(x: &mut [f32; 16], w: Self::W) {
-        unsafe { w.into_iter().enumerate().for_each(|(i, w)| vst1q_f32(x.as_mut_ptr().add(4 * i), w)) }
+        unsafe {
+            w.into_iter().enumerate().for_each(|(i, w)| vst1q_f32(x.as_mut_ptr().add(4 * i), w))
+        }
     }
     #[inline(always)]
     unsafe fn w_load8(p: *const f32) -> Self::W {
@@ -205,7 +209,8 @@ impl<D: Dots> Quant for Neon<D> {
     #[inline(always)]
     unsafe fn w_halves(p: *const u8, stride: usize) -> Self::W {
         unsafe {
-            let x: [u16; 8] = std::array::from_fn(|i| p.add(i * stride).cast::<u16>().read_unaligned());
+            let x: [u16; 8] =
+                std::array::from_fn(|i| p.add(i * stride).cast::<u16>().read_unaligned());
             let x = vld1q_u16(x.as_ptr());
             let zero = vdupq_n_f32(0.0);
             [widen_f16(vget_low_u16(x)), widen_f16(vget_high_u16(x)), zero, zero]
@@ -240,7 +245,12 @@ impl<D: Dots> Quant for Neon<D> {
         unsafe {
             let wide = |half| vcvtq_f32_s32(vmovl_s16(half));
             let [a, b] = [low, high].map(|x| vmovl_s8(vcreate_s8(x)));
-            [wide(vget_low_s16(a)), wide(vget_high_s16(a)), wide(vget_low_s16(b)), wide(vget_high_s16(b))]
+            [
+                wide(vget_low_s16(a)),
+                wide(vget_high_s16(a)),
+                wide(vget_low_s16(b)),
+                wide(vget_high_s16(b)),
+            ]
         }
     }
     #[inline(always)]
@@ -302,12 +312,14 @@ impl<D: Dots> Quant for Neon<D> {
     ) -> float32x4_t {
         unsafe {
             let (mut acc, w) = (acc, lanes(Self::w_mul(w, Self::w_load16(x_scales))));
-            let products =
-                |sums, run: usize| D::products(sums, c[run / 4][run % 4], vld1q_s8(x.add(16 * run)));
+            let products = |sums, run: usize| {
+                D::products(sums, c[run / 4][run % 4], vld1q_s8(x.add(16 * run)))
+            };
             let none = vdup_n_s32(0);
             if sub == 16 {
                 for (run, w) in w.into_iter().enumerate() {
-                    let start = start.map_or(none, |start| vld1_lane_s32::<0>(start.add(run), none));
+                    let start =
+                        start.map_or(none, |start| vld1_lane_s32::<0>(start.add(run), none));
                     let sums = products(vcombine_s32(start, none), run);
                     acc = vfmaq_n_f32(acc, vcvtq_f32_s32(sums), w);
                 }
@@ -334,9 +346,13 @@ impl<D: Dots> Quant for Neon<D> {
             }
             for quarter in 0..4 {
                 for group in 0..2 {
-                    let block = std::array::from_fn(|i| vreinterpretq_u32_u8(rows[4 * group + i][quarter]));
+                    let block =
+                        std::array::from_fn(|i| vreinterpretq_u32_u8(rows[4 * group + i][quarter]));
                     for (i, column) in transpose4(block).into_iter().enumerate() {
-                        vst1q_u8(dst.add((4 * quarter + i) * 32 + 16 * group), vreinterpretq_u8_u32(column));
+                        vst1q_u8(
+                            dst.add((4 * quarter + i) * 32 + 16 * group),
+                            vreinterpretq_u8_u32(column),
+                        );
                     }
                 }
             }
@@ -347,9 +363,14 @@ impl<D: Dots> Quant for Neon<D> {
         unsafe {
             for quarter in 0..4 {
                 for group in 0..2 {
-                    let block = std::array::from_fn(|i| vreinterpretq_u32_f32(rows[4 * group + i][quarter]));
+                    let block = std::array::from_fn(|i| {
+                        vreinterpretq_u32_f32(rows[4 * group + i][quarter])
+                    });
                     for (i, column) in transpose4(block).into_iter().enumerate() {
-                        vst1q_f32(dst.add((4 * quarter + i) * 8 + 4 * group), vreinterpretq_f32_u32(column));
+                        vst1q_f32(
+                            dst.add((4 * quarter + i) * 8 + 4 * group),
+                            vreinterpretq_f32_u32(column),
+                        );
                     }
                 }
             }

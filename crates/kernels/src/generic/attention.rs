@@ -12,7 +12,8 @@ use puna_quant::float::f32_to_bf16;
 use super::rows::{Bf16, F16, F32, RowFormat};
 use super::{Simd, vector};
 use crate::{
-    AlibiBias, AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, ScoreRun, Scratch, portable,
+    AlibiBias, AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, ScoreRun, Scratch,
+    portable,
 };
 
 /// Query rows from which expanding to f32 pays: processors that convert with the pipes that multiply gain, others lose nothing.
@@ -31,8 +32,10 @@ pub(crate) unsafe fn expand<S: Simd, R: RowFormat>(rows: KvRows<'_>, to: &mut [f
     unsafe {
         if R::BLOCK > 1 && rows.layout == KvLayout::Columns {
             for b in 0..blocks {
-                let (block, to) =
-                    (rows.data.as_ptr().add(b * rows.stride), to.as_mut_ptr().add(b * R::BLOCK * RUN));
+                let (block, to) = (
+                    rows.data.as_ptr().add(b * rows.stride),
+                    to.as_mut_ptr().add(b * R::BLOCK * RUN),
+                );
                 for i in (0..RUN).step_by(S::LANES) {
                     R::columns::<S>(block, i, to.add(i));
                 }
@@ -109,7 +112,8 @@ pub(crate) unsafe fn attend<S: Simd>(
         let rows = Matrix::of(values, g, expanded, expanders[1]);
         // Keys and values of 16 bits stay in the nearest cache while tile after tile meets both; those of 32 bits do not fit,
         // so all tiles meet the keys first.
-        let each = if columns.ty == KvType::F32 || rows.ty == KvType::F32 { g } else { S::TILE_ROWS };
+        let each =
+            if columns.ty == KvType::F32 || rows.ty == KvType::F32 { g } else { S::TILE_ROWS };
         // No processor foresees where the next run lies, so each half asks for the one after it.
         let mut ahead = [values.data, run.next];
         for h in (0..g).step_by(each.max(1)) {
@@ -192,7 +196,8 @@ pub(crate) unsafe fn score_sums<S: Simd>(
                 let mut total = S::splat(0.0);
                 for (h, products) in products.chunks_exact(RUN).enumerate() {
                     let product = S::load(products.as_ptr().add(i));
-                    let product = if run.rectified { S::max(product, S::splat(0.0)) } else { product };
+                    let product =
+                        if run.rectified { S::max(product, S::splat(0.0)) } else { product };
                     let weight = run.weights.get(sum * run.summed + h).copied().unwrap_or(1.0);
                     total = S::add(total, S::mul(product, S::splat(weight)));
                 }
@@ -268,7 +273,13 @@ macro_rules! in_fours {
 
 /// Scores of all query rows: `to[row · RUN + position]`.
 #[inline(always)]
-unsafe fn score<S: Simd, R: RowFormat>(q: &[f32], dim: usize, keys: Matrix, to: &mut [f32], next: &[u8]) {
+unsafe fn score<S: Simd, R: RowFormat>(
+    q: &[f32],
+    dim: usize,
+    keys: Matrix,
+    to: &mut [f32],
+    next: &[u8],
+) {
     let rows = to.len() / RUN;
     let mut ahead = Ahead::new(next, dim * RUN / (WIDE * S::LANES));
     let mut h = 0;
@@ -341,7 +352,12 @@ unsafe fn score_tile<S: Simd, R: RowFormat, const G: usize>(
 
 /// Takes a row's scores into its running softmax; they become what its values are multiplied by.
 #[inline(always)]
-unsafe fn fold<S: Simd>(run: &AttendRun<'_>, row: usize, scores: &mut [f32], state: &mut RunningSoftmax<'_>) {
+unsafe fn fold<S: Simd>(
+    run: &AttendRun<'_>,
+    row: usize,
+    scores: &mut [f32],
+    state: &mut RunningSoftmax<'_>,
+) {
     let (from, to) = run.visible[row];
     if from >= to {
         scores.fill(0.0);

@@ -11,7 +11,11 @@ const CHAINS: usize = 4;
 /// Each weight row against tiles of a few activation rows, each product in as many chains: one that has company has the
 /// same bits as one alone.
 #[inline(always)]
-pub(crate) unsafe fn stream<S: Simd, R: RowFormat>(w: WeightRows<'_>, x: Acts<'_>, mut out: OutMut<'_>) {
+pub(crate) unsafe fn stream<S: Simd, R: RowFormat>(
+    w: WeightRows<'_>,
+    x: Acts<'_>,
+    mut out: OutMut<'_>,
+) {
     let (m, x) = x.expect_f32(&w, &out);
     let (k, row_bytes) = (w.k, w.row_bytes());
     for r in 0..w.rows {
@@ -24,7 +28,9 @@ pub(crate) unsafe fn stream<S: Simd, R: RowFormat>(w: WeightRows<'_>, x: Acts<'_
                 t += match m - t {
                     1 => store(&mut out, t, r, dot::<S, R, 1, CHAINS>(row, x, k)),
                     2 | 3 => store(&mut out, t, r, dot::<S, R, 2, CHAINS>(row, x, k)),
-                    _ if S::TILE_ROWS > 2 => store(&mut out, t, r, dot::<S, R, 4, CHAINS>(row, x, k)),
+                    _ if S::TILE_ROWS > 2 => {
+                        store(&mut out, t, r, dot::<S, R, 4, CHAINS>(row, x, k))
+                    }
                     _ => store(&mut out, t, r, dot::<S, R, 2, CHAINS>(row, x, k)),
                 };
             }
@@ -97,7 +103,8 @@ pub(crate) unsafe fn many<P: Product>(
     scratch: &mut Scratch,
 ) {
     let (m, x) = x.expect_f32(&w, &out);
-    let source = panel::Source { data: w.data.as_ptr(), stride: w.row_bytes(), rows: w.rows, k: w.k };
+    let source =
+        panel::Source { data: w.data.as_ptr(), stride: w.row_bytes(), rows: w.rows, k: w.k };
     // SAFETY: `expect_f32` checked that all rows exist and that the products have a place; features by contract.
     unsafe {
         let room = bytemuck::cast_slice_mut(scratch.bytes(panel::room::<P::S>(m) * 4));

@@ -149,7 +149,9 @@ pub(crate) unsafe fn multiply<P: Product>(
                 // SAFETY: rows r0… exist and the slice lies inside them; the packed tokens were just written.
                 unsafe {
                     fetch_next::<P::S>(source, P::BLOCK, rows_at_once, r0, k0, SLICE * P::VALUES);
-                    for (plane, r0) in panel.chunks_exact_mut(SLICE * lanes).zip((r0..rows).step_by(lanes)) {
+                    for (plane, r0) in
+                        panel.chunks_exact_mut(SLICE * lanes).zip((r0..rows).step_by(lanes))
+                    {
                         expand::<P>(source, r0, k0, len, plane);
                     }
                     P::sweep(panel, packed, words, tokens, &mut out, place);
@@ -161,7 +163,14 @@ pub(crate) unsafe fn multiply<P: Product>(
 
 /// Packs `len` values from `k0` of `tokens` rows, block by block of tokens.
 #[inline(always)]
-unsafe fn pack<P: Product>(x: &[f32], k: usize, k0: usize, len: usize, tokens: usize, packed: &mut [f32]) {
+unsafe fn pack<P: Product>(
+    x: &[f32],
+    k: usize,
+    k0: usize,
+    len: usize,
+    tokens: usize,
+    packed: &mut [f32],
+) {
     let padded = len.div_ceil(P::VALUES).next_multiple_of(RUN);
     let mut t = 0;
     while t < tokens {
@@ -303,7 +312,11 @@ unsafe fn rows<P: Product, const T: usize>(
         let [first, second] = micro::<P, T, 2>(panel, x, len);
         let lanes = P::S::LANES;
         put::<P::S, T>(first, out, Place { cols: lanes, ..place });
-        put::<P::S, T>(second, out, Place { r0: place.r0 + lanes, cols: place.cols - lanes, ..place });
+        put::<P::S, T>(
+            second,
+            out,
+            Place { r0: place.r0 + lanes, cols: place.cols - lanes, ..place },
+        );
     }
 }
 
@@ -355,7 +368,11 @@ unsafe fn step<P: Product, const T: usize, const V: usize>(
 
 /// Writes (or adds) a block of products.
 #[inline(always)]
-pub(super) unsafe fn put<S: Simd, const T: usize>(acc: [S::F; T], out: &mut OutMut<'_>, place: Place) {
+pub(super) unsafe fn put<S: Simd, const T: usize>(
+    acc: [S::F; T],
+    out: &mut OutMut<'_>,
+    place: Place,
+) {
     for (t, acc) in acc.into_iter().enumerate() {
         let row = &mut out.row(place.t0 + t)[place.r0..place.r0 + place.cols];
         // SAFETY: a full vector is stored only where the row has LANES columns left; features by contract.

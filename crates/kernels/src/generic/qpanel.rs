@@ -55,11 +55,22 @@ pub(crate) unsafe fn multiply<S: Quant>(
             let len = (w.k - k0).min(SLICE);
             pack::<S>(&x, t0, tokens, k0, len, packing, room.packed);
             for r0 in (0..w.rows).step_by(S::PANEL_VECTORS * S::LANES) {
-                let place =
-                    Place { t0, r0, cols: (w.rows - r0).min(S::PANEL_VECTORS * S::LANES), add: k0 > 0 };
+                let place = Place {
+                    t0,
+                    r0,
+                    cols: (w.rows - r0).min(S::PANEL_VECTORS * S::LANES),
+                    add: k0 > 0,
+                };
                 // SAFETY: `expect_q8` checked that all rows exist; the packed tokens were just written.
                 unsafe {
-                    fetch_next::<S>(source, packing.block, S::PANEL_VECTORS * S::LANES, r0, k0, SLICE);
+                    fetch_next::<S>(
+                        source,
+                        packing.block,
+                        S::PANEL_VECTORS * S::LANES,
+                        r0,
+                        k0,
+                        SLICE,
+                    );
                     for (v, r0) in (r0..r0 + place.cols).step_by(S::LANES).enumerate() {
                         expand::<S>(&w, r0, k0, len, packing, room.plane::<S>(v, packing.sub));
                     }
@@ -200,11 +211,14 @@ unsafe fn expand<S: Quant>(
     // SAFETY: the rows exist, chunks that the data ends in are copied; the room is large enough.
     unsafe {
         for c in 0..len.div_ceil(CHUNK) {
-            let first =
-                w.data.as_ptr().add(r0 * row_bytes + (k0 + c * CHUNK) / packing.block.0 * packing.block.1);
+            let first = w
+                .data
+                .as_ptr()
+                .add(r0 * row_bytes + (k0 + c * CHUNK) / packing.block.0 * packing.block.1);
             // Of short rows several may have a chunk that the data ends in.
             let left = end as usize - first as usize;
-            let whole = left.checked_sub(packing.bytes).map_or(0, |spare| rows.min(spare / row_bytes + 1));
+            let whole =
+                left.checked_sub(packing.bytes).map_or(0, |spare| rows.min(spare / row_bytes + 1));
             (packing.unpack)(first, row_bytes, &mut chunks[..whole]);
             for (i, chunk) in chunks.iter_mut().enumerate().take(rows).skip(whole) {
                 let p = padded(first.add(i * row_bytes), end, packing.bytes, &mut copy);
@@ -314,7 +328,11 @@ unsafe fn rows<S: Quant, const T: usize, const SUB: usize, const MIN: bool, cons
         let [first, second] = micro::<S, T, 2, SUB, MIN, TOP>(panel, x);
         put::<S, T>(first, out, Place { cols: place.cols.min(S::LANES), ..place });
         if place.cols > S::LANES {
-            put::<S, T>(second, out, Place { r0: place.r0 + S::LANES, cols: place.cols - S::LANES, ..place });
+            put::<S, T>(
+                second,
+                out,
+                Place { r0: place.r0 + S::LANES, cols: place.cols - S::LANES, ..place },
+            );
         }
     }
 }

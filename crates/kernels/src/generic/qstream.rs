@@ -79,7 +79,8 @@ impl<'a> Activations<'a> {
     #[inline(always)]
     unsafe fn new<S: Quant, F: Format>(x: Q8Rows<'_>, scratch: &'a mut Scratch) -> Self {
         let chunks = x.k.div_ceil(CHUNK);
-        let parts: &mut [Part] = bytemuck::cast_slice_mut(scratch.bytes(x.rows * chunks * size_of::<Part>()));
+        let parts: &mut [Part] =
+            bytemuck::cast_slice_mut(scratch.bytes(x.rows * chunks * size_of::<Part>()));
         for (t, parts) in parts.chunks_exact_mut(chunks.max(1)).enumerate() {
             let codes = &x.codes[t * x.k..(t + 1) * x.k];
             let scales = &x.scales[t * x.k / 32..(t + 1) * x.k / 32];
@@ -90,8 +91,14 @@ impl<'a> Activations<'a> {
                 // SAFETY: features by the module's contract.
                 unsafe {
                     match (codes.first_chunk(), scales.first_chunk(), sums.first_chunk()) {
-                        (Some(codes), Some(scales), Some(sums)) => part.fill::<S, F>(codes, scales, sums),
-                        _ => part.fill::<S, F>(&padded_to(codes), &padded_to(scales), &padded_to(sums)),
+                        (Some(codes), Some(scales), Some(sums)) => {
+                            part.fill::<S, F>(codes, scales, sums)
+                        }
+                        _ => part.fill::<S, F>(
+                            &padded_to(codes),
+                            &padded_to(scales),
+                            &padded_to(sums),
+                        ),
                     }
                 }
             }
@@ -116,15 +123,23 @@ fn padded_to<T: Copy + Default, const N: usize>(values: &[T]) -> [T; N] {
 
 impl Part {
     #[inline(always)]
-    unsafe fn fill<S: Quant, F: Format>(&mut self, codes: &[i8; CHUNK], scales: &[f32; 8], sums: &[i16; 16]) {
+    unsafe fn fill<S: Quant, F: Format>(
+        &mut self,
+        codes: &[i8; CHUNK],
+        scales: &[f32; 8],
+        sums: &[i16; 16],
+    ) {
         let (runs, runs_of_32) = (&Lanes::<S, F>::RUNS_OF_16, &Lanes::<S, F>::RUNS_OF_32);
         // SAFETY: runs are below 16; features by the module's contract.
         unsafe {
             // What becomes of lane i of vector j.
             let lane = |i: usize, j: usize| if S::RUNS_AS_LANES { 4 * i + j } else { 4 * j + i };
             let run = |i: usize, j: usize| 16 * usize::from(runs[lane(i, j)]);
-            let piece = |j| S::pieces(codes.as_ptr().cast(), [run(0, j), run(1, j), run(2, j), run(3, j)]);
-            for (i, codes) in S::by_runs([piece(0), piece(1), piece(2), piece(3)]).into_iter().enumerate() {
+            let piece =
+                |j| S::pieces(codes.as_ptr().cast(), [run(0, j), run(1, j), run(2, j), run(3, j)]);
+            for (i, codes) in
+                S::by_runs([piece(0), piece(1), piece(2), piece(3)]).into_iter().enumerate()
+            {
                 S::store64(self.codes.as_mut_ptr().add(64 * i).cast(), codes);
             }
             S::w_store(&mut self.scales, S::w_order(S::w_load8(scales.as_ptr()), runs_of_32));
@@ -136,7 +151,9 @@ impl Part {
             } else if F::CODES.minimum() {
                 self.fixes = std::array::from_fn(|i| match F::SUB {
                     16 => scales[i / 2] * f32::from(sums[i]),
-                    _ if i < 8 => scales[i] * (i32::from(sums[2 * i]) + i32::from(sums[2 * i + 1])) as f32,
+                    _ if i < 8 => {
+                        scales[i] * (i32::from(sums[2 * i]) + i32::from(sums[2 * i + 1])) as f32
+                    }
                     _ => 0.0,
                 });
             }
@@ -165,7 +182,9 @@ pub(crate) unsafe fn stream<S: Quant, F: Format>(
                 match x.rows - t {
                     1 => tile::<S, F, 1>(&w, &x, rows.clone(), t, &mut out, packing),
                     2 | 3 => tile::<S, F, 2>(&w, &x, rows.clone(), t, &mut out, packing),
-                    8.. if S::STREAM_TILE >= 8 => tile::<S, F, 8>(&w, &x, rows.clone(), t, &mut out, packing),
+                    8.. if S::STREAM_TILE >= 8 => {
+                        tile::<S, F, 8>(&w, &x, rows.clone(), t, &mut out, packing)
+                    }
                     _ => tile::<S, F, 4>(&w, &x, rows.clone(), t, &mut out, packing),
                 }
             };
@@ -210,7 +229,8 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
     out: &mut OutMut<'_>,
     packing: Option<&Packing>,
 ) -> usize {
-    let (block, bytes) = packing.map_or((F::BLOCK.0, F::BYTES), |packing| (packing.block.0, packing.bytes));
+    let (block, bytes) =
+        packing.map_or((F::BLOCK.0, F::BYTES), |packing| (packing.block.0, packing.bytes));
     // Through which chunks pass, made once.
     let mut unpacked = [Unpacked::ZERO; TOGETHER];
     // SAFETY: rows and activation rows exist. A row's last chunk may reach into the next row, whose weights get the scale
@@ -402,7 +422,11 @@ unsafe fn chunk<S: Quant, F: Format, const M: usize>(
             );
             if F::CODES.minimum() {
                 let (fixes, bias) = (S::w_load16(x.fixes.as_ptr()), &mut sums.bias[j]);
-                *bias = if F::SUB == 16 { S::w_nfma(b, fixes, *bias) } else { S::w_nfma8(b, fixes, *bias) };
+                *bias = if F::SUB == 16 {
+                    S::w_nfma(b, fixes, *bias)
+                } else {
+                    S::w_nfma8(b, fixes, *bias)
+                };
             }
         }
     }

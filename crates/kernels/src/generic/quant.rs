@@ -87,7 +87,8 @@ pub(crate) struct Unpacked {
 }
 
 impl Unpacked {
-    pub(crate) const ZERO: Self = Self { codes: [0; CHUNK], scales: [0.0; 16], minimums: [0.0; 16] };
+    pub(crate) const ZERO: Self =
+        Self { codes: [0; CHUNK], scales: [0.0; 16], minimums: [0.0; 16] };
 }
 
 /// A format as data, for kernels that unpack through memory.
@@ -109,7 +110,11 @@ pub(crate) struct Packing {
 /// # Safety
 /// As for [`Format`], for each chunk.
 #[inline(always)]
-pub(crate) unsafe fn unpack_each<S: Quant, F: Format>(p: *const u8, stride: usize, to: &mut [Unpacked]) {
+pub(crate) unsafe fn unpack_each<S: Quant, F: Format>(
+    p: *const u8,
+    stride: usize,
+    to: &mut [Unpacked],
+) {
     let chunk = |i: usize| p.wrapping_add(i * stride);
     if F::BY_ROWS {
         for (i, to) in to.chunks_mut(TOGETHER).enumerate() {

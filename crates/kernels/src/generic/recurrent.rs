@@ -37,7 +37,8 @@ pub(crate) unsafe fn conv<S: Simd>(taps: &[Tap<'_>], bias: &[f32], silu: bool, y
     unsafe {
         let (n, mut i) = (y.len(), 0);
         while i + S::LANES <= n {
-            let mut sum = if bias.is_empty() { S::splat(0.0) } else { S::load(bias.as_ptr().add(i)) };
+            let mut sum =
+                if bias.is_empty() { S::splat(0.0) } else { S::load(bias.as_ptr().add(i)) };
             for tap in taps {
                 sum = S::fma(S::load(tap.x.as_ptr().add(i)), S::load(tap.w.as_ptr().add(i)), sum);
             }
@@ -45,7 +46,9 @@ pub(crate) unsafe fn conv<S: Simd>(taps: &[Tap<'_>], bias: &[f32], silu: bool, y
             i += S::LANES;
         }
         for (i, y) in y.iter_mut().enumerate().skip(i) {
-            let sum = taps.iter().fold(bias.get(i).copied().unwrap_or(0.0), |sum, t| sum + t.x[i] * t.w[i]);
+            let sum = taps
+                .iter()
+                .fold(bias.get(i).copied().unwrap_or(0.0), |sum, t| sum + t.x[i] * t.w[i]);
             *y = if silu { sum / (1.0 + (-sum).exp()) } else { sum };
         }
     }
@@ -285,7 +288,8 @@ unsafe fn wkv7_columns<S: Simd, const U: usize>(t: &mut Wkv7Step<'_>, i: usize) 
         for (k, &key) in t.removal_key.iter().enumerate() {
             let key = S::splat(key);
             for (u, found) in found.iter_mut().enumerate() {
-                *found = S::fma(S::load(t.state.as_ptr().add(k * n + i + u * S::LANES)), key, *found);
+                *found =
+                    S::fma(S::load(t.state.as_ptr().add(k * n + i + u * S::LANES)), key, *found);
             }
         }
         for (k, &key) in t.k.iter().enumerate() {

@@ -295,4 +295,6 @@ macro_rules! sweep_wrapper {
     };
 }
 
-pub(crate) use {float_wrappers, packed_wrappers, sweep_wrapper, target_feature_fn, vector_wrappers};
+pub(crate) use {
+    float_wrappers, packed_wrappers, sweep_wrapper, target_feature_fn, vector_wrappers,
+};

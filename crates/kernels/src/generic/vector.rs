@@ -153,7 +153,13 @@ pub(crate) unsafe fn max<S: Simd>(x: &[f32]) -> f32 {
     unsafe {
         let mut largest = S::splat(f32::NEG_INFINITY);
         let mut rest = f32::NEG_INFINITY;
-        each!(S, x.len(), i, largest = S::max(S::load(x.as_ptr().add(i)), largest), rest = rest.max(x[i]));
+        each!(
+            S,
+            x.len(),
+            i,
+            largest = S::max(S::load(x.as_ptr().add(i)), largest),
+            rest = rest.max(x[i])
+        );
         rest.max(S::hmax(largest))
     }
 }
@@ -228,7 +234,10 @@ unsafe fn gelu_vector<S: Simd>(x: S::F) -> S::F {
     // SAFETY: features by the module's contract.
     unsafe {
         let x2 = S::mul(x, x);
-        let u = S::mul(x, S::fma(x2, S::splat(2.0 * 0.797_884_6 * 0.044_715), S::splat(2.0 * 0.797_884_6)));
+        let u = S::mul(
+            x,
+            S::fma(x2, S::splat(2.0 * 0.797_884_6 * 0.044_715), S::splat(2.0 * 0.797_884_6)),
+        );
         S::mul(x, sigmoid::<S>(u))
     }
 }
@@ -322,7 +331,12 @@ pub(crate) unsafe fn exp_sum<S: Simd>(x: &mut [f32], max: f32) -> f32 {
 }
 
 #[inline(always)]
-pub(crate) unsafe fn quantize_q8<S: Simd>(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
+pub(crate) unsafe fn quantize_q8<S: Simd>(
+    x: &[f32],
+    codes: &mut [i8],
+    scales: &mut [f32],
+    sums: &mut [i16],
+) {
     for (b, scale) in scales.iter_mut().enumerate() {
         // SAFETY: the wrapper checked that every block of 32 has its codes, scale and two sums; features as always.
         unsafe {

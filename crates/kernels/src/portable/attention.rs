@@ -110,14 +110,21 @@ pub fn load_position(rows: &KvRows<'_>, i: usize, x: &mut [f32]) {
                 let mut row = [0u8; 34];
                 let row = &mut row[..rows.ty.row_bytes(values)];
                 row[..2].copy_from_slice(&block[2 * i..2 * i + 2]);
-                row[2..].iter_mut().enumerate().for_each(|(j, code)| *code = block[(2 + j) * RUN + i]);
+                row[2..]
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(j, code)| *code = block[(2 + j) * RUN + i]);
                 load_kv(rows.ty, row, x);
             }
         }
         KvLayout::Columns => {
             let bytes = rows.ty.row_bytes(1);
             for (d, x) in x.iter_mut().enumerate() {
-                load_kv(rows.ty, &rows.data[d * rows.stride + i * bytes..], std::slice::from_mut(x));
+                load_kv(
+                    rows.ty,
+                    &rows.data[d * rows.stride + i * bytes..],
+                    std::slice::from_mut(x),
+                );
             }
         }
     }
@@ -127,14 +134,16 @@ pub fn load_position(rows: &KvRows<'_>, i: usize, x: &mut [f32]) {
 pub(super) fn attend(run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch) {
     run.check(state);
     let (keys, values, g) = (&run.keys, &run.values, run.visible.len());
-    let room: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(4 * (g * RUN + keys.dim.max(values.dim))));
+    let room: &mut [f32] =
+        bytemuck::cast_slice_mut(scratch.bytes(4 * (g * RUN + keys.dim.max(values.dim))));
     let (scores, row) = room.split_at_mut(g * RUN);
     for i in 0..keys.rows {
         load_position(keys, i, &mut row[..keys.dim]);
         for (h, q) in q_rows(run).enumerate() {
             let score = dot(q, &row[..keys.dim]);
             let score = run.softcap.map_or(score, |cap| cap * (score / cap).tanh());
-            let bias = run.alibi.get(h).map_or(0.0, |bias| bias.slope * (i as f32 - bias.from).abs());
+            let bias =
+                run.alibi.get(h).map_or(0.0, |bias| bias.slope * (i as f32 - bias.from).abs());
             let shift = run.shifts.get(h * RUN + i).map_or(0.0, |shift| *shift);
             scores[h * RUN + i] = score - bias + shift;
         }
@@ -166,7 +175,8 @@ pub(super) fn score(run: &ScoreRun<'_>, sums: &mut [f32], scratch: &mut Scratch)
                 let product = if run.rectified { product.max(0.0) } else { product };
                 product * run.weights.get(sum * run.summed + h).copied().unwrap_or(1.0)
             };
-            sums[sum * RUN + i] = q.chunks_exact(dim).enumerate().map(product).fold(0.0, |sum, x| sum + x);
+            sums[sum * RUN + i] =
+                q.chunks_exact(dim).enumerate().map(product).fold(0.0, |sum, x| sum + x);
         }
     }
 }
@@ -176,7 +186,14 @@ fn q_rows<'a>(run: &AttendRun<'a>) -> std::slice::ChunksExact<'a, f32> {
 }
 
 /// Takes the scores `from .. to` of row `h` into its running softmax; they become probabilities, the others 0.
-fn fold(scores: &mut [f32], from: usize, to: usize, h: usize, dim: usize, state: &mut RunningSoftmax<'_>) {
+fn fold(
+    scores: &mut [f32],
+    from: usize,
+    to: usize,
+    h: usize,
+    dim: usize,
+    state: &mut RunningSoftmax<'_>,
+) {
     scores[..from].fill(0.0);
     scores[to.max(from)..].fill(0.0);
     if from >= to {

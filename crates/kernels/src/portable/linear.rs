@@ -2,7 +2,9 @@
 
 use puna_quant::{TensorType, dequantize, dequantizer};
 
-use crate::{ActKind, Acts, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows, is_weight_type};
+use crate::{
+    ActKind, Acts, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows, is_weight_type,
+};
 
 /// The portable kernel of a format: the same function in all three regimes.
 pub(super) fn kernel(ty: TensorType) -> Option<LinearKernel> {

@@ -2,12 +2,14 @@
 
 use crate::{DeltaStep, PoolStep, RecurrentKernels, ScanStep, Tap, Wkv7Step, WkvStep};
 
-pub(super) const KERNELS: RecurrentKernels = RecurrentKernels { conv, scan, delta, wkv, wkv7, pool };
+pub(super) const KERNELS: RecurrentKernels =
+    RecurrentKernels { conv, scan, delta, wkv, wkv7, pool };
 
 /// See [`RecurrentKernels::conv`].
 fn conv(taps: &[Tap<'_>], bias: &[f32], silu: bool, y: &mut [f32]) {
     for (i, y) in y.iter_mut().enumerate() {
-        let sum = bias.get(i).copied().unwrap_or(0.0) + taps.iter().map(|t| t.x[i] * t.w[i]).sum::<f32>();
+        let sum =
+            bias.get(i).copied().unwrap_or(0.0) + taps.iter().map(|t| t.x[i] * t.w[i]).sum::<f32>();
         *y = if silu { sum / (1.0 + (-sum).exp()) } else { sum };
     }
 }
@@ -72,7 +74,8 @@ fn wkv7(step: Wkv7Step<'_>) {
     let Wkv7Step { state, decay, removal_key, forget, r, k, v, y } = step;
     let cols = v.len();
     for (i, y) in y.iter_mut().enumerate() {
-        let found: f32 = removal_key.iter().enumerate().map(|(n, key)| state[n * cols + i] * key).sum();
+        let found: f32 =
+            removal_key.iter().enumerate().map(|(n, key)| state[n * cols + i] * key).sum();
         *y = 0.0;
         for n in 0..k.len() {
             let s = &mut state[n * cols + i];

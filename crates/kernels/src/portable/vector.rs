@@ -57,7 +57,9 @@ pub(super) fn rms_norm(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]) {
 /// See [`VectorKernels::layer_norm`](crate::VectorKernels).
 pub(super) fn layer_norm(x: &[f32], w: &[f32], b: &[f32], eps: f32, y: &mut [f32]) {
     assert!(
-        y.len() == x.len() && (w.is_empty() || w.len() == x.len()) && (b.is_empty() || b.len() == x.len())
+        y.len() == x.len()
+            && (w.is_empty() || w.len() == x.len())
+            && (b.is_empty() || b.len() == x.len())
     );
     let n = x.len() as f64;
     let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
@@ -118,8 +120,9 @@ pub(super) fn gelu_erf(x: &mut [f32]) {
 /// `1 - erf(x)` for `x ≥ 0` to 1.5e-7 (Abramowitz and Stegun 7.1.26).
 fn erfc_of_positive(x: f32) -> f32 {
     let t = 1.0 / (1.0 + 0.327_591_1 * x);
-    let series =
-        ((((1.061_405_4 * t - 1.453_152) * t + 1.421_413_7) * t - 0.284_496_74) * t + 0.254_829_6) * t;
+    let series = ((((1.061_405_4 * t - 1.453_152) * t + 1.421_413_7) * t - 0.284_496_74) * t
+        + 0.254_829_6)
+        * t;
     series * (-x * x).exp()
 }
 

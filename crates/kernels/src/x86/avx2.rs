@@ -14,7 +14,9 @@ use crate::{Level, LinearKernel, OutMut};
 
 /// Whether this processor runs the level.
 pub(super) fn available() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
 }
 
 pub(super) const LEVEL: Level = Level { name: "avx2", linear, vector: vector::VECTOR };
@@ -150,7 +152,8 @@ impl<D: Dots> Simd for Avx2<D> {
     unsafe fn store_i8(p: *mut i8, v: __m256) {
         unsafe {
             let wide = _mm256_cvtps_epi32(v);
-            let narrow = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256::<1>(wide));
+            let narrow =
+                _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256::<1>(wide));
             _mm_storel_epi64(p.cast(), _mm_packs_epi16(narrow, narrow));
         }
     }

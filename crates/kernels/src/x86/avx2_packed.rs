@@ -41,8 +41,12 @@ unsafe fn shift(v: __m256i, n: i32) -> __m256i {
 unsafe fn byte_mask(bits: u32) -> __m256i {
     // SAFETY: register arithmetic with a feature that the caller has.
     unsafe {
-        let which =
-            _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+        let which = _mm256_setr_epi64x(
+            0,
+            0x0101_0101_0101_0101,
+            0x0202_0202_0202_0202,
+            0x0303_0303_0303_0303,
+        );
         let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits as i32), which);
         let one = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
         _mm256_cmpeq_epi8(_mm256_and_si256(bytes, one), one)
@@ -91,9 +95,18 @@ pub(super) unsafe fn halves8(p: *const u8, stride: usize) -> __m128i {
     // SAFETY: the caller's bytes and feature.
     unsafe {
         let a = _mm_unpacklo_epi16(_mm_loadu_si32(p), _mm_loadu_si32(p.add(stride)));
-        let b = _mm_unpacklo_epi16(_mm_loadu_si32(p.add(2 * stride)), _mm_loadu_si32(p.add(3 * stride)));
-        let c = _mm_unpacklo_epi16(_mm_loadu_si32(p.add(4 * stride)), _mm_loadu_si32(p.add(5 * stride)));
-        let d = _mm_unpacklo_epi16(_mm_loadu_si32(p.add(6 * stride)), _mm_loadu_si32(p.add(7 * stride)));
+        let b = _mm_unpacklo_epi16(
+            _mm_loadu_si32(p.add(2 * stride)),
+            _mm_loadu_si32(p.add(3 * stride)),
+        );
+        let c = _mm_unpacklo_epi16(
+            _mm_loadu_si32(p.add(4 * stride)),
+            _mm_loadu_si32(p.add(5 * stride)),
+        );
+        let d = _mm_unpacklo_epi16(
+            _mm_loadu_si32(p.add(6 * stride)),
+            _mm_loadu_si32(p.add(7 * stride)),
+        );
         _mm_unpacklo_epi64(_mm_unpacklo_epi32(a, b), _mm_unpacklo_epi32(c, d))
     }
 }
@@ -111,16 +124,23 @@ pub(super) unsafe fn six_bits(p: *const u8) -> (__m256, __m256) {
         let block = _mm_loadu_si128(p.cast());
         // Words a, b, c of four fields each: scales 0…3 are a's low six bits, minimums 0…3 b's; 4…7 have their low four
         // bits in c (minimums above the scales) and their top two in the top of a and b.
-        let low =
-            _mm_shuffle_epi8(block, _mm_setr_epi8(4, 5, 6, 7, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));
+        let low = _mm_shuffle_epi8(
+            block,
+            _mm_setr_epi8(4, 5, 6, 7, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15),
+        );
         let low = _mm_srlv_epi32(low, _mm_setr_epi32(0, 0, 0, 4));
         let low = _mm_and_si128(low, _mm_setr_epi32(LOW6, LOW4, LOW6, LOW4));
-        let top =
-            _mm_shuffle_epi8(block, _mm_setr_epi8(-1, -1, -1, -1, 4, 5, 6, 7, -1, -1, -1, -1, 8, 9, 10, 11));
+        let top = _mm_shuffle_epi8(
+            block,
+            _mm_setr_epi8(-1, -1, -1, -1, 4, 5, 6, 7, -1, -1, -1, -1, 8, 9, 10, 11),
+        );
         let top = _mm_and_si128(_mm_srli_epi32::<2>(top), _mm_set1_epi8(0x30));
         let fields = _mm_or_si128(low, top);
         let minimums = _mm_unpackhi_epi64(fields, fields);
-        (_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(fields)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(minimums)))
+        (
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(fields)),
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(minimums)),
+        )
     }
 }
 
@@ -151,7 +171,8 @@ pub(super) unsafe fn ue4m3(bytes: [u32; 4]) -> [__m256; 2] {
     unsafe {
         let [a, b, c, d] = bytes.map(|bytes| bytes as i32);
         let bytes = _mm256_cvtepu8_epi16(_mm_setr_epi32(a, b, c, d));
-        let numbers = _mm256_andnot_si256(_mm256_cmpeq_epi16(bytes, _mm256_set1_epi16(0x7f)), bytes);
+        let numbers =
+            _mm256_andnot_si256(_mm256_cmpeq_epi16(bytes, _mm256_set1_epi16(0x7f)), bytes);
         let halves = _mm256_slli_epi16::<7>(_mm256_and_si256(numbers, _mm256_set1_epi16(0x7f)));
         // 2^15 for the bias of binary16, 2^-7 for theirs, and half of it.
         let scale = _mm256_set1_ps(128.0);
@@ -215,8 +236,14 @@ impl<D: Dots> Quant for Avx2<D> {
             let (shift, low) = (_mm256_setr_epi64x(0, 4, 0, 4), _mm256_set1_epi8(15));
             let words = _mm256_loadu_si256(p.cast());
             [
-                _mm256_and_si256(_mm256_srlv_epi64(_mm256_permute4x64_epi64::<0x50>(words), shift), low),
-                _mm256_and_si256(_mm256_srlv_epi64(_mm256_permute4x64_epi64::<0xfa>(words), shift), low),
+                _mm256_and_si256(
+                    _mm256_srlv_epi64(_mm256_permute4x64_epi64::<0x50>(words), shift),
+                    low,
+                ),
+                _mm256_and_si256(
+                    _mm256_srlv_epi64(_mm256_permute4x64_epi64::<0xfa>(words), shift),
+                    low,
+                ),
             ]
         }
     }
@@ -251,8 +278,10 @@ impl<D: Dots> Quant for Avx2<D> {
             let mask = _mm256_set1_epi8(15);
             let mut to = [a; 4];
             for half in 0..2 {
-                let pairs =
-                    [_mm256_unpacklo_epi32(a[half], b[half]), _mm256_unpackhi_epi32(a[half], b[half])];
+                let pairs = [
+                    _mm256_unpacklo_epi32(a[half], b[half]),
+                    _mm256_unpackhi_epi32(a[half], b[half]),
+                ];
                 for (i, both) in pairs.into_iter().enumerate() {
                     let low = _mm256_and_si256(both, mask);
                     let high = _mm256_and_si256(_mm256_srli_epi16::<4>(both), mask);
@@ -334,7 +363,10 @@ impl<D: Dots> Quant for Avx2<D> {
         unsafe {
             // -c = (c ^ -1) - -1.
             let (a, b) = (byte_mask(bits as u32), byte_mask((bits >> 32) as u32));
-            [_mm256_sub_epi8(_mm256_xor_si256(c[0], a), a), _mm256_sub_epi8(_mm256_xor_si256(c[1], b), b)]
+            [
+                _mm256_sub_epi8(_mm256_xor_si256(c[0], a), a),
+                _mm256_sub_epi8(_mm256_xor_si256(c[1], b), b),
+            ]
         }
     }
     #[inline(always)]
@@ -411,7 +443,10 @@ impl<D: Dots> Quant for Avx2<D> {
     unsafe fn w_bytes16(low: u64, high: u64) -> [__m256; 2] {
         unsafe {
             let (low, high) = (_mm_cvtsi64_si128(low as i64), _mm_cvtsi64_si128(high as i64));
-            [_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high))]
+            [
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)),
+            ]
         }
     }
     #[inline(always)]
@@ -447,7 +482,10 @@ impl<D: Dots> Quant for Avx2<D> {
             let n = _mm256_set1_epi32(n as i32);
             let low = _mm256_cmpgt_epi32(n, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
             let high = _mm256_cmpgt_epi32(n, _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15));
-            [_mm256_and_ps(w[0], _mm256_castsi256_ps(low)), _mm256_and_ps(w[1], _mm256_castsi256_ps(high))]
+            [
+                _mm256_and_ps(w[0], _mm256_castsi256_ps(low)),
+                _mm256_and_ps(w[1], _mm256_castsi256_ps(high)),
+            ]
         }
     }
     #[inline(always)]

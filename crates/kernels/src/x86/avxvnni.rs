@@ -112,7 +112,13 @@ impl<const EVEX: bool> Dots for Vnni<EVEX> {
         }
     }
     #[inline(always)]
-    unsafe fn panel<const T: usize>(acc: &mut [__m256i; T], w: *const u8, x: *const u8, n: usize, _: i32) {
+    unsafe fn panel<const T: usize>(
+        acc: &mut [__m256i; T],
+        w: *const u8,
+        x: *const u8,
+        n: usize,
+        _: i32,
+    ) {
         unsafe {
             for s in 0..n / 4 {
                 let w = _mm256_loadu_si256(w.add(32 * s).cast());

@@ -24,7 +24,13 @@ pub(crate) trait Dots: Copy + 'static {
     /// sums of 16 products, each of one run. `top` is the largest code, or 128 for signed ones (with [`Dots::BIAS`] added).
     unsafe fn runs(acc: __m256i, c: [__m256i; 4], x: *const __m256i, top: i32) -> __m256i;
     /// See [`Quant::panel_dot`](crate::generic::Quant::panel_dot).
-    unsafe fn panel<const T: usize>(acc: &mut [__m256i; T], w: *const u8, x: *const u8, n: usize, top: i32);
+    unsafe fn panel<const T: usize>(
+        acc: &mut [__m256i; T],
+        w: *const u8,
+        x: *const u8,
+        n: usize,
+        top: i32,
+    );
     /// See [`Quant::sweep`](crate::generic::Quant::sweep).
     unsafe fn sweep<const SUB: usize, const MIN: bool, const TOP: i32>(
         panel: Panel<'_>,
@@ -93,7 +99,8 @@ impl Dots for Pairs {
             let (mut acc, one) = (acc, _mm256_set1_epi16(1));
             let mut words = _mm256_setzero_si256();
             for (i, c) in c.into_iter().enumerate() {
-                words = _mm256_add_epi16(words, pairs(c, _mm256_loadu_si256(x.add(2 * i)), top == 128));
+                words =
+                    _mm256_add_epi16(words, pairs(c, _mm256_loadu_si256(x.add(2 * i)), top == 128));
                 if (i + 1) % run == 0 {
                     acc = _mm256_add_epi32(acc, _mm256_madd_epi16(words, one));
                     words = _mm256_setzero_si256();
@@ -103,7 +110,13 @@ impl Dots for Pairs {
         }
     }
     #[inline(always)]
-    unsafe fn panel<const T: usize>(acc: &mut [__m256i; T], w: *const u8, x: *const u8, n: usize, top: i32) {
+    unsafe fn panel<const T: usize>(
+        acc: &mut [__m256i; T],
+        w: *const u8,
+        x: *const u8,
+        n: usize,
+        top: i32,
+    ) {
         unsafe {
             // Steps whose 16-bit sums cannot overflow: 2 · top · 127 each.
             let run = match top {

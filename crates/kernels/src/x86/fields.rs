@@ -9,15 +9,20 @@ use crate::generic::formats::fields::HighBits;
 /// # Safety
 /// As there; the processor has AVX2; `N` is a multiple of 16.
 #[inline(always)]
-pub(super) unsafe fn indices<H: HighBits, const N: usize>(low: *const u8, high: *const u8) -> [u16; N] {
+pub(super) unsafe fn indices<H: HighBits, const N: usize>(
+    low: *const u8,
+    high: *const u8,
+) -> [u16; N] {
     const { assert!(N.is_multiple_of(16)) };
     let mut to = [0; N];
     // SAFETY: the caller's bytes and feature.
     unsafe {
         let shuffle: &'static [u8; 32] = &const { shuffle::<H>() };
         let factors: &'static [u16; 16] = &const { factors::<H>() };
-        let (shuffle, factors) =
-            (_mm256_loadu_si256(shuffle.as_ptr().cast()), _mm256_loadu_si256(factors.as_ptr().cast()));
+        let (shuffle, factors) = (
+            _mm256_loadu_si256(shuffle.as_ptr().cast()),
+            _mm256_loadu_si256(factors.as_ptr().cast()),
+        );
         for i in (0..N).step_by(16) {
             let units = high.add(i / H::EACH * H::UNIT);
             // The bytes of sixteen fields.
@@ -75,7 +80,8 @@ unsafe fn with_parity(x: __m256i) -> [u64; 4] {
         const ODD: i64 = 0x8000_0080_0080_8000_u64 as i64;
         const EVEN: i64 = 0x0080_8000_8000_0080;
         let parity = _mm256_setr_epi64x(ODD, EVEN, ODD, EVEN);
-        let folded = _mm256_and_si256(_mm256_xor_si256(x, _mm256_srli_epi16::<4>(x)), _mm256_set1_epi8(15));
+        let folded =
+            _mm256_and_si256(_mm256_xor_si256(x, _mm256_srli_epi16::<4>(x)), _mm256_set1_epi8(15));
         std::mem::transmute(_mm256_or_si256(x, _mm256_shuffle_epi8(parity, folded)))
     }
 }

@@ -202,7 +202,9 @@ impl Quant for Avx512 {
     }
     #[inline(always)]
     unsafe fn look(table: &[u8; 16], c: __m512i) -> __m512i {
-        unsafe { _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), c) }
+        unsafe {
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), c)
+        }
     }
     #[inline(always)]
     unsafe fn lookup(table: &[i8; 16], c: __m512i) -> __m512i {
@@ -278,7 +280,9 @@ impl Quant for Avx512 {
     }
     #[inline(always)]
     unsafe fn w_order(w: __m512, order: &'static [u8; 16]) -> __m512 {
-        unsafe { _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(order.as_ptr().cast())), w) }
+        unsafe {
+            _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(order.as_ptr().cast())), w)
+        }
     }
     #[inline(always)]
     unsafe fn w_mul(a: __m512, b: __m512) -> __m512 {

@@ -29,7 +29,11 @@ const OF_NOTE: usize = 10_000;
 
 impl History {
     /// Forgets what is not there any more, once a day has passed since.
-    pub(crate) async fn forget(&self, shown: Vec<Shown>, holdings: Vec<Holding>) -> Result<(), MirrorError> {
+    pub(crate) async fn forget(
+        &self,
+        shown: Vec<Shown>,
+        holdings: Vec<Holding>,
+    ) -> Result<(), MirrorError> {
         let history = self.clone();
         blocking(move || {
             history.forget_all_but(&shown, &holdings);
@@ -40,7 +44,8 @@ impl History {
 
     fn forget_all_but(&self, shown: &[Shown], holdings: &[Holding]) {
         let tags = shown.iter().map(|shown| key(&shown.name, &shown.tag));
-        let manifests = holdings.iter().filter_map(|held| Some(key_of_digest(&held.name, &held.manifest?)));
+        let manifests =
+            holdings.iter().filter_map(|held| Some(key_of_digest(&held.name, &held.manifest?)));
         let there: HashSet<String> = tags.chain(manifests).collect();
         let now = self.now();
         let is_young = |record: &Record| {
@@ -90,7 +95,8 @@ impl History {
 
     /// Learns what a note says.
     fn merge(&self, bytes: &[u8]) -> Result<(), serde_json::Error> {
-        let mut records = serde_json::from_slice::<BTreeMap<String, Record>>(bytes)?.into_iter().peekable();
+        let mut records =
+            serde_json::from_slice::<BTreeMap<String, Record>>(bytes)?.into_iter().peekable();
         while records.peek().is_some() {
             let mut known = lock(&self.0.known);
             let was_new = known.is_new;
@@ -149,7 +155,9 @@ impl History {
         while records.len() < OF_NOTE {
             let before = records.len();
             let known = lock(&self.0.known);
-            records.extend(known.turn(behind.as_deref()).map(|(key, record)| (key.clone(), record.clone())));
+            records.extend(
+                known.turn(behind.as_deref()).map(|(key, record)| (key.clone(), record.clone())),
+            );
             drop(known);
             if records.len() == before {
                 break;
@@ -157,7 +165,8 @@ impl History {
             behind = records.last_key_value().map(|(key, _)| key.clone());
         }
         let Some((last, _)) = records.last_key_value() else { return Ok(None) };
-        let text = serde_json::to_vec(&records).map_err(|e| MirrorError::Internal(e.to_string()))?;
+        let text =
+            serde_json::to_vec(&records).map_err(|e| MirrorError::Internal(e.to_string()))?;
         Ok(Some((text.into(), last.clone())))
     }
 
@@ -176,7 +185,8 @@ impl History {
         }
         let now = notes.list().await?;
         for note in old {
-            if now.iter().any(|other| (&other.name, &other.version) == (&note.name, &note.version)) {
+            if now.iter().any(|other| (&other.name, &other.version) == (&note.name, &note.version))
+            {
                 notes.remove(&note.name).await?;
             }
         }

@@ -155,8 +155,11 @@ impl History {
         let now = self.now();
         self.change(key_of(name, of), |record| {
             let is_ours = |old: &Entry| {
-                let times =
-                    Times { arrived: record.arrived.unwrap_or(0), used: 0, is_brought: record.is_brought() };
+                let times = Times {
+                    arrived: record.arrived.unwrap_or(0),
+                    used: 0,
+                    is_brought: record.is_brought(),
+                };
                 record.digest == Some(old.digest) && times.is_of_mirror(seconds(old.modified))
             };
             let is_his = |old: &Entry| (by == By::Fetch || old.digest == digest) && !is_ours(old);
@@ -192,12 +195,13 @@ impl History {
         let now = self.now();
         let mut times = Times { arrived: now, used: now, is_brought: false };
         let of_digest = key_of_digest(name, &digest);
-        let by_digest = lock(&self.0.known).records.get(&of_digest).and_then(|record| record.pulled);
+        let by_digest =
+            lock(&self.0.known).records.get(&of_digest).and_then(|record| record.pulled);
         let key = tag.map_or(of_digest, |tag| key(name, tag));
         self.change(key, |record| {
             let is_same = tag.is_none() || record.digest == Some(digest);
-            let is_behind =
-                record.by.is_some() && record.arrived.is_some_and(|at| at.saturating_add(LOOK) > now);
+            let is_behind = record.by.is_some()
+                && record.arrived.is_some_and(|at| at.saturating_add(LOOK) > now);
             if !is_same && is_behind {
                 return false;
             }

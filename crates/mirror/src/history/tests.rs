@@ -227,7 +227,9 @@ async fn more_than_one_note_has_is_written_in_several_and_none_is_left_behind() 
     assert_eq!(notes.list().await.unwrap().len(), 2);
     let other = history(&time);
     other.learn(notes).await.unwrap();
-    assert!((0..MANY).all(|n| other.last_pull(&name(), &format!("t{n}"), &Digest::of(b"m")).is_some()));
+    assert!(
+        (0..MANY).all(|n| other.last_pull(&name(), &format!("t{n}"), &Digest::of(b"m")).is_some())
+    );
     // All but one of them go.
     time.store(SET + DAY, Relaxed);
     one.pulled(&name(), &tag("t7"));

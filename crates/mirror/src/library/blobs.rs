@@ -136,7 +136,8 @@ impl Blob for FileBlob {
     }
 
     fn read(self: Box<Self>, range: Range<u64>) -> Body {
-        let pending = self.check.as_ref().and_then(|(checks, known)| checks.given(*known, &self.file));
+        let pending =
+            self.check.as_ref().and_then(|(checks, known)| checks.given(*known, &self.file));
         let last = self.size.saturating_sub(1);
         let pieces = stream::unfold((range, pending), move |(range, mut pending)| {
             let (file, check) = (self.file.clone(), self.check.clone());
@@ -182,7 +183,8 @@ async fn reach(pending: &mut Option<Pending>, from: u64, last: u64) -> Result<u6
         None => found.wait().await,
         Some(judged) => judged,
     };
-    judged.map_err(|why| MirrorError::Internal(format!("a blob is given out no further: {why}")))?;
+    judged
+        .map_err(|why| MirrorError::Internal(format!("a blob is given out no further: {why}")))?;
     *pending = None;
     Ok(u64::MAX)
 }

@@ -81,7 +81,9 @@ impl Crowd {
     pub(crate) fn refusal(&self) -> MirrorError {
         MirrorError::TooMany(match self.is_own {
             true => {
-                format!("you have {MAX_EACH} open uploads already: finish or cancel some, or come back later")
+                format!(
+                    "you have {MAX_EACH} open uploads already: finish or cancel some, or come back later"
+                )
             }
             false => format!("{MAX_UPLOADS} uploads are open already: come back later"),
         })
@@ -153,7 +155,8 @@ mod tests {
     #[test]
     fn where_all_have_too_many_the_one_with_most_makes_room() {
         let all = |has_bytes| {
-            let all = [of("a", MAX_EACH, 0, has_bytes), of("b", MAX_UPLOADS - MAX_EACH, 1000, has_bytes)];
+            let all =
+                [of("a", MAX_EACH, 0, has_bytes), of("b", MAX_UPLOADS - MAX_EACH, 1000, has_bytes)];
             all.into_iter().flatten().collect()
         };
         let empty = crowd(all(false), "c").unwrap();

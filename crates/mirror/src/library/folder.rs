@@ -38,7 +38,13 @@ pub(crate) struct Changes<'a> {
 impl Folder {
     pub(crate) fn new(store: Arc<Store>) -> Self {
         let (refusals, changes) = (Arc::default(), Arc::default());
-        Self { root: store.root().join(FOLDER), store, refusals, changes, has_room: super::trash::has_room }
+        Self {
+            root: store.root().join(FOLDER),
+            store,
+            refusals,
+            changes,
+            has_room: super::trash::has_room,
+        }
     }
 
     pub(super) fn root(&self) -> &Path {
@@ -166,7 +172,9 @@ pub(crate) fn absent<T>(
 ) -> Result<Option<T>, MirrorError> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
         Err(e) => Err(StoreError::io(action, path, &e).into()),
     }
 }

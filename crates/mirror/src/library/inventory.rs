@@ -45,7 +45,10 @@ pub(super) fn is_known(path: &[&str]) -> bool {
 /// Whether a library keeps a folder at a path below its root.
 fn is_known_folder(path: &[&str]) -> bool {
     match path {
-        ["blobs" | "uploads" | "history" | "damaged" | "trash" | "brought" | "sizes" | "repositories"]
+        [
+            "blobs" | "uploads" | "history" | "damaged" | "trash" | "brought" | "sizes"
+            | "repositories",
+        ]
         | ["trash", _] => true,
         ["brought" | "sizes" | "repositories", name] => Repository::of_folder(name).is_some(),
         ["repositories", _, "manifests" | "tags" | "referrers" | "lists"] => true,
@@ -127,8 +130,14 @@ impl Folder {
         self.refusals.check(self.inventory())
     }
 
-    fn walk(&self, dir: &Path, path: &mut Vec<String>, needed: &mut HashSet<Digest>) -> Result<(), String> {
-        let unreadable = |error: io::Error| format!("the folder {} cannot be read: {error}", dir.display());
+    fn walk(
+        &self,
+        dir: &Path,
+        path: &mut Vec<String>,
+        needed: &mut HashSet<Digest>,
+    ) -> Result<(), String> {
+        let unreadable =
+            |error: io::Error| format!("the folder {} cannot be read: {error}", dir.display());
         let mut names = Vec::new();
         for entry in fs::read_dir(dir).map_err(unreadable)? {
             let name = entry.map_err(unreadable)?.file_name().into_string();
@@ -145,7 +154,12 @@ impl Folder {
         Ok(())
     }
 
-    fn visit(&self, at: &Path, path: &mut Vec<String>, needed: &mut HashSet<Digest>) -> Result<(), String> {
+    fn visit(
+        &self,
+        at: &Path,
+        path: &mut Vec<String>,
+        needed: &mut HashSet<Digest>,
+    ) -> Result<(), String> {
         let unreadable = |reason: String| format!("{} cannot be read: {reason}", at.display());
         let words: Vec<&str> = path.iter().map(String::as_str).collect();
         let meta = match fs::metadata(at) {
@@ -169,8 +183,9 @@ impl Folder {
         if let ["repositories", _, "manifests", hex] = words[..]
             && let Some(bytes) = folder::read(at).map_err(|error| unreadable(error.to_string()))?
         {
-            let manifest = read_manifest(hex, bytes.into())
-                .map_err(|reason| format!("the manifest {} is not understood: {reason}", at.display()))?;
+            let manifest = read_manifest(hex, bytes.into()).map_err(|reason| {
+                format!("the manifest {} is not understood: {reason}", at.display())
+            })?;
             needed.extend(manifest.blobs.iter().map(|blob| blob.digest));
         }
         Ok(())

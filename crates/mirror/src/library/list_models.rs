@@ -54,13 +54,15 @@ impl Folder {
         name: &Repository,
         manifest: &Manifest,
     ) -> Result<CompleteChildren, MirrorError> {
-        let mut found = CompleteChildren { manifests: Vec::new(), blobs: Vec::new(), is_runnable: false };
+        let mut found =
+            CompleteChildren { manifests: Vec::new(), blobs: Vec::new(), is_runnable: false };
         for child in manifest.list.iter().flat_map(|list| &list.children) {
             let text = match &child.inline {
                 Some(_) => manifest.inline_child(&child.digest)?,
                 None => self.by_digest(name, &child.digest)?,
             };
-            let Some(text) = text.filter(|text| !matches!(text.kind, Kind::List | Kind::Index)) else {
+            let Some(text) = text.filter(|text| !matches!(text.kind, Kind::List | Kind::Index))
+            else {
                 continue;
             };
             let is_here = |digest: &Digest| self.places(digest).iter().any(|path| path.is_file());
@@ -90,7 +92,8 @@ impl Folder {
         let lists = self.kept_lists_with(name, child)?;
         if !lists.is_empty() {
             for tag in folder::names(&self.tags(name))? {
-                let Some(digest) = self.tagged(name, &tag)?.filter(|digest| lists.contains(digest)) else {
+                let Some(digest) = self.tagged(name, &tag)?.filter(|digest| lists.contains(digest))
+                else {
                     continue;
                 };
                 let Some(list) = self.kept(name, &digest)? else { continue };
@@ -98,11 +101,15 @@ impl Folder {
             }
             self.remove_untagged(name, &lists)?;
         }
-        for entry in self.store_lists_with(name, child)?.iter().filter(|entry| entry.place == Place::Own) {
+        for entry in
+            self.store_lists_with(name, child)?.iter().filter(|entry| entry.place == Place::Own)
+        {
             let children = entry.list.iter().flat_map(|list| &list.children);
-            let is_new = children.into_iter().any(|s| s.child.digest == *child && s.manifest.is_none());
+            let is_new =
+                children.into_iter().any(|s| s.child.digest == *child && s.manifest.is_none());
             if is_new
-                && let Some(list) = self.manifest(name, &Reference::Tag(entry.name.tag().to_owned()))?
+                && let Some(list) =
+                    self.manifest(name, &Reference::Tag(entry.name.tag().to_owned()))?
                 && list.digest == entry.digest
             {
                 self.put_list_model(name, entry.name.tag(), &list)?;
@@ -117,7 +124,8 @@ impl Folder {
         for tag in folder::names(&self.tags(name))? {
             tagged.extend(self.tagged(name, &tag)?);
         }
-        let models: HashSet<Digest> = self.tagged_models(name)?.iter().map(|entry| entry.digest).collect();
+        let models: HashSet<Digest> =
+            self.tagged_models(name)?.iter().map(|entry| entry.digest).collect();
         for list in lists.iter().filter(|list| !tagged.contains(list) && models.contains(list)) {
             self.remove_kept(name, list)?;
         }

@@ -13,7 +13,11 @@ use crate::name::Repository;
 
 impl Folder {
     /// Refuses a list whose references are not all plain manifests of its repository.
-    pub(super) fn check_children(&self, name: &Repository, manifest: &Manifest) -> Result<(), MirrorError> {
+    pub(super) fn check_children(
+        &self,
+        name: &Repository,
+        manifest: &Manifest,
+    ) -> Result<(), MirrorError> {
         let Some(list) = &manifest.list else { return Ok(()) };
         for child in list.children.iter().filter(|child| child.inline.is_none()) {
             let found = self.by_digest(name, &child.digest)?;
@@ -23,7 +27,11 @@ impl Folder {
     }
 
     /// Notes the children of a list, before the list itself is written.
-    pub(super) fn note_children(&self, name: &Repository, manifest: &Manifest) -> Result<(), MirrorError> {
+    pub(super) fn note_children(
+        &self,
+        name: &Repository,
+        manifest: &Manifest,
+    ) -> Result<(), MirrorError> {
         let list = manifest.digest.hex();
         let mut children = manifest.list.iter().flat_map(|list| &list.children);
         children.try_for_each(|child| self.write(&self.lists(name, &child.digest).join(&list), b""))
@@ -44,7 +52,11 @@ impl Folder {
     }
 
     /// The lists of a repository that have a manifest as their child, in the registry's folder and in the store.
-    pub(super) fn lists_with(&self, name: &Repository, child: &Digest) -> Result<Vec<Digest>, MirrorError> {
+    pub(super) fn lists_with(
+        &self,
+        name: &Repository,
+        child: &Digest,
+    ) -> Result<Vec<Digest>, MirrorError> {
         let mut lists = self.kept_lists_with(name, child)?;
         lists.extend(self.store_lists_with(name, child)?.iter().map(|entry| entry.digest));
         Ok(lists)
@@ -87,7 +99,9 @@ impl Folder {
             None => Ok(None),
             Some(child) if child.inline.is_some() => list.inline_child(digest),
             Some(_) => {
-                let Some(bytes) = folder::read(&self.store.blob_path(digest))? else { return Ok(None) };
+                let Some(bytes) = folder::read(&self.store.blob_path(digest))? else {
+                    return Ok(None);
+                };
                 let child = Manifest::of_store(Bytes::from(bytes))?;
                 Ok(Some(child).filter(|child| child.digest == *digest))
             }
@@ -95,7 +109,11 @@ impl Folder {
     }
 
     /// Refuses to remove a manifest that a list of the repository has as its child.
-    pub(super) fn check_no_list_needs(&self, name: &Repository, digest: &Digest) -> Result<(), MirrorError> {
+    pub(super) fn check_no_list_needs(
+        &self,
+        name: &Repository,
+        digest: &Digest,
+    ) -> Result<(), MirrorError> {
         match self.lists_with(name, digest)?.first() {
             Some(list) => Err(MirrorError::is_child(name, digest, list)),
             None => Ok(()),
@@ -103,7 +121,11 @@ impl Folder {
     }
 
     /// Bytes of all blobs of a manifest; of a list those of its children, each once.
-    pub(super) fn size_of(&self, name: &Repository, manifest: &Manifest) -> Result<u64, MirrorError> {
+    pub(super) fn size_of(
+        &self,
+        name: &Repository,
+        manifest: &Manifest,
+    ) -> Result<u64, MirrorError> {
         if manifest.list.is_none() {
             return Ok(manifest.size());
         }

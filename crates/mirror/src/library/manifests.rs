@@ -48,13 +48,21 @@ impl Folder {
     }
 
     /// The digest that a tag stands for, of manifests in the registry's folder.
-    pub(super) fn tagged(&self, name: &Repository, tag: &str) -> Result<Option<Digest>, MirrorError> {
+    pub(super) fn tagged(
+        &self,
+        name: &Repository,
+        tag: &str,
+    ) -> Result<Option<Digest>, MirrorError> {
         let text = folder::read(&self.tags(name).join(tag))?;
         Ok(text.and_then(|text| std::str::from_utf8(&text).ok()?.trim().parse().ok()))
     }
 
     /// A manifest in the registry's folder.
-    pub(super) fn kept(&self, name: &Repository, digest: &Digest) -> Result<Option<Manifest>, MirrorError> {
+    pub(super) fn kept(
+        &self,
+        name: &Repository,
+        digest: &Digest,
+    ) -> Result<Option<Manifest>, MirrorError> {
         let path = self.manifests(name).join(digest.hex());
         let Some(bytes) = folder::read(&path)? else { return Ok(None) };
         let manifest = Manifest::parse(bytes.into(), None)?;
@@ -77,7 +85,11 @@ impl Folder {
     }
 
     /// A model of the store, or a child of a list there, by its digest.
-    fn model_of(&self, name: &Repository, digest: &Digest) -> Result<Option<Manifest>, MirrorError> {
+    fn model_of(
+        &self,
+        name: &Repository,
+        digest: &Digest,
+    ) -> Result<Option<Manifest>, MirrorError> {
         for tag in self.model_tags(name)? {
             let Some(manifest) = self.model(name, &tag)? else { continue };
             if manifest.digest == *digest {
@@ -114,7 +126,8 @@ impl Folder {
         }
         let _changes = self.changes()?;
         // All of them are looked for before any is kept.
-        let is_missing = |blob: &&Descriptor| !self.places(&blob.digest).iter().any(|path| path.is_file());
+        let is_missing =
+            |blob: &&Descriptor| !self.places(&blob.digest).iter().any(|path| path.is_file());
         if let Some(blob) = manifest.blobs.iter().find(is_missing) {
             return Err(MirrorError::ManifestBlobUnknown(blob.digest));
         }
@@ -189,7 +202,8 @@ impl Folder {
         let manifests: Vec<&Bytes> = manifests.into_iter().collect();
         let all: Vec<Digest> =
             blobs.iter().copied().chain(manifests.iter().map(|text| Digest::of(text))).collect();
-        let given: Vec<Digest> = all.iter().filter(|digest| !self.store.has_blob(digest)).copied().collect();
+        let given: Vec<Digest> =
+            all.iter().filter(|digest| !self.store.has_blob(digest)).copied().collect();
         let stored = blobs
             .iter()
             .try_for_each(|digest| self.give_to_store(digest))
@@ -253,13 +267,17 @@ impl Folder {
 
     /// Removes what still is as it was seen: nobody else writes meanwhile. All manifests that may need something are read once for
     /// all that goes.
-    pub(crate) fn retire(&self, doomed: &[Doomed]) -> Result<Vec<Result<bool, MirrorError>>, MirrorError> {
+    pub(crate) fn retire(
+        &self,
+        doomed: &[Doomed],
+    ) -> Result<Vec<Result<bool, MirrorError>>, MirrorError> {
         let _changes = self.changes()?;
         let mut removed: Vec<_> = doomed.iter().map(|_| Ok(false)).collect();
         if self.needed().is_none() {
             return Ok(removed);
         }
-        let (models, others): (Vec<usize>, Vec<usize>) = (0..doomed.len()).partition(|n| doomed[*n].is_model);
+        let (models, others): (Vec<usize>, Vec<usize>) =
+            (0..doomed.len()).partition(|n| doomed[*n].is_model);
         self.retire_models(doomed, &models, &mut removed)?;
         let mut of: BTreeMap<&Repository, Vec<usize>> = BTreeMap::new();
         for n in others {
@@ -314,8 +332,8 @@ impl Folder {
             let one = &doomed[*n];
             if let Some(tag) = &one.tag {
                 let path = self.tags(name).join(tag);
-                let is_same =
-                    folder::written(&path) == one.tag_written && self.tagged(name, tag)? == Some(one.digest);
+                let is_same = folder::written(&path) == one.tag_written
+                    && self.tagged(name, tag)? == Some(one.digest);
                 removed[*n] = if is_same { folder::remove(&path) } else { Ok(false) };
             }
             if one.with_manifest && (one.tag.is_none() || removed[*n] == Ok(true)) {
@@ -333,7 +351,9 @@ impl Folder {
         tagged.extend(self.tagged_models(name)?.iter().flat_map(children_of));
         let gone = leaving(&manifests, tagged, &kept);
         let mut freed = Vec::new();
-        for held in kept.iter().filter(|held| held.manifest.is_some_and(|digest| gone.contains(&digest))) {
+        for held in
+            kept.iter().filter(|held| held.manifest.is_some_and(|digest| gone.contains(&digest)))
+        {
             self.remove_held(name, held)?;
             freed.extend(held.blobs.iter().map(|(blob, _)| *blob));
         }
@@ -354,7 +374,11 @@ impl Folder {
         Ok(removed)
     }
 
-    pub(super) fn remove_kept(&self, name: &Repository, digest: &Digest) -> Result<bool, MirrorError> {
+    pub(super) fn remove_kept(
+        &self,
+        name: &Repository,
+        digest: &Digest,
+    ) -> Result<bool, MirrorError> {
         let path = self.manifests(name).join(digest.hex());
         let Some(manifest) = folder::read(&path)? else { return Ok(false) };
         // The tags first: one that stands for nothing would be an error.
@@ -411,9 +435,12 @@ impl Folder {
 
     pub(crate) fn all_repositories(&self) -> Result<Vec<Repository>, MirrorError> {
         let models = self.store.list()?.into_iter().filter(|entry| !entry.is_embedded());
-        let mut all: BTreeSet<_> = models.filter_map(|entry| Repository::of_model(&entry.name)).collect();
+        let mut all: BTreeSet<_> =
+            models.filter_map(|entry| Repository::of_model(&entry.name)).collect();
         all.extend(
-            folder::names(&self.repositories())?.iter().filter_map(|name| Repository::of_folder(name)),
+            folder::names(&self.repositories())?
+                .iter()
+                .filter_map(|name| Repository::of_folder(name)),
         );
         Ok(all.into_iter().collect())
     }
@@ -423,7 +450,8 @@ impl Folder {
         let of_model = |entry: Entry| {
             let (name, tag) = (Repository::of_model(&entry.name)?, entry.name.tag().to_owned());
             let whose = if entry.place == Place::Own { Whose::Store } else { Whose::Elsewhere };
-            let size = blobs_of(&entry).iter().fold(0u64, |sum, (_, size)| sum.saturating_add(*size));
+            let size =
+                blobs_of(&entry).iter().fold(0u64, |sum, (_, size)| sum.saturating_add(*size));
             let written = Some(entry.modified);
             Some(Shown { name, tag, digest: entry.digest, size, completed: None, whose, written })
         };

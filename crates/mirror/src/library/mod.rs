@@ -49,8 +49,11 @@ pub type Body = BoxStream<'static, Result<Bytes, MirrorError>>;
 /// Manifests by repository, blobs by digest, and blobs in the making. A file system, or anything else that keeps bytes.
 pub trait Library: Send + Sync + 'static {
     /// A manifest; `None` if it is not there.
-    fn manifest<'a>(&'a self, name: &'a Repository, reference: &'a Reference)
-    -> Answer<'a, Option<Manifest>>;
+    fn manifest<'a>(
+        &'a self,
+        name: &'a Repository,
+        reference: &'a Reference,
+    ) -> Answer<'a, Option<Manifest>>;
 
     /// The same for somebody: what is not here may be fetched for some, and not for others.
     fn manifest_for<'a>(
@@ -92,7 +95,11 @@ pub trait Library: Send + Sync + 'static {
     ) -> Answer<'a, bool>;
 
     /// Removes a tag, or a manifest with all its tags. Says whether there was one.
-    fn remove_manifest<'a>(&'a self, name: &'a Repository, reference: &'a Reference) -> Answer<'a, bool>;
+    fn remove_manifest<'a>(
+        &'a self,
+        name: &'a Repository,
+        reference: &'a Reference,
+    ) -> Answer<'a, bool>;
 
     /// Removes what still is as it was seen. Says of each, in their order, whether it was removed: what was written again meanwhile
     /// stays, as does a manifest that something needs by now.
@@ -141,7 +148,11 @@ pub trait Library: Send + Sync + 'static {
     fn shown(&self) -> Answer<'_, Vec<Shown>>;
 
     /// The manifests of a repository that are about another one, which need not be there.
-    fn referrers<'a>(&'a self, name: &'a Repository, subject: Digest) -> Answer<'a, Vec<Descriptor>>;
+    fn referrers<'a>(
+        &'a self,
+        name: &'a Repository,
+        subject: Digest,
+    ) -> Answer<'a, Vec<Descriptor>>;
 
     /// A blob; `None` if it is not there.
     fn blob(&self, digest: Digest) -> Answer<'_, Option<Box<dyn Blob>>>;
@@ -188,7 +199,12 @@ pub trait Library: Send + Sync + 'static {
     fn append<'a>(&'a self, name: &'a Repository, id: &'a UploadId, part: Part) -> Answer<'a, u64>;
 
     /// Makes a blob of an upload, whose digest must be right.
-    fn finish<'a>(&'a self, name: &'a Repository, id: &'a UploadId, digest: Digest) -> Answer<'a, ()>;
+    fn finish<'a>(
+        &'a self,
+        name: &'a Repository,
+        id: &'a UploadId,
+        digest: Digest,
+    ) -> Answer<'a, ()>;
 
     /// Removes what nobody needs any more: uploads that were given up, blobs without a manifest. To be called now and then.
     fn tidy(&self) -> Answer<'_, ()>;
@@ -242,11 +258,13 @@ pub(crate) async fn seen(
     digest: Digest,
 ) -> Doomed {
     let shown = library.shown().await.unwrap();
-    let shown = shown.into_iter().find(|shown| shown.name == *name && Some(shown.tag.as_str()) == tag);
+    let shown =
+        shown.into_iter().find(|shown| shown.name == *name && Some(shown.tag.as_str()) == tag);
     let is_model = shown.as_ref().is_some_and(|shown| shown.whose == crate::holding::Whose::Store);
     let holdings = library.holdings().await.unwrap();
-    let is_it =
-        |held: &&Holding| held.name == *name && (held.manifest, held.is_model) == (Some(digest), is_model);
+    let is_it = |held: &&Holding| {
+        held.name == *name && (held.manifest, held.is_model) == (Some(digest), is_model)
+    };
     Doomed {
         name: name.clone(),
         tag: tag.map(str::to_owned),

@@ -67,7 +67,9 @@ impl Bench {
     /// Whether all is there that a tag stands for.
     fn is_whole(&self, name: &Repository) -> bool {
         let found = self.folder.manifest(name, &tag()).unwrap();
-        found.is_some_and(|found| found.blobs.iter().all(|blob| self.folder.blob(&blob.digest).is_file()))
+        found.is_some_and(|found| {
+            found.blobs.iter().all(|blob| self.folder.blob(&blob.digest).is_file())
+        })
     }
 }
 

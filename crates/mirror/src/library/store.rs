@@ -90,7 +90,9 @@ impl Folder {
             for mark in folder::names(&dir)? {
                 if age(&dir.join(&mark)).is_some_and(|age| age <= GRACE) {
                     let held = Holding::of_mark(name.clone(), &mark);
-                    brought.extend(held.into_iter().flat_map(|held| held.blobs).map(|(digest, _)| digest));
+                    brought.extend(
+                        held.into_iter().flat_map(|held| held.blobs).map(|(digest, _)| digest),
+                    );
                 }
             }
         }
@@ -152,7 +154,10 @@ impl Folder {
     }
 
     /// The manifests of some repositories, and blobs that were brought there a short while ago.
-    fn holdings(&self, is_wanted: impl Fn(&Repository) -> bool) -> Result<Vec<Holding>, MirrorError> {
+    fn holdings(
+        &self,
+        is_wanted: impl Fn(&Repository) -> bool,
+    ) -> Result<Vec<Holding>, MirrorError> {
         let models = self.store.list()?.into_iter().filter(|entry| !entry.is_embedded());
         let of_model = |entry: Entry| {
             let name = Repository::of_model(&entry.name).filter(&is_wanted)?;
@@ -193,7 +198,11 @@ impl Folder {
             // Before its bytes: what is written between the two counts as another one.
             let written = folder::written(&path);
             let Some(bytes) = folder::read(&path)? else { continue };
-            kept.push(Holding::of_manifest(name.clone(), &Manifest::parse(bytes.into(), None)?, written));
+            kept.push(Holding::of_manifest(
+                name.clone(),
+                &Manifest::parse(bytes.into(), None)?,
+                written,
+            ));
         }
         Ok(kept)
     }
@@ -254,7 +263,11 @@ impl Library for StoreLibrary {
         Box::pin(async { Ok(false) })
     }
 
-    fn remove_manifest<'a>(&'a self, name: &'a Repository, reference: &'a Reference) -> Answer<'a, bool> {
+    fn remove_manifest<'a>(
+        &'a self,
+        name: &'a Repository,
+        reference: &'a Reference,
+    ) -> Answer<'a, bool> {
         let (name, reference) = (name.clone(), reference.clone());
         Box::pin(self.with(move |folder| folder.remove_manifest(&name, &reference)))
     }
@@ -300,7 +313,11 @@ impl Library for StoreLibrary {
         Box::pin(self.with(Folder::all_repositories))
     }
 
-    fn referrers<'a>(&'a self, name: &'a Repository, subject: Digest) -> Answer<'a, Vec<Descriptor>> {
+    fn referrers<'a>(
+        &'a self,
+        name: &'a Repository,
+        subject: Digest,
+    ) -> Answer<'a, Vec<Descriptor>> {
         let name = name.clone();
         Box::pin(self.with(move |folder| folder.referrers_of(&name, &subject)))
     }
@@ -355,7 +372,12 @@ impl Library for StoreLibrary {
         Box::pin(self.uploads.append(&self.folder, name, id, part))
     }
 
-    fn finish<'a>(&'a self, name: &'a Repository, id: &'a UploadId, digest: Digest) -> Answer<'a, ()> {
+    fn finish<'a>(
+        &'a self,
+        name: &'a Repository,
+        id: &'a UploadId,
+        digest: Digest,
+    ) -> Answer<'a, ()> {
         Box::pin(self.uploads.finish(&self.folder, name, id, digest))
     }
 

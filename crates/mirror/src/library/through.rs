@@ -264,7 +264,11 @@ impl Library for Through {
         })
     }
 
-    fn remove_manifest<'a>(&'a self, name: &'a Repository, reference: &'a Reference) -> Answer<'a, bool> {
+    fn remove_manifest<'a>(
+        &'a self,
+        name: &'a Repository,
+        reference: &'a Reference,
+    ) -> Answer<'a, bool> {
         self.0.library.remove_manifest(name, reference)
     }
 
@@ -274,8 +278,10 @@ impl Library for Through {
                 let model = self.0.upstreams.model(&one.name, one.tag.as_deref()?)?;
                 Some(self.0.tags.coming(&model).is_some())
             };
-            let coming: Vec<bool> = doomed.iter().map(|one| is_coming(one).unwrap_or(false)).collect();
-            let still = doomed.into_iter().zip(&coming).filter(|(_, coming)| !**coming).map(|(one, _)| one);
+            let coming: Vec<bool> =
+                doomed.iter().map(|one| is_coming(one).unwrap_or(false)).collect();
+            let still =
+                doomed.into_iter().zip(&coming).filter(|(_, coming)| !**coming).map(|(one, _)| one);
             let mut done = self.0.library.retire(still.collect()).await?.into_iter();
             let of = |coming| if coming { None } else { done.next() };
             Ok(coming.into_iter().map(of).map(|done| done.unwrap_or(Ok(false))).collect())
@@ -362,7 +368,8 @@ impl Library for Through {
 
     fn needs<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {
         Box::pin(async move {
-            let comes = || self.0.coming().iter().any(|held| held.name == *name && held.has(&digest));
+            let comes =
+                || self.0.coming().iter().any(|held| held.name == *name && held.has(&digest));
             Ok(self.0.library.needs(name, digest).await? || comes())
         })
     }
@@ -371,7 +378,11 @@ impl Library for Through {
         self.0.library.repositories()
     }
 
-    fn referrers<'a>(&'a self, name: &'a Repository, subject: Digest) -> Answer<'a, Vec<Descriptor>> {
+    fn referrers<'a>(
+        &'a self,
+        name: &'a Repository,
+        subject: Digest,
+    ) -> Answer<'a, Vec<Descriptor>> {
         self.0.library.referrers(name, subject)
     }
 
@@ -387,7 +398,12 @@ impl Library for Through {
         self.0.library.append(name, id, part)
     }
 
-    fn finish<'a>(&'a self, name: &'a Repository, id: &'a UploadId, digest: Digest) -> Answer<'a, ()> {
+    fn finish<'a>(
+        &'a self,
+        name: &'a Repository,
+        id: &'a UploadId,
+        digest: Digest,
+    ) -> Answer<'a, ()> {
         self.0.library.finish(name, id, digest)
     }
 

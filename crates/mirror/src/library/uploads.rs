@@ -123,7 +123,8 @@ impl Uploads {
                 }
                 continue;
             };
-            let is_over = |len: u64, age: Duration| age > if len == 0 { EMPTY_AGE } else { MAX_AGE };
+            let is_over =
+                |len: u64, age: Duration| age > if len == 0 { EMPTY_AGE } else { MAX_AGE };
             if !is_over(meta.len(), age) || !self.give_up(folder, &id, is_over)? {
                 let owner = self.owner(folder, &id)?;
                 open.push(Open { id, owner, age, has_bytes: meta.len() > 0 });
@@ -139,8 +140,13 @@ impl Uploads {
         let Some(crowd) = crowd(open, owner) else { return Ok(()) };
         for is_empty in [true, false] {
             for (one, rest) in crowd.going(is_empty) {
-                if self.give_up(folder, &one.id, |len, age| (len == 0) == is_empty && age >= rest)? {
-                    tracing::info!(owner = one.owner, "an open upload is given up: there are too many");
+                if self
+                    .give_up(folder, &one.id, |len, age| (len == 0) == is_empty && age >= rest)?
+                {
+                    tracing::info!(
+                        owner = one.owner,
+                        "an open upload is given up: there are too many"
+                    );
                     return Ok(());
                 }
             }
@@ -202,14 +208,16 @@ impl Uploads {
             return Ok(Some(session.clone()));
         }
         let (data, note_path) = paths(folder, id);
-        let note = folder::read(&note_path)?.and_then(|note| serde_json::from_slice::<Note>(&note).ok());
+        let note =
+            folder::read(&note_path)?.and_then(|note| serde_json::from_slice::<Note>(&note).ok());
         let meta = absent(fs::metadata(&data), "read", &data)?;
         let (Some(note), Some(len)) = (note, meta.map(|meta| meta.len())) else { return Ok(None) };
         if note.committed > len {
             return Ok(None);
         }
         let there = data.clone();
-        let session = Session { data, note_path, note, len, hasher: None, committed: None, over: false };
+        let session =
+            Session { data, note_path, note, len, hasher: None, committed: None, over: false };
         let session = Arc::new(tokio::sync::Mutex::new(session));
         let session = self.sessions().entry(id.clone()).or_insert(session).clone();
         // Whoever removed it between the look at it and this has not seen that somebody has it.
@@ -314,7 +322,10 @@ impl Uploads {
 }
 
 /// Passes what arrives on to the thread that writes; the error that ended it before its end.
-async fn forward(mut body: super::Body, pieces: mpsc::Sender<Option<Bytes>>) -> Option<MirrorError> {
+async fn forward(
+    mut body: super::Body,
+    pieces: mpsc::Sender<Option<Bytes>>,
+) -> Option<MirrorError> {
     loop {
         let error = match timeout(PATIENCE, body.next()).await {
             Ok(Some(Ok(bytes))) => match pieces.send(Some(bytes)).await {
@@ -327,7 +338,9 @@ async fn forward(mut body: super::Body, pieces: mpsc::Sender<Option<Bytes>>) -> 
                 return None;
             }
             Ok(Some(Err(error))) => error,
-            Err(_) => MirrorError::Broken(format!("nothing came for {} seconds", PATIENCE.as_secs())),
+            Err(_) => {
+                MirrorError::Broken(format!("nothing came for {} seconds", PATIENCE.as_secs()))
+            }
         };
         return Some(error);
     }
@@ -388,7 +401,12 @@ impl Session {
     }
 
     /// The part is whole.
-    fn commit(&mut self, folder: &Folder, first: u64, wanted: Option<u64>) -> Result<u64, MirrorError> {
+    fn commit(
+        &mut self,
+        folder: &Folder,
+        first: u64,
+        wanted: Option<u64>,
+    ) -> Result<u64, MirrorError> {
         let came = self.len - first;
         if let Some(wanted) = wanted
             && wanted != came
@@ -411,7 +429,8 @@ impl Session {
 
     fn make(&mut self, folder: &Folder, digest: Digest) -> Result<(), MirrorError> {
         let path = self.data.clone();
-        let mut file = File::options().read(true).write(true).open(&path).map_err(io("read", &path))?;
+        let mut file =
+            File::options().read(true).write(true).open(&path).map_err(io("read", &path))?;
         if self.len > self.note.committed {
             self.hasher = self.committed.take();
         }

@@ -67,8 +67,9 @@ pub(super) struct Permit {
 
 impl Gate {
     pub(super) fn new(upstreams: &Upstreams) -> Self {
-        let permits =
-            upstreams.fetch_parallel.map(|n| Arc::new(Semaphore::new(n.min(Semaphore::MAX_PERMITS))));
+        let permits = upstreams
+            .fetch_parallel
+            .map(|n| Arc::new(Semaphore::new(n.min(Semaphore::MAX_PERMITS))));
         Self { limit: upstreams.fetch_limit, permits, refused: AtomicU64::new(0) }
     }
 
@@ -138,7 +139,9 @@ mod tests {
             ..Upstreams::default()
         };
         let asked = |name: &str| upstreams.model(&named(name), "latest").is_some();
-        for name in ["library/llama3", "mean/m", "hf.co/user/repo", "hf.co/me/repo", "Hub:5000/me/repo"] {
+        for name in
+            ["library/llama3", "mean/m", "hf.co/user/repo", "hf.co/me/repo", "Hub:5000/me/repo"]
+        {
             assert!(asked(name), "{name}");
         }
         for name in ["me/m", "ME/m", "team-a/m", "ghcr.io/a/b", "one", "a/b/c/d", "hub:5001/a/b"] {
@@ -162,7 +165,8 @@ mod tests {
     #[test]
     fn a_gate_counts_those_inside_and_weighs_for_strangers() {
         let model = ModelName::parse("m").unwrap();
-        let upstreams = Upstreams { fetch_limit: Some(100), fetch_parallel: Some(2), ..Upstreams::default() };
+        let upstreams =
+            Upstreams { fetch_limit: Some(100), fetch_parallel: Some(2), ..Upstreams::default() };
         let gate = Gate::new(&upstreams);
         assert!(!gate.is_too_large(100, Asker::Anybody) && !gate.is_too_large(101, Asker::Known));
         assert!(gate.is_too_large(101, Asker::Anybody));
@@ -175,6 +179,10 @@ mod tests {
         drop(two);
         assert_eq!(gate.refused(), 2);
         let open = Gate::new(&Upstreams::default());
-        assert!(!open.is_too_large(u64::MAX, Asker::Anybody) && !open.is_full() && open.enter().is_some());
+        assert!(
+            !open.is_too_large(u64::MAX, Asker::Anybody)
+                && !open.is_full()
+                && open.enter().is_some()
+        );
     }
 }

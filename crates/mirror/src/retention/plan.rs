@@ -61,7 +61,13 @@ pub(super) struct Plan {
 pub(super) type Ask<'a> = dyn Fn(&Repository, Option<&str>, Digest) -> Times + 'a;
 
 /// What rules remove of all tags and manifests that there are.
-pub(super) fn plan(rules: &[Rule], shown: &[Shown], holdings: &[Holding], now: u64, ask: &Ask<'_>) -> Plan {
+pub(super) fn plan(
+    rules: &[Rule],
+    shown: &[Shown],
+    holdings: &[Holding],
+    now: u64,
+    ask: &Ask<'_>,
+) -> Plan {
     let mut repositories: BTreeMap<&Repository, Contents<'_>> = BTreeMap::new();
     for tag in shown {
         repositories.entry(&tag.name).or_default().tags.push(tag);
@@ -124,8 +130,12 @@ impl Judge<'_> {
         for going in &doomed {
             *left.entry(going.what.digest).or_default() += 1;
         }
-        let held: HashMap<_, &Holding> =
-            contents.manifests.iter().rev().map(|held| ((held.manifest, held.is_model), *held)).collect();
+        let held: HashMap<_, &Holding> = contents
+            .manifests
+            .iter()
+            .rev()
+            .map(|held| ((held.manifest, held.is_model), *held))
+            .collect();
         let name = self.name;
         for Going { what: shown, reason, used } in doomed {
             let digest = shown.digest;
@@ -150,7 +160,9 @@ impl Judge<'_> {
             });
         }
         for Going { what: held, reason, used } in untagged {
-            let Some(digest) = held.manifest.filter(|digest| !reached.contains(digest)) else { continue };
+            let Some(digest) = held.manifest.filter(|digest| !reached.contains(digest)) else {
+                continue;
+            };
             let (bytes, written) = (needs.without(held), [None, held.written]);
             let (name, tag, is_last, is_model) = (name.clone(), None, true, held.is_model);
             plan.removals.push(Removal {
@@ -168,11 +180,17 @@ impl Judge<'_> {
     }
 
     /// The manifests without a tag that go unless something needs them; the others are roots.
-    fn untagged<'a>(&self, contents: &Contents<'a>, roots: &mut HashSet<Digest>) -> Vec<Going<&'a Holding>> {
+    fn untagged<'a>(
+        &self,
+        contents: &Contents<'a>,
+        roots: &mut HashSet<Digest>,
+    ) -> Vec<Going<&'a Holding>> {
         let tagged: HashSet<Digest> = contents.tags.iter().map(|shown| shown.digest).collect();
         let mut untagged = Vec::new();
         for held in contents.manifests.iter().copied() {
-            let Some(digest) = held.manifest.filter(|digest| !tagged.contains(digest)) else { continue };
+            let Some(digest) = held.manifest.filter(|digest| !tagged.contains(digest)) else {
+                continue;
+            };
             let used = (self.ask)(self.name, None, digest).used;
             let written = held.written.map_or(0, seconds).min(self.now);
             match self.reason(false, used.max(written)) {
@@ -185,10 +203,16 @@ impl Judge<'_> {
 
     /// The tags that go, and why.
     fn tags<'a>(&self, contents: &Contents<'a>, own: &mut usize) -> Vec<Going<&'a Shown>> {
-        let coming: HashSet<&str> =
-            contents.tags.iter().filter(|tag| tag.completed.is_some()).map(|tag| tag.tag.as_str()).collect();
+        let coming: HashSet<&str> = contents
+            .tags
+            .iter()
+            .filter(|tag| tag.completed.is_some())
+            .map(|tag| tag.tag.as_str())
+            .collect();
         let mut candidates = Vec::new();
-        for shown in contents.tags.iter().copied().filter(|shown| !coming.contains(shown.tag.as_str())) {
+        for shown in
+            contents.tags.iter().copied().filter(|shown| !coming.contains(shown.tag.as_str()))
+        {
             let times = (self.ask)(self.name, Some(&shown.tag), shown.digest);
             let written = shown.written.map_or(0, seconds).min(self.now);
             match shown.whose {
@@ -201,7 +225,12 @@ impl Judge<'_> {
             }
             if !self.rule.keeps(&shown.tag) {
                 let came = (times.arrived.max(written), written);
-                candidates.push(Candidate { shown, came, used: times.used.max(written), noted: times.used });
+                candidates.push(Candidate {
+                    shown,
+                    came,
+                    used: times.used.max(written),
+                    noted: times.used,
+                });
             }
         }
         candidates.sort_by(|a, b| b.came.cmp(&a.came).then_with(|| b.shown.tag.cmp(&a.shown.tag)));

@@ -50,11 +50,14 @@ impl Rule {
                 self.last = Some(count.ok_or("last: takes a number from 1 up")?);
             }
             "pulled" => {
-                self.pulled = Some(days(value).ok_or("pulled: takes days or weeks, such as 30d or 4w")?)
+                self.pulled =
+                    Some(days(value).ok_or("pulled: takes days or weeks, such as 30d or 4w")?)
             }
             "keep" if is_tag(value) => self.keep.push(value.to_owned()),
             "keep" => return Err("keep: takes a tag, or the beginning of some and a *".into()),
-            _ => return Err(format!("{word:?} is none of last:N, pulled:DAYS, keep:TAG, own, all")),
+            _ => {
+                return Err(format!("{word:?} is none of last:N, pulled:DAYS, keep:TAG, own, all"));
+            }
         }
         Ok(())
     }
@@ -80,7 +83,9 @@ impl FromStr for Rule {
         match (rule.all, limits, rule.keep.is_empty() && !rule.own) {
             (true, false, true) | (false, true, _) => Ok(rule),
             (true, ..) => Err(problem("all leaves nothing for other words to say")),
-            (false, false, _) => Err(problem("without last: or pulled: it would keep next to nothing")),
+            (false, false, _) => {
+                Err(problem("without last: or pulled: it would keep next to nothing"))
+            }
         }
     }
 }

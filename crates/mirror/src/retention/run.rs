@@ -46,8 +46,9 @@ pub async fn retain(
     history.learn(library.notes()).await?;
     let (rules, asked) = (rules.to_vec(), history.clone());
     let judged = blocking(move || {
-        let plan =
-            plan(&rules, &shown, &holdings, begun, &|name, tag, digest| asked.times(name, tag, digest));
+        let plan = plan(&rules, &shown, &holdings, begun, &|name, tag, digest| {
+            asked.times(name, tag, digest)
+        });
         Ok((plan, shown, holdings))
     });
     let (Plan { removals, own }, shown, holdings) = judged.await?;

@@ -24,7 +24,8 @@ impl Mirror {
         holder: Option<&Holder>,
     ) -> Answered {
         let asker = asker(head, holder);
-        let blob = self.library().blob_for(&name, of, asker).await?.ok_or(MirrorError::BlobUnknown(of))?;
+        let blob =
+            self.library().blob_for(&name, of, asker).await?.ok_or(MirrorError::BlobUnknown(of))?;
         if !self.sees(holder, &name, of).await? && !self.library().vouches(&name, of).await? {
             return Err(MirrorError::BlobUnknown(of));
         }
@@ -99,6 +100,8 @@ fn describe(headers: &mut HeaderMap, of: &Digest, etag: &str) {
     headers.insert(CONTENT_DIGEST, value(&of.to_string()));
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     // A blob never changes, and nobody may pack it anew on the way: ranges would mean something else.
-    headers
-        .insert(header::CACHE_CONTROL, HeaderValue::from_static("max-age=31536000, immutable, no-transform"));
+    headers.insert(
+        header::CACHE_CONTROL,
+        HeaderValue::from_static("max-age=31536000, immutable, no-transform"),
+    );
 }

@@ -38,7 +38,8 @@ impl Mirror {
         let tags = self.library().tags(&name).await?;
         let tags = tags.ok_or_else(|| MirrorError::NameUnknown(name.clone()))?;
         let page = Page::of(tags, head)?;
-        let answer = document(StatusCode::OK, &json!({"name": name.as_str(), "tags": page.entries}));
+        let answer =
+            document(StatusCode::OK, &json!({"name": name.as_str(), "tags": page.entries}));
         Ok(page.link(answer, &format!("/v2/{name}/tags/list")))
     }
 
@@ -110,7 +111,11 @@ mod tests {
     use super::*;
 
     fn page(query: &str) -> Result<(Vec<String>, Option<usize>), MirrorError> {
-        let head = Request::get(format!("/v2/_catalog?{query}")).body(Body::empty()).unwrap().into_parts().0;
+        let head = Request::get(format!("/v2/_catalog?{query}"))
+            .body(Body::empty())
+            .unwrap()
+            .into_parts()
+            .0;
         let all = ["c", "B", "a"].map(str::to_owned).to_vec();
         Page::of(all, &head).map(|page| (page.entries, page.more))
     }

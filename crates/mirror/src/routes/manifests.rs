@@ -28,7 +28,8 @@ impl Mirror {
         holder: Option<&Holder>,
     ) -> Answered {
         let found = self.library().manifest_for(&name, &of, asker(head, holder)).await?;
-        let unknown = || MirrorError::ManifestUnknown { name: name.clone(), reference: of.to_string() };
+        let unknown =
+            || MirrorError::ManifestUnknown { name: name.clone(), reference: of.to_string() };
         let mut manifest = found.ok_or_else(unknown)?;
         let is_negotiated = matches!(of, Reference::Tag(_)) && manifest.list.is_some();
         if is_negotiated && !accepts_lists(&head.headers) {
@@ -70,10 +71,12 @@ impl Mirror {
         list: &Manifest,
         asker: Asker,
     ) -> Result<Manifest, MirrorError> {
-        let unknown = |child| MirrorError::ChildUnknown { name: name.clone(), tag: tag.to_string(), child };
+        let unknown =
+            |child| MirrorError::ChildUnknown { name: name.clone(), tag: tag.to_string(), child };
         let Some(list) = &list.list else { return Ok(list.clone()) };
         let child = default_child(list).ok_or_else(|| unknown("default child".into()))?;
-        let found = self.library().manifest_for(name, &Reference::Digest(child.digest), asker).await?;
+        let found =
+            self.library().manifest_for(name, &Reference::Digest(child.digest), asker).await?;
         found.ok_or_else(|| unknown(describe(list, child)))
     }
 
@@ -90,11 +93,15 @@ impl Mirror {
             true => MirrorError::ManifestTooLarge { most: MAX_MANIFEST },
             false => MirrorError::Broken(e.to_string()),
         })?;
-        let manifest = Manifest::pushed(bytes.to_bytes(), text(&head.headers, header::CONTENT_TYPE))?;
+        let manifest =
+            Manifest::pushed(bytes.to_bytes(), text(&head.headers, header::CONTENT_TYPE))?;
         if let Reference::Digest(expected) = &of
             && *expected != manifest.digest
         {
-            return Err(MirrorError::DigestMismatch { expected: *expected, found: manifest.digest });
+            return Err(MirrorError::DigestMismatch {
+                expected: *expected,
+                found: manifest.digest,
+            });
         }
         for blob in &manifest.blobs {
             if !self.sees(holder, &name, blob.digest).await? {
@@ -122,7 +129,12 @@ impl Mirror {
     }
 
     /// Refuses to change what is not what the request says it changes. Whoever asks has the repository's turn.
-    async fn check_meant(&self, name: &Repository, of: &Reference, head: &Parts) -> Result<(), MirrorError> {
+    async fn check_meant(
+        &self,
+        name: &Repository,
+        of: &Reference,
+        head: &Parts,
+    ) -> Result<(), MirrorError> {
         if !head.headers.contains_key(header::IF_MATCH) {
             return Ok(());
         }
@@ -130,7 +142,12 @@ impl Mirror {
         check_match(&head.headers, here.map(|here| format!("\"{}\"", here.digest)).as_deref())
     }
 
-    pub(super) async fn remove_manifest(&self, name: Repository, of: Reference, head: &Parts) -> Answered {
+    pub(super) async fn remove_manifest(
+        &self,
+        name: Repository,
+        of: Reference,
+        head: &Parts,
+    ) -> Answered {
         let _turn = self.turn(&name).await;
         self.check_meant(&name, &of, head).await?;
         if !self.library().remove_manifest(&name, &of).await? {

@@ -39,8 +39,10 @@ use page::Pulls;
 pub use page::Caller;
 
 /// What every answer of a registry says it is.
-const VERSION: (HeaderName, HeaderValue) =
-    (HeaderName::from_static("docker-distribution-api-version"), HeaderValue::from_static("registry/2.0"));
+const VERSION: (HeaderName, HeaderValue) = (
+    HeaderName::from_static("docker-distribution-api-version"),
+    HeaderValue::from_static("registry/2.0"),
+);
 
 /// How often what nobody needs is removed.
 const TIDY: Duration = Duration::from_secs(60 * 60);
@@ -90,7 +92,8 @@ impl Mirror {
         let (delete, pulls) = (settings.delete, Pulls::default());
         let (figures, retention, me) = (Figures::default(), settings.retention.clone(), Me::new()?);
         let turns = Turns::default();
-        let inner = Inner { library, access, delete, pulls, stock, figures, me, history, retention, turns };
+        let inner =
+            Inner { library, access, delete, pulls, stock, figures, me, history, retention, turns };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -202,7 +205,9 @@ impl Mirror {
     /// do not notice.
     pub async fn keep_tidy(&self) {
         tokio::join!(
-            going_on("noting what is pulled", RECOVERY, || self.history().keep(self.library().notes())),
+            going_on("noting what is pulled", RECOVERY, || self
+                .history()
+                .keep(self.library().notes())),
             going_on("removing what nobody needs", RECOVERY, || self.sweep_hourly()),
             going_on("applying mirror.retention", RECOVERY, || self.retain_daily()),
         );
@@ -242,8 +247,12 @@ impl Mirror {
                     "mirror.retention was applied"
                 ),
                 Ok(_) => {}
-                Err(error) if has_rules => tracing::warn!(%error, "mirror.retention cannot be applied"),
-                Err(error) => tracing::warn!(%error, "notes of what is gone cannot be cleared away"),
+                Err(error) if has_rules => {
+                    tracing::warn!(%error, "mirror.retention cannot be applied")
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "notes of what is gone cannot be cleared away")
+                }
             }
             tokio::time::sleep(Duration::from_secs(DAY)).await;
         }
@@ -276,7 +285,8 @@ impl Mirror {
         };
         let mut response = answered.unwrap_or_else(|error| refusal(&error));
         self.figures().answered(target.as_ref(), &method, response.status());
-        if let Some(target) = target.filter(|_| response.status() == StatusCode::METHOD_NOT_ALLOWED) {
+        if let Some(target) = target.filter(|_| response.status() == StatusCode::METHOD_NOT_ALLOWED)
+        {
             let allowed = target.methods().iter().filter(|allowed| **allowed != method.as_str());
             // Whoever may push may give his upload up.
             let may_delete = self.0.delete || matches!(target, Target::Upload(..));
@@ -331,7 +341,13 @@ impl Mirror {
     }
 
     /// The answer to a request that was let in.
-    async fn handle(&self, target: Target, head: &Parts, body: Body, holder: Option<&Holder>) -> Answered {
+    async fn handle(
+        &self,
+        target: Target,
+        head: &Parts,
+        body: Body,
+        holder: Option<&Holder>,
+    ) -> Answered {
         let method = head.method.clone();
         let reads = method == Method::GET || method == Method::HEAD;
         match (target, method) {
@@ -345,9 +361,13 @@ impl Mirror {
             (Target::Manifest(name, of), Method::PUT) => {
                 self.put_manifest(name, of, head, body, holder).await
             }
-            (Target::Manifest(name, of), Method::DELETE) => self.remove_manifest(name, of, head).await,
+            (Target::Manifest(name, of), Method::DELETE) => {
+                self.remove_manifest(name, of, head).await
+            }
             (Target::Blob(name, of), _) if reads => self.blob(name, of, head, holder).await,
-            (Target::Blob(name, of), Method::DELETE) => self.remove_blob(name, of, head, holder).await,
+            (Target::Blob(name, of), Method::DELETE) => {
+                self.remove_blob(name, of, head, holder).await
+            }
             (Target::Uploads(name), Method::POST) => self.begin(name, head, body, holder).await,
             (Target::Upload(name, id), Method::GET) => self.uploaded(name, id, head).await,
             (Target::Upload(name, id), Method::PATCH) => self.append(name, id, head, body).await,
@@ -358,7 +378,12 @@ impl Mirror {
     }
 
     /// Judges a request. The token's own address is judged by what it is asked with.
-    fn admit(&self, head: &Parts, target: &Target, right: Right) -> Result<Option<Holder>, MirrorError> {
+    fn admit(
+        &self,
+        head: &Parts,
+        target: &Target,
+        right: Right,
+    ) -> Result<Option<Holder>, MirrorError> {
         if right == Right::Admin && !self.0.delete {
             return Err(MirrorError::Unsupported(
                 "nothing can be removed from this registry, unless mirror.delete is on".into(),
@@ -375,7 +400,10 @@ impl Mirror {
     fn token(&self, head: &Parts) -> Answered {
         let token = self.access().token(head)?;
         let seconds = TOKEN_TIME.as_secs();
-        Ok(document(StatusCode::OK, &json!({"token": token, "access_token": token, "expires_in": seconds})))
+        Ok(document(
+            StatusCode::OK,
+            &json!({"token": token, "access_token": token, "expires_in": seconds}),
+        ))
     }
 }
 
@@ -499,8 +527,9 @@ mod tests {
     #[tokio::test]
     async fn work_that_panics_begins_anew_and_stops_no_other() {
         let (begun, others) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let work =
-            async || assert!(begun.fetch_add(1, Relaxed) >= 2, "a panic of a test, which is no failure");
+        let work = async || {
+            assert!(begun.fetch_add(1, Relaxed) >= 2, "a panic of a test, which is no failure")
+        };
         let other = async || {
             while begun.load(Relaxed) < 3 {
                 tokio::time::sleep(Duration::from_millis(1)).await;

@@ -68,7 +68,8 @@ impl Pulls {
     /// Notes that somebody was given a manifest.
     pub(crate) fn note(&self, head: &Parts, name: &Repository, tag: &str) {
         let forwarded = head.headers.get("x-forwarded-for").and_then(|value| value.to_str().ok());
-        let forwarded = forwarded.and_then(|all| all.split(',').next()).map(|one| one.trim().to_owned());
+        let forwarded =
+            forwarded.and_then(|all| all.split(',').next()).map(|one| one.trim().to_owned());
         let caller = || head.extensions.get::<Caller>().map(|caller| caller.0.clone());
         let agent = text(&head.headers, header::USER_AGENT).unwrap_or_default();
         let who = format!("{} {agent}", forwarded.or_else(caller).unwrap_or_default());
@@ -85,7 +86,8 @@ impl Pulls {
 
 impl Mirror {
     pub(super) async fn page(&self, head: &Parts, holder: Option<&Holder>) -> Answered {
-        let may = |name: &Repository| holder.is_none_or(|holder| holder.may(Right::Read, Some(name)));
+        let may =
+            |name: &Repository| holder.is_none_or(|holder| holder.may(Right::Read, Some(name)));
         let shown = self.stock().shown(self.library()).await?;
         let mut shown: Vec<&Shown> = shown.iter().filter(|entry| may(&entry.name)).collect();
         shown.sort_by(|a, b| (&a.name, &a.tag).cmp(&(&b.name, &b.tag)));
@@ -132,7 +134,13 @@ fn how(host: &str, secure: bool) -> String {
 fn fetching(entries: &[&Shown]) -> String {
     let row = |entry: &&Shown| {
         let (done, all) = (entry.completed.unwrap_or(0), entry.size);
-        format!("<tr><td>{}<td>{} of {}<td>{} %", label(entry), bytes(done), bytes(all), percent(done, all))
+        format!(
+            "<tr><td>{}<td>{} of {}<td>{} %",
+            label(entry),
+            bytes(done),
+            bytes(all),
+            percent(done, all)
+        )
     };
     table("Being fetched", "<th>Model<th>Bytes<th>", entries.iter().map(row).collect())
 }
@@ -142,13 +150,16 @@ fn listed(entries: &[&Shown], history: &History) -> String {
     let row = |entry: &&Shown| {
         let (label, size, digest) = (label(entry), bytes(entry.size), entry.digest.short());
         let pulled = history.last_pull(&entry.name, &entry.tag, &entry.digest);
-        let pulled = pulled.map(|at| ago(Duration::from_secs(now.saturating_sub(at)))).unwrap_or_default();
+        let pulled =
+            pulled.map(|at| ago(Duration::from_secs(now.saturating_sub(at)))).unwrap_or_default();
         format!("<tr><td>{label}<td>{size}<td><code>{digest}</code><td>{pulled}")
     };
     let rows: Vec<String> = entries.iter().take(MAX_ROWS).map(row).collect();
     let more = match entries.len().saturating_sub(MAX_ROWS) {
         0 => String::new(),
-        more => format!("<p>And {more} more; <code>/v2/_catalog</code> names all repositories.</p>"),
+        more => {
+            format!("<p>And {more} more; <code>/v2/_catalog</code> names all repositories.</p>")
+        }
     };
     match rows.is_empty() {
         true => "<p>There is nothing here yet.</p>".to_owned(),
@@ -190,8 +201,9 @@ fn percent(done: u64, all: u64) -> u128 {
 
 /// Bytes in the unit that fits.
 fn bytes(count: u64) -> String {
-    let unit =
-        [("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1000)].into_iter().find(|(_, size)| count >= *size);
+    let unit = [("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1000)]
+        .into_iter()
+        .find(|(_, size)| count >= *size);
     match unit {
         Some((name, size)) => format!("{:.1} {name}", count as f64 / size as f64),
         None => format!("{count} B"),
@@ -235,7 +247,8 @@ mod tests {
             [(0, 0), (1, 3), (u64::MAX, u64::MAX)].map(|(done, all)| percent(done, all)),
             [0, 33, 100]
         );
-        let times = [59, 60, 3600, 172_799, 172_800].map(|seconds| ago(Duration::from_secs(seconds)));
+        let times =
+            [59, 60, 3600, 172_799, 172_800].map(|seconds| ago(Duration::from_secs(seconds)));
         assert_eq!(times, ["just now", "1 min ago", "1 h ago", "47 h ago", "2 days ago"]);
     }
 }

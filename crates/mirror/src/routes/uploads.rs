@@ -69,9 +69,12 @@ impl Mirror {
             Err(error @ MirrorError::OutOfOrder { at, .. }) => {
                 // Where to go on stands beside what is wrong.
                 let mut response = super::refusal(&error);
-                let headers = accepted(StatusCode::ACCEPTED, &place, &name, &id, at).into_parts().0.headers;
+                let headers =
+                    accepted(StatusCode::ACCEPTED, &place, &name, &id, at).into_parts().0.headers;
                 for key in [header::LOCATION, header::RANGE, UUID] {
-                    headers.get(&key).map(|value| response.headers_mut().insert(key, value.clone()));
+                    headers
+                        .get(&key)
+                        .map(|value| response.headers_mut().insert(key, value.clone()));
                 }
                 Ok(response)
             }
@@ -93,7 +96,12 @@ impl Mirror {
 
     /// Appends a part that there is room for. Of one that does not say how long it is that is known when it is too long: then nothing
     /// of the upload is kept.
-    async fn add(&self, name: &Repository, id: &UploadId, mut part: Part) -> Result<u64, MirrorError> {
+    async fn add(
+        &self,
+        name: &Repository,
+        id: &UploadId,
+        mut part: Part,
+    ) -> Result<u64, MirrorError> {
         let room = self.stock().room(&self.0.library, name, id).await?.map(Arc::new);
         if let Some(room) = &room {
             let there = room.there();
@@ -139,7 +147,10 @@ impl Mirror {
 fn owner(head: &Parts, holder: Option<&Holder>) -> String {
     match holder {
         Some(holder) => format!("key {}", holder.name),
-        None => format!("at {}", head.extensions.get::<Caller>().map_or_else(String::new, Caller::place)),
+        None => format!(
+            "at {}",
+            head.extensions.get::<Caller>().map_or_else(String::new, Caller::place)
+        ),
     }
 }
 
@@ -160,8 +171,10 @@ fn part(head: &Parts, body: Content) -> Result<Part, MirrorError> {
     {
         return Err(MirrorError::Size(len, wanted));
     }
-    let body: Body =
-        body.into_data_stream().map(|piece| piece.map_err(|e| MirrorError::Broken(e.to_string()))).boxed();
+    let body: Body = body
+        .into_data_stream()
+        .map(|piece| piece.map_err(|e| MirrorError::Broken(e.to_string())))
+        .boxed();
     Ok(Part { at: range.map(|(first, _)| first), len: wanted.or(len), body })
 }
 
@@ -182,8 +195,10 @@ fn content_range(text: &str) -> Result<(u64, u64), MirrorError> {
     let read = || {
         let (first, last) = text.split_once('-')?;
         let digits = |text: &str| text.bytes().all(|c| c.is_ascii_digit());
-        let (first, last) =
-            (digits(first).then_some(first)?.parse().ok()?, digits(last).then_some(last)?.parse().ok()?);
+        let (first, last) = (
+            digits(first).then_some(first)?.parse().ok()?,
+            digits(last).then_some(last)?.parse().ok()?,
+        );
         (first <= last && last < u64::MAX).then_some((first, last))
     };
     read().ok_or_else(|| {
@@ -193,7 +208,13 @@ fn content_range(text: &str) -> Result<(u64, u64), MirrorError> {
     })
 }
 
-fn accepted(status: StatusCode, place: &str, name: &Repository, id: &UploadId, len: u64) -> Response {
+fn accepted(
+    status: StatusCode,
+    place: &str,
+    name: &Repository,
+    id: &UploadId,
+    len: u64,
+) -> Response {
     let mut response = bare(status);
     let headers = response.headers_mut();
     if status == StatusCode::NO_CONTENT {

@@ -23,7 +23,11 @@ async fn nobody_keeps_others_from_pushing() {
     for _ in 0..MAX_EACH {
         assert_eq!(begins(&bench.mirror, "2001:db8::1").await, 202);
     }
-    assert_eq!(begins(&bench.mirror, "2001:db8::ffff").await, 429, "one has as many addresses as he likes");
+    assert_eq!(
+        begins(&bench.mirror, "2001:db8::ffff").await,
+        429,
+        "one has as many addresses as he likes"
+    );
     // Also after a restart.
     let bench = on(bench.dir, Vec::new());
     assert_eq!(begins(&bench.mirror, "2001:db8::1").await, 429);
@@ -46,7 +50,9 @@ async fn uploads_without_bytes_leave_soon() {
     let uploads = bench.dir.path().join("puna-registry/uploads");
     let before = std::time::SystemTime::now() - Duration::from_secs(11 * 60);
     for path in [&empty, &begun] {
-        let file = std::fs::File::options().write(true).open(uploads.join(path.rsplit('/').next().unwrap()));
+        let file = std::fs::File::options()
+            .write(true)
+            .open(uploads.join(path.rsplit('/').next().unwrap()));
         file.unwrap().set_modified(before).unwrap();
     }
     bench.mirror.library().tidy().await.unwrap();
@@ -68,7 +74,11 @@ impl Keys for Counted {
         true
     }
     fn by_name(&self, name: &str) -> Option<Holder> {
-        (name == "k").then(|| Holder { name: "k".into(), right: Right::Admin, namespaces: Vec::new() })
+        (name == "k").then(|| Holder {
+            name: "k".into(),
+            right: Right::Admin,
+            namespaces: Vec::new(),
+        })
     }
     fn by_secret(&self, secret: &str) -> Option<Holder> {
         self.by_name(secret.strip_prefix("secret-")?)
@@ -99,7 +109,8 @@ async fn requests_count_to_their_key_until_their_answers_are_sent() {
     let blob = Bench { dir: dir_of, mirror }.blob("a/b", &[7; 1000]).await;
     let keys = Counted { begun: Arc::default(), running: Arc::new(()) };
     let settings = Settings::default();
-    let mirror = Mirror::new(library(), Box::new(keys.clone()), &settings, History::new().unwrap()).unwrap();
+    let mirror =
+        Mirror::new(library(), Box::new(keys.clone()), &settings, History::new().unwrap()).unwrap();
     let ask = async |path: &str, key: Option<&str>, range: Option<&str>| -> Response {
         let mut request = Request::get(path).header(header::HOST, "mirror");
         for (name, text) in [(header::AUTHORIZATION, key), (header::RANGE, range)] {

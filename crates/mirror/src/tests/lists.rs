@@ -11,8 +11,7 @@ use crate::manifest_list::tests::{child, inline, list_of, reference};
 /// What Ollama before 0.40 accepts.
 const OLD_CLIENT: &str = media::MANIFEST;
 /// What a client accepts that knows lists.
-const NEW_CLIENT: &str =
-    "application/vnd.ollama.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
+const NEW_CLIENT: &str = "application/vnd.ollama.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
 
 /// A mirror over a folder, and one over a bucket.
 fn both() -> [Bench; 2] {
@@ -23,7 +22,8 @@ fn both() -> [Bench; 2] {
 impl Bench {
     async fn put(&self, path: &str, kind: &str, text: &str) -> (u16, String) {
         let body = Body::from(text.to_owned());
-        let (status, _, said) = self.ask_with("PUT", path, (header::CONTENT_TYPE, kind), body).await;
+        let (status, _, said) =
+            self.ask_with("PUT", path, (header::CONTENT_TYPE, kind), body).await;
         (status, String::from_utf8_lossy(&said).into_owned())
     }
 
@@ -44,8 +44,10 @@ impl Bench {
     /// Pushes a list of two references under the tag `latest`: the list and the children.
     async fn list(&self, name: &str) -> (String, [String; 2]) {
         let children = [self.child(name, b"of ggml").await, self.child(name, b"of llamacpp").await];
-        let list =
-            list_of(&[reference(&children[0], "ggml", "gguf"), reference(&children[1], "llamacpp", "gguf")]);
+        let list = list_of(&[
+            reference(&children[0], "ggml", "gguf"),
+            reference(&children[1], "llamacpp", "gguf"),
+        ]);
         let path = format!("/v2/{name}/manifests/latest");
         let (status, said) = self.put(&path, media::MANIFEST_LIST, &list).await;
         assert_eq!(status, 201, "{said}");
@@ -82,11 +84,16 @@ async fn clients_get_the_list_or_its_default_child() {
         for (accept, text) in [(NEW_CLIENT, &list), (OLD_CLIENT, &llamacpp)] {
             let head = bench.ask_with("HEAD", path, (header::ACCEPT, accept), Body::empty()).await;
             assert_eq!(head.1[header::CONTENT_LENGTH], text.len().to_string());
-            assert_eq!((head.0, head.1["docker-content-digest"].to_str().unwrap()), (200, &*digest_of(text)));
+            assert_eq!(
+                (head.0, head.1["docker-content-digest"].to_str().unwrap()),
+                (200, &*digest_of(text))
+            );
         }
         // By digest nothing is negotiated.
         for text in [&list, &ggml, &llamacpp] {
-            let found = bench.get(&format!("/v2/library/m/manifests/{}", digest_of(text)), OLD_CLIENT).await;
+            let found = bench
+                .get(&format!("/v2/library/m/manifests/{}", digest_of(text)), OLD_CLIENT)
+                .await;
             assert_eq!((found.0, &found.2[..]), (200, text.as_bytes()));
             assert!(!found.1.contains_key(header::VARY));
         }
@@ -114,7 +121,8 @@ async fn a_list_counts_once_with_the_distinct_blobs_of_its_children() {
         let path = format!("/v2/{name}/manifests/{}", digest_of(&other));
         assert_eq!(bench.put(&path, media::MANIFEST, &other).await.0, 201);
         let list = list_of(&[whole, reference(&other, "mlx", "safetensors")]);
-        let put = bench.put(&format!("/v2/{name}/manifests/latest"), media::MANIFEST_LIST, &list).await;
+        let put =
+            bench.put(&format!("/v2/{name}/manifests/latest"), media::MANIFEST_LIST, &list).await;
         assert_eq!(put.0, 201, "{}", put.1);
         let shown = bench.mirror.library().shown().await.unwrap();
         let sum: usize = weights.iter().map(|bytes| bytes.len()).sum();
@@ -162,9 +170,12 @@ async fn lists_that_name_what_is_not_there_are_refused() {
     for bench in both() {
         let (list, [ggml, llamacpp]) = bench.list("library/m").await;
         let path = "/v2/library/m/manifests/other";
-        let missing = list_of(&[reference(&ggml, "ggml", "gguf"), reference("none", "mlx", "safetensors")]);
-        let nested = list_of(&[reference(&ggml, "ggml", "gguf"), reference(&list, "mlx", "safetensors")]);
-        let twice = list_of(&[reference(&ggml, "ggml", "gguf"), reference(&llamacpp, "GGML", "gguf")]);
+        let missing =
+            list_of(&[reference(&ggml, "ggml", "gguf"), reference("none", "mlx", "safetensors")]);
+        let nested =
+            list_of(&[reference(&ggml, "ggml", "gguf"), reference(&list, "mlx", "safetensors")]);
+        let twice =
+            list_of(&[reference(&ggml, "ggml", "gguf"), reference(&llamacpp, "GGML", "gguf")]);
         for (text, code, reason) in [
             (&missing, "MANIFEST_BLOB_UNKNOWN", "child 2 for mlx"),
             (&nested, "MANIFEST_INVALID", "is a list itself"),
@@ -177,9 +188,14 @@ async fn lists_that_name_what_is_not_there_are_refused() {
         assert!(!bench.has(path).await);
         // Children of another repository are not of this one.
         bench.blob("library/x", b"of ggml").await;
-        let (status, _) = bench.put("/v2/library/x/manifests/latest", media::MANIFEST_LIST, &list).await;
+        let (status, _) =
+            bench.put("/v2/library/x/manifests/latest", media::MANIFEST_LIST, &list).await;
         assert_eq!(status, 400);
-        check(&bench.get("/v2/library/m/manifests/latest", NEW_CLIENT).await, media::MANIFEST_LIST, &list);
+        check(
+            &bench.get("/v2/library/m/manifests/latest", NEW_CLIENT).await,
+            media::MANIFEST_LIST,
+            &list,
+        );
     }
 }
 
@@ -190,7 +206,10 @@ async fn a_child_stays_as_long_as_its_list() {
         let of = |text: &str| format!("/v2/library/m/manifests/{}", digest_of(text));
         let (status, code, said) = bench.refusal("DELETE", &of(&ggml), Body::empty()).await;
         assert_eq!((status, code.as_str()), (403, "DENIED"));
-        assert!(said.contains(&digest_of(&list)) && said.contains("remove the list first"), "{said}");
+        assert!(
+            said.contains(&digest_of(&list)) && said.contains("remove the list first"),
+            "{said}"
+        );
         bench.mirror.library().tidy().await.unwrap();
         assert!(bench.has(&of(&ggml)).await);
         // Without the list nothing holds the child.

@@ -59,7 +59,9 @@ pub enum AdapterError {
     #[error("the model has no tensor `{tensor}`: the adapter was made for another model")]
     NoTensor { tensor: String },
     /// A tensor that is no matrix, or that this architecture does not use.
-    #[error("tensor `{tensor}` is not one that the model multiplies with, so its change cannot be applied")]
+    #[error(
+        "tensor `{tensor}` is not one that the model multiplies with, so its change cannot be applied"
+    )]
     Unused { tensor: String },
     /// A matrix of the wrong size.
     #[error(

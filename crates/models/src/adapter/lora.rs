@@ -42,7 +42,8 @@ pub(super) fn changes<'a>(
         let rank = pair.check(&shape.collect::<Vec<_>>())?;
         let scale = if alpha == 0.0 { 1.0 } else { alpha / rank as f32 };
         let tensors = &mut weights.tensors;
-        let mut change = |at, low_rank| changes.push((of, at, LowRank { scale, adapter, ..low_rank }));
+        let mut change =
+            |at, low_rank| changes.push((of, at, LowRank { scale, adapter, ..low_rank }));
         let cuts: Vec<&Cut> = weights.cuts.iter().filter(|cut| cut.of == of).collect();
         match tensors.iter().position(|t| *t.name == *of) {
             _ if !cuts.is_empty() => {
@@ -69,7 +70,10 @@ fn checked_alpha(adapter: &View, model: &View) -> Result<f32, AdapterError> {
     // A file in another form than llama.cpp's may bear another name of the same architecture.
     let (found, known) = (meta.architecture()?, model.metadata().architecture()?);
     if found != known && found != model.gguf().metadata().architecture()? {
-        return Err(AdapterError::Architecture { found: found.to_owned(), model: known.to_owned() });
+        return Err(AdapterError::Architecture {
+            found: found.to_owned(),
+            model: known.to_owned(),
+        });
     }
     if meta.contains("adapter.alora.invocation_tokens") {
         return Err(AdapterError::Activated);
@@ -94,9 +98,14 @@ fn pairs(view: &View) -> Result<BTreeMap<&str, [TensorView<'_>; 2]>, AdapterErro
     let mut pairs = BTreeMap::new();
     for (of, pair) in halves {
         let [Some(a), Some(b)] = pair else {
-            let (names, at) =
-                ([".lora_a", ".lora_b"].map(|half| format!("{of}{half}")), usize::from(pair[0].is_none()));
-            return Err(AdapterError::Half { found: names[at].clone(), missing: names[1 - at].clone() });
+            let (names, at) = (
+                [".lora_a", ".lora_b"].map(|half| format!("{of}{half}")),
+                usize::from(pair[0].is_none()),
+            );
+            return Err(AdapterError::Half {
+                found: names[at].clone(),
+                missing: names[1 - at].clone(),
+            });
         };
         pairs.insert(of, [a, b]);
     }
@@ -122,8 +131,11 @@ impl Pair<'_> {
             true => [[rank_a, output, experts], [rank_b, input, experts]],
         };
         for (half, expected) in [&self.a, &self.b].into_iter().zip(expected) {
-            if [0, 1, 2].map(|i| dim(half, i)) != expected || half.shape.iter().skip(3).any(|&n| n != 1) {
-                let expected = if experts == 1 { expected[..2].to_vec() } else { expected.to_vec() };
+            if [0, 1, 2].map(|i| dim(half, i)) != expected
+                || half.shape.iter().skip(3).any(|&n| n != 1)
+            {
+                let expected =
+                    if experts == 1 { expected[..2].to_vec() } else { expected.to_vec() };
                 let (tensor, found) = (half.name.to_owned(), half.shape.to_vec());
                 let model = model.to_vec();
                 return Err(AdapterError::Shape { tensor, found, model, expected });
@@ -146,24 +158,49 @@ impl Pair<'_> {
         let (a, b) = (&self.a, &self.b);
         let (down, up, back) = match self.is_token_table {
             // The head may be the same tensor, and needs the product the other way round.
-            true => (Floats::of(b)?.transposed().into(), LowRankMatrix::of(a)?, Some(LowRankMatrix::of(b)?)),
-            false if TABLES.contains(&self.of) => {
-                (LowRankMatrix::of(a)?, LowRankMatrix::of(b)?, Some(Floats::of(a)?.transposed().into()))
-            }
+            true => (
+                Floats::of(b)?.transposed().into(),
+                LowRankMatrix::of(a)?,
+                Some(LowRankMatrix::of(b)?),
+            ),
+            false if TABLES.contains(&self.of) => (
+                LowRankMatrix::of(a)?,
+                LowRankMatrix::of(b)?,
+                Some(Floats::of(a)?.transposed().into()),
+            ),
             false => (LowRankMatrix::of(a)?, LowRankMatrix::of(b)?, None),
         };
         let mut add = |thin: LowRankMatrix| thin.add_to(tensors, self.of);
-        Ok(LowRank { down: add(down), up: add(up), back: back.map(add), rank, scale: 1.0, adapter: 0 })
+        Ok(LowRank {
+            down: add(down),
+            up: add(up),
+            back: back.map(add),
+            rank,
+            scale: 1.0,
+            adapter: 0,
+        })
     }
 
     /// The same for what is cut out of the tensor.
-    fn add_cut_to(&self, tensors: &mut Vec<Weight>, rank: usize, cut: &Cut) -> Result<LowRank, AdapterError> {
+    fn add_cut_to(
+        &self,
+        tensors: &mut Vec<Weight>,
+        rank: usize,
+        cut: &Cut,
+    ) -> Result<LowRank, AdapterError> {
         let rows = Floats::of(&self.b)?.cut(cut);
         let (down, up) = match cut.is_turned {
             false => (LowRankMatrix::of(&self.a)?, rows.padded(cut.rest)),
             true => (rows.transposed().into(), Floats::of(&self.a)?.transposed().padded(cut.rest)),
         };
         let mut add = |thin: LowRankMatrix| thin.add_to(tensors, self.of);
-        Ok(LowRank { down: add(down), up: add(up.into()), back: None, rank, scale: 1.0, adapter: 0 })
+        Ok(LowRank {
+            down: add(down),
+            up: add(up.into()),
+            back: None,
+            rank,
+            scale: 1.0,
+            adapter: 0,
+        })
     }
 }

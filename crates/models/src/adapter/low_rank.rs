@@ -28,7 +28,12 @@ impl LowRankMatrix {
     /// Adds it to a model's tensors, as one of a change of that name.
     pub fn add_to(self, tensors: &mut Vec<Weight>, of: &str) -> WeightId {
         let Self { ty, shape, data } = self;
-        tensors.push(Weight { name: format!("{of} (change)"), ty, shape, data: Arc::new(Mapped(data)) });
+        tensors.push(Weight {
+            name: format!("{of} (change)"),
+            ty,
+            shape,
+            data: Arc::new(Mapped(data)),
+        });
         WeightId(tensors.len() as u32 - 1)
     }
 }
@@ -61,8 +66,9 @@ impl Floats {
     /// Each matrix with rows and columns exchanged.
     pub fn transposed(self) -> Self {
         let [cols, rows, matrices] = self.shape;
-        let turned =
-            |of: &[f32]| (0..cols * rows).map(|i| of[i % rows * cols + i / rows]).collect::<Vec<_>>();
+        let turned = |of: &[f32]| {
+            (0..cols * rows).map(|i| of[i % rows * cols + i / rows]).collect::<Vec<_>>()
+        };
         let data = self.data.chunks_exact(cols * rows).flat_map(turned).collect();
         Self { shape: [rows, cols, matrices], data }
     }

@@ -61,8 +61,10 @@ pub(crate) struct Attached {
 
 /// Refuses values that are no numbers: a dose of zero would not take them away, and requests without the adapter would have them too.
 fn check_values(tensor: &TensorView<'_>) -> Result<(), AdapterError> {
-    puna_quant::validate(tensor.ty, &tensor.bytes())
-        .map_err(|error| AdapterError::Values { tensor: tensor.name.to_owned(), reason: error.to_string() })
+    puna_quant::validate(tensor.ty, &tensor.bytes()).map_err(|error| AdapterError::Values {
+        tensor: tensor.name.to_owned(),
+        reason: error.to_string(),
+    })
 }
 
 /// A weight of an adapter: that of a file's tensor that nothing of the model may be left without.
@@ -94,12 +96,17 @@ impl Attached {
             if steering::is_control_vector(&view) {
                 let directions = steering::directions(&view, number, size, &mut weights.tensors);
                 for (layer, direction) in directions.map_err(of_adapter)? {
-                    parts.push(part(&weights.tensors[direction.vector.index()].name, direction.vector));
+                    parts.push(part(
+                        &weights.tensors[direction.vector.index()].name,
+                        direction.vector,
+                    ));
                     changes.directions.entry(layer).or_default().push(direction);
                 }
                 continue;
             }
-            for (of, at, change) in lora::changes(&view, number, model, weights).map_err(of_adapter)? {
+            for (of, at, change) in
+                lora::changes(&view, number, model, weights).map_err(of_adapter)?
+            {
                 parts.push(part(of, change.up));
                 changes.products.entry(at).or_default().push(change);
             }

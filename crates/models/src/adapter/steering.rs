@@ -31,11 +31,14 @@ pub(super) fn directions(
 ) -> Result<Vec<(usize, Direction)>, AdapterError> {
     let mut directions = Vec::new();
     for tensor in view.tensors() {
-        let layer = tensor.name.strip_prefix("direction.").and_then(|number| number.parse::<usize>().ok());
+        let layer =
+            tensor.name.strip_prefix("direction.").and_then(|number| number.parse::<usize>().ok());
         let Some(layer) = layer.filter(|layer| (1..layers).contains(layer)) else {
             return Err(AdapterError::Direction { tensor: tensor.name.to_owned(), layers });
         };
-        if tensor.shape.first() != Some(&(features as u64)) || tensor.shape.iter().skip(1).any(|&n| n != 1) {
+        if tensor.shape.first() != Some(&(features as u64))
+            || tensor.shape.iter().skip(1).any(|&n| n != 1)
+        {
             let (tensor, found) = (tensor.name.to_owned(), tensor.shape.to_vec());
             let (model, expected) = (vec![features], vec![features as u64]);
             return Err(AdapterError::Shape { tensor, found, model, expected });

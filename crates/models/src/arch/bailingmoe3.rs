@@ -15,7 +15,11 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let (form, kda) = (LatentSizes::read(keys, &hp, w)?, bounded_kda(keys)?);
@@ -54,8 +58,13 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
 fn bounded_kda(keys: &Keys<'_>) -> Result<KdaForm, ModelError> {
     let kda = KdaForm::read(keys)?.bounded(keys, 1.0)?;
     if keys.opt_bool("kda.safe_gate")? == Some(false) || kda.decay_kind == DecayKind::Unbounded {
-        let (key, value) = (keys.name("kda.gate_lower_bound"), "absent or without kda.safe_gate".into());
-        return Err(ModelError::KeyValue { key, value, reason: "states must fade at a bounded rate" });
+        let (key, value) =
+            (keys.name("kda.gate_lower_bound"), "absent or without kda.safe_gate".into());
+        return Err(ModelError::KeyValue {
+            key,
+            value,
+            reason: "states must fade at a bounded rate",
+        });
     }
     Ok(KdaForm { decay: Projection::Direct("ssm_f_a"), gate: Projection::Direct("ssm_g_a"), ..kda })
 }

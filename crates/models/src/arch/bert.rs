@@ -63,19 +63,31 @@ enum Unit {
     Mixture(ExpertShape, usize),
 }
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let positions = Positions::Learned(w.tensor("position_embd.weight", &[hp.n_embd, hp.n_ctx])?);
     load_with(keys, w, &hp, positions, Unit::Plain(Activation::GeluErf))
 }
 
-pub(super) fn load_nomic(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_nomic(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
     load_with(keys, w, &hp, Positions::Rotary(rope), Unit::Gated(Glu::Silu))
 }
 
-pub(super) fn load_jina(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_jina(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     load_with(keys, w, &Hparams::read(keys)?, Positions::Alibi(8.0), Unit::Gated(Glu::Gelu))
 }
 
@@ -159,7 +171,9 @@ fn layer(
             Unit::Mixture(shape, every) if i % every == 1 % every => {
                 FeedForward::Moe(Experts::load(w, &b, n, shape)?)
             }
-            Unit::Mixture(..) => FeedForward::Plain(Plain::load(w, &b, n, ff, Activation::GeluErf)?),
+            Unit::Mixture(..) => {
+                FeedForward::Plain(Plain::load(w, &b, n, ff, Activation::GeluErf)?)
+            }
             Unit::Gated(kind) => FeedForward::Dense(Mlp::load(w, &b, n, ff, kind)?),
         },
         out_norm: w.norm(&format!("{b}.layer_output_norm"), n, eps)?,

@@ -18,7 +18,11 @@ const HEADS_EPS: f32 = 1e-5;
 /// Tokens that are pieces of images, in every published vocabulary.
 const PIECES: Range<usize> = 4..8196;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Norm, None));
@@ -26,9 +30,14 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.gated(Glu::Silu)?;
         let mut of_heads = |part: &str, heads| {
-            NormKind::Layer(HEADS_EPS).load(b.w, &format!("{}.{part}", b.name), &[hp.key_dim, heads])
+            NormKind::Layer(HEADS_EPS).load(
+                b.w,
+                &format!("{}.{part}", b.name),
+                &[hp.key_dim, heads],
+            )
         };
-        let norms = [of_heads("attn_q_norm", hp.heads[b.i])?, of_heads("attn_k_norm", hp.kv_heads[b.i])?];
+        let norms =
+            [of_heads("attn_q_norm", hp.heads[b.i])?, of_heads("attn_k_norm", hp.kv_heads[b.i])?];
         let plain = b.pre_norm(ffn)?;
         let (attn_norm, ffn_norm) = (plain.attn_norm, plain.ffn_norm);
         let plain = Layer { qk_norm: QkNorm::Before(norms), rope: Some(rope), ..plain };

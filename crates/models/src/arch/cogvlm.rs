@@ -11,7 +11,11 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rope::{RopeKeys, Scaling};
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     // Heads turn as a whole and by one base, whatever files say; by another in CogVLM 2, whose heads share keys.

@@ -17,21 +17,34 @@ use crate::windows::Windows;
 /// Layers from which Command R (the Plus form) norms each head of query and key.
 const LAYERS_PLUS: usize = 64;
 
-pub(super) fn load_1(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_1(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     load(keys, w, &hp, |_| (true, Mask::Causal))
 }
 
-pub(super) fn load_2(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_2(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let windows = Windows::read(keys, keys.sliding(hp.n_layer, 4)?)?;
     load(keys, w, &hp, |i| (windows.slides(i), windows.mask(i)))
 }
 
-pub(super) fn load_2_moe(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_2_moe(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let has_rms = keys.opt_f32("attention.layer_norm_rms_epsilon")?.is_some();
-    let norm = if has_rms { NormKind::Rms(keys.rms_eps()?) } else { NormKind::Layer(keys.layer_eps()?) };
+    let norm =
+        if has_rms { NormKind::Rms(keys.rms_eps()?) } else { NormKind::Layer(keys.layer_eps()?) };
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
     let windows = Windows::read(keys, keys.sliding_but_first(hp.n_layer, 4)?)?;
     let hidden = keys.opt_count("expert_feed_forward_length")?.filter(|&hidden| hidden > 0);

@@ -38,7 +38,11 @@ struct Attention {
     wo: Linear,
 }
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let eps = keys.rms_eps()?;
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
@@ -49,7 +53,9 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         let b = format!("blk.{i}");
         let mixer = match (hp.heads[i], hp.kv_heads[i]) {
             (0, _) => None,
-            (_, 0) => Some(Mixer::Linear(w.linear(&format!("{b}.attn_output"), hp.n_embd, hp.n_embd)?)),
+            (_, 0) => {
+                Some(Mixer::Linear(w.linear(&format!("{b}.attn_output"), hp.n_embd, hp.n_embd)?))
+            }
             (heads, kv_heads) if heads % kv_heads == 0 => {
                 let spec = AttentionSpec { scale, ..hp.attention(i) };
                 let cache_layer = cache.len();
@@ -60,7 +66,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
             }
             (heads, kv_heads) => {
                 let reason = "query heads must be a multiple of the key heads";
-                let (key, value) = (keys.name("attention.head_count"), format!("{heads} beside {kv_heads}"));
+                let (key, value) =
+                    (keys.name("attention.head_count"), format!("{heads} beside {kv_heads}"));
                 return Err(ModelError::KeyValue { key, value, reason });
             }
         };

@@ -12,7 +12,11 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hidden = keys.count("expert_feed_forward_length")?;
     let shape = ExpertShape {
         normalise: keys.flag("expert_weights_norm")?,
@@ -22,10 +26,17 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     load_with(keys, w, RopeKind::Norm, shape)
 }
 
-pub(super) fn load_ocr(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_ocr(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     if keys.opt_count("attention.sliding_window")?.is_some_and(|window| window > 0) {
         let what = format!("`{}`", keys.name("attention.sliding_window"));
-        return Err(ModelError::Unsupported { what, reason: "use a model that sees its whole context" });
+        return Err(ModelError::Unsupported {
+            what,
+            reason: "use a model that sees its whole context",
+        });
     }
     let hidden = keys.count("expert_feed_forward_length")?;
     load_with(keys, w, RopeKind::Neox, ExpertShape::read_all(keys, hidden, Gating::Softmax)?)

@@ -23,7 +23,11 @@ const SHORT: usize = 4;
 /// Tokens of a block at most.
 const LONGEST: usize = 1 << 16;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let eps = keys.rms_eps()?;
     let norm = NormKind::Rms(eps);
@@ -37,14 +41,16 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![Box::new(attention)], ffn })
     })?;
     let connections = HyperForm::read_mixing(keys, eps)?;
-    let residual: Box<dyn Residual> = Box::new(Streams::load(w, hp.n_embd, hp.n_layer, &connections)?);
+    let residual: Box<dyn Residual> =
+        Box::new(Streams::load(w, hp.n_embd, hp.n_layer, &connections)?);
     Ok(Hybrid { residual: Some(residual), ..Hybrid::new(w, &hp, norm, layers)? }.loaded(&hp))
 }
 
 /// Tokens of each layer's blocks; zero for layers with a window alone.
 fn blocks(keys: &Keys<'_>, layers: usize) -> Result<Vec<usize>, ModelError> {
     const KEY: &str = "attention.compress_ratios";
-    let wrong = |value: String, reason| Err(ModelError::KeyValue { key: keys.name(KEY), value, reason });
+    let wrong =
+        |value: String, reason| Err(ModelError::KeyValue { key: keys.name(KEY), value, reason });
     match keys.per_layer(KEY, layers)? {
         None => wrong("absent".into(), "a number of tokens for each layer is needed"),
         Some(blocks) => match blocks.iter().find(|&&block| block > LONGEST) {
@@ -70,16 +76,29 @@ struct Form {
 }
 
 impl Form {
-    fn read(keys: &Keys<'_>, hp: &Hparams, norm: NormKind, blocks: &[usize]) -> Result<Self, ModelError> {
+    fn read(
+        keys: &Keys<'_>,
+        hp: &Hparams,
+        norm: NormKind,
+        blocks: &[usize],
+    ) -> Result<Self, ModelError> {
         let wrong = |key: &str, value: usize, reason| {
             Err(ModelError::KeyValue { key: keys.name(key), value: value.to_string(), reason })
         };
         if hp.key_dim != hp.value_dim {
-            return wrong("attention.value_length", hp.value_dim, "keys are values, and must be as long");
+            return wrong(
+                "attention.value_length",
+                hp.value_dim,
+                "keys are values, and must be as long",
+            );
         }
         let groups = keys.count("attention.output_group_count")?;
         if hp.heads.iter().any(|heads| !heads.is_multiple_of(groups)) {
-            return wrong("attention.output_group_count", groups, "heads must come in groups of one size");
+            return wrong(
+                "attention.output_group_count",
+                groups,
+                "heads must come in groups of one size",
+            );
         }
         let rope = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
         let base = rope::base(keys, "attention.compress_rope_freq_base", rope.base)?;
@@ -91,7 +110,10 @@ impl Form {
             window: Mask::Window(keys.count("attention.sliding_window")? as u32),
             ropes: [rope.unscaled(), pooled],
             groups: (groups, keys.count("attention.output_lora_rank")?),
-            indexer: blocks.contains(&SHORT).then(|| IndexerForm::read(keys, rope.dims)).transpose()?,
+            indexer: blocks
+                .contains(&SHORT)
+                .then(|| IndexerForm::read(keys, rope.dims))
+                .transpose()?,
         })
     }
 
@@ -147,7 +169,8 @@ impl Attention {
         let back = b.w.rope(Rope { is_back: true, ..rope.clone() });
         let (groups, rank) = form.groups;
         let width = heads * dim / groups;
-        let wide = b.w.heads_in_rows(&format!("{}.attn_output_a.weight", b.name), &[width, rank, groups])?;
+        let wide =
+            b.w.heads_in_rows(&format!("{}.attn_output_a.weight", b.name), &[width, rank, groups])?;
         let mask = form.window;
         let sinks = Some(b.tensor("attn_sinks.weight", &[heads])?);
         let causal = AttentionSpec::causal(heads, 1, dim, dim);
@@ -165,7 +188,8 @@ impl Attention {
                 0 => None,
                 block => {
                     let indexer = form.indexer.filter(|_| block == SHORT);
-                    let indexer = indexer.map(|indexer| Indexer::load(b, form, indexer)).transpose()?;
+                    let indexer =
+                        indexer.map(|indexer| Indexer::load(b, form, indexer)).transpose()?;
                     Some((Pooling::load(b, "attn_compressor", form, (block, dim))?, indexer))
                 }
             },
@@ -205,7 +229,8 @@ impl Pooling {
 
     /// The rows, each at the last token of its block.
     fn pool(&self, g: &mut Graph, h: ValueId) -> ValueId {
-        let (x, gate) = (g.linear("compressor_kv", &self.x, h), g.linear("compressor_score", &self.gate, h));
+        let (x, gate) =
+            (g.linear("compressor_kv", &self.x, h), g.linear("compressor_score", &self.gate, h));
         let rows = g.recur("compressor", Recurrence::Pool { x, gate: Some(gate), spec: self.spec });
         let rows = self.norm.apply(g, "compressor_normed", rows);
         g.rope_from("compressor_rope", rows, (self.spec.dim, self.start), self.rope)
@@ -307,7 +332,11 @@ impl Mixtures {
             .map(|bounds| bounds[b.i].map_or(Glu::Silu, |limit| Glu::SiluOfClamped { limit }));
         let mut experts = Experts::load(b.w, &b.name, n, ExpertShape { glu, ..self.shape })?;
         if b.i < self.by_token {
-            experts = experts.listed(b.w, &format!("{}.ffn_gate_tid2eid.weight", b.name), b.hp.n_vocab)?;
+            experts = experts.listed(
+                b.w,
+                &format!("{}.ffn_gate_tid2eid.weight", b.name),
+                b.hp.n_vocab,
+            )?;
         }
         if self.shared == 0 {
             return Ok(FeedForward::Moe(experts));

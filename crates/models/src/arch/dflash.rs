@@ -74,7 +74,8 @@ const MOST_ROWS: usize = 256;
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, ModelError> {
     if keys.opt_count("hyper_connection.count")?.is_some_and(|count| count > 0) {
         let what = "a DSpark draft model with several residual streams".to_owned();
-        let reason = "models that have such carry states, and are not guessed for; run the model without it";
+        let reason =
+            "models that have such carry states, and are not guessed for; run the model without it";
         return Err(ModelError::Unsupported { what, reason });
     }
     let form = Form::read(keys, w)?;
@@ -89,7 +90,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
     let head = w.head_of(tokens.as_deref(), n, n_vocab)?.or(tied);
     let link = Link::load(keys, w, (n, n_vocab, entries))?;
     let block = block(keys, hp, link.as_ref())?;
-    let layers = (0..hp.n_layer).map(|i| Layer::load(w, &form, i)).collect::<Result<Vec<_>, _>>()?;
+    let layers =
+        (0..hp.n_layer).map(|i| Layer::load(w, &form, i)).collect::<Result<Vec<_>, _>>()?;
     // A window would have the model's own pages come and go by what the draft model sees.
     let kept = |layer: &Layer| CacheLayer { mask: Mask::Causal, ..layer.attention.cache_layer() };
     let cache = layers.iter().map(kept).collect();
@@ -115,7 +117,11 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
 }
 
 /// What a step of guesses is.
-fn block(keys: &Keys<'_>, hp: &Hparams, link: Option<&Link>) -> Result<companion::Block, ModelError> {
+fn block(
+    keys: &Keys<'_>,
+    hp: &Hparams,
+    link: Option<&Link>,
+) -> Result<companion::Block, ModelError> {
     const MASK: &str = "tokenizer.ggml.mask_token_id";
     let rows = match link {
         None => keys.count_or("block_size", ROWS)?,
@@ -127,12 +133,14 @@ fn block(keys: &Keys<'_>, hp: &Hparams, link: Option<&Link>) -> Result<companion
     let first = usize::from(!from_newest);
     if rows <= first || rows > MOST_ROWS {
         let (key, value) = (keys.name("block_size"), rows.to_string());
-        let reason = "must be at most 256, and more than the newest token where its row says nothing";
+        let reason =
+            "must be at most 256, and more than the newest token where its row says nothing";
         return Err(ModelError::KeyValue { key, value, reason });
     }
     let mask = keys.meta().opt_u32(MASK)?;
     let Some(mask) = mask.filter(|&mask| (mask as usize) < hp.n_vocab) else {
-        let (key, value) = (MASK.into(), mask.map_or_else(|| "absent".into(), |mask| mask.to_string()));
+        let (key, value) =
+            (MASK.into(), mask.map_or_else(|| "absent".into(), |mask| mask.to_string()));
         let reason = "the token that stands for one that is not known is needed";
         return Err(ModelError::KeyValue { key, value, reason });
     };
@@ -159,7 +167,11 @@ impl Form {
             Some("gelu" | "gelu_pytorch_tanh") => Glu::Gelu,
             Some(other) => {
                 let (key, value) = (keys.name(UNIT), puna_gguf::shown(other.as_bytes()));
-                return Err(ModelError::KeyValue { key, value, reason: "use silu or gelu_pytorch_tanh" });
+                return Err(ModelError::KeyValue {
+                    key,
+                    value,
+                    reason: "use silu or gelu_pytorch_tanh",
+                });
             }
         };
         let is_second = w.has(block_draft_head::SELECTOR);
@@ -233,11 +245,15 @@ impl Layer {
     /// The stream behind the layer, whose keys and values are in this layer of the cache.
     fn forward(&self, g: &mut Graph, x: ValueId, layer: usize) -> ValueId {
         let h = g.rms_norm("noise_norm", &self.attn_norm, x);
-        let a = token_mixing_conv::around(g, self.attn_mix.as_ref(), h, |g, h| self.attend(g, h, layer));
-        let a = self.post_attn_norm.as_ref().map_or(a, |norm| g.rms_norm("attn_post_norm", norm, a));
+        let a = token_mixing_conv::around(g, self.attn_mix.as_ref(), h, |g, h| {
+            self.attend(g, h, layer)
+        });
+        let a =
+            self.post_attn_norm.as_ref().map_or(a, |norm| g.rms_norm("attn_post_norm", norm, a));
         let x = g.add("ffn_inp", x, a);
         let h = g.rms_norm("ffn_norm", &self.ffn_norm, x);
-        let f = token_mixing_conv::around(g, self.ffn_mix.as_ref(), h, |g, h| self.ffn.forward(g, h));
+        let f =
+            token_mixing_conv::around(g, self.ffn_mix.as_ref(), h, |g, h| self.ffn.forward(g, h));
         let f = self.post_ffn_norm.as_ref().map_or(f, |norm| g.rms_norm("ffn_post_norm", norm, f));
         let x = g.add("l_out", x, f);
         scaled(g, "l_out_scaled", x, self.scale)

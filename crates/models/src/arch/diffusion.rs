@@ -20,11 +20,19 @@ pub fn fills_masks(architecture: &str) -> bool {
 /// Places that LLaDA's authors fill together.
 const BLOCK: usize = 32;
 
-pub(super) fn load_dream(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_dream(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     loaded(keys, super::qwen2::decoder(keys, w, keys.rms_eps()?)?, None, Order::Entropy)
 }
 
-pub(super) fn load_llada(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_llada(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     loaded(keys, super::llama::decoder(keys, w)?, Some(BLOCK), Order::Confidence)
 }
 
@@ -38,7 +46,11 @@ pub(super) fn load_llada_moe(
     loaded(keys, of, Some(BLOCK), Order::Confidence)
 }
 
-pub(super) fn load_rnd1(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_rnd1(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let shape = ExpertShape { normalise: true, ..experts(keys)? };
     loaded(keys, super::qwen3::decoder(keys, w, |b| b.experts(shape))?, None, Order::Entropy)
 }

@@ -15,7 +15,11 @@ use crate::rope::RopeKeys;
 use crate::weights::Weights;
 use crate::windows::Windows;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let form = LatentSizes::read(keys, &hp, w)?;
@@ -31,7 +35,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let local_rope = w.rope(local_keys.table(RopeKind::Norm, None));
     let windows = Windows::read(keys, keys.listed_sliding(hp.n_layer)?)?;
     let hidden = keys.count("expert_feed_forward_length")?;
-    let (shape, shared) = (ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?, keys.shared_width(hidden)?);
+    let (shape, shared) =
+        (ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?, keys.shared_width(hidden)?);
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = if b.i < dense { b.gated(Glu::Silu)? } else { b.experts_beside(shape, shared)? };
@@ -40,11 +45,15 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         let layer = match windows.slides(b.i) {
             true => {
                 let layer = b.latent(local_form, local_rope, 1.0, ffn)?;
-                Layer { attention: AttentionSpec { mask: windows.mask(b.i), ..layer.attention }, ..layer }
+                Layer {
+                    attention: AttentionSpec { mask: windows.mask(b.i), ..layer.attention },
+                    ..layer
+                }
             }
             false => {
-                let selection =
-                    SparseSelection::Own(Indexer::load(b, indexer, thin, (Some(turned), KEY_EPS))?.into());
+                let selection = SparseSelection::Own(
+                    Indexer::load(b, indexer, thin, (Some(turned), KEY_EPS))?.into(),
+                );
                 Layer { selection, ..b.latent(form, rope, 1.0, ffn)? }
             }
         };

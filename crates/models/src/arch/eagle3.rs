@@ -48,13 +48,21 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
     let n = hp.n_embd;
     if hp.n_layer != 1 {
         let (key, value) = (keys.name("block_count"), hp.n_layer.to_string());
-        return Err(ModelError::KeyValue { key, value, reason: "an EAGLE-3 draft model has one layer" });
+        return Err(ModelError::KeyValue {
+            key,
+            value,
+            reason: "an EAGLE-3 draft model has one layer",
+        });
     }
     let width = keys.hidden_size("target_hidden_size")?;
     let inputs = keys.target_layers()?;
     if inputs.len() != 3 {
         let (key, value) = (keys.name("target_layers"), format!("{} entries", inputs.len()));
-        return Err(ModelError::KeyValue { key, value, reason: "an EAGLE-3 draft model reads three layers" });
+        return Err(ModelError::KeyValue {
+            key,
+            value,
+            reason: "an EAGLE-3 draft model reads three layers",
+        });
     }
     let read = inputs.len() * width;
     let tokens = w.tokens("d2t", hp.n_vocab)?;
@@ -62,7 +70,10 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
     let [q, k, v] = hp.widths(0);
     let eagle = Eagle3 {
         n_embd: n,
-        fused_norm: keys.flag("norm_before_fc")?.then(|| w.norm("enc.output_norm", read, eps)).transpose()?,
+        fused_norm: keys
+            .flag("norm_before_fc")?
+            .then(|| w.norm("enc.output_norm", read, eps))
+            .transpose()?,
         fused: w.linear("fc", read, n)?,
         table: w.opt("token_embd.weight", &[n, hp.n_vocab])?,
         token_norm: w.norm("blk.0.attn_norm", n, eps)?,
@@ -83,7 +94,13 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
     };
     let shares = eagle.table.is_none() || eagle.head.is_none();
     Ok(Companion {
-        needs: Needs { width, n_vocab: hp.n_vocab, shares: shares.then_some(n), inputs, ..Needs::default() },
+        needs: Needs {
+            width,
+            n_vocab: hp.n_vocab,
+            shares: shares.then_some(n),
+            inputs,
+            ..Needs::default()
+        },
         cache: vec![eagle.attention.cache_layer()],
         guesses: Guesses::Chain { state: n, sees: Seen::Own },
         guesser: Box::new(eagle),

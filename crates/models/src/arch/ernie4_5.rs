@@ -13,15 +13,27 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     load_turning(keys, w, RopeKind::Norm)
 }
 
-pub(super) fn load_ocr(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_ocr(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     load_turning(keys, w, RopeKind::Neox)
 }
 
-fn load_turning(keys: &Keys<'_>, w: &mut Weights<'_>, kind: RopeKind) -> Result<Loaded, ModelError> {
+fn load_turning(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    kind: RopeKind,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(kind, None));
@@ -53,7 +65,10 @@ struct Mixture {
 impl Mixture {
     fn read(keys: &Keys<'_>) -> Result<Self, ModelError> {
         let hidden = keys.count("expert_feed_forward_length")?;
-        let shape = ExpertShape { normalise: true, ..ExpertShape::read_all(keys, hidden, Gating::Softmax)? };
+        let shape = ExpertShape {
+            normalise: true,
+            ..ExpertShape::read_all(keys, hidden, Gating::Softmax)?
+        };
         Ok(Self {
             shape,
             shared: keys.shared_width(hidden)?,

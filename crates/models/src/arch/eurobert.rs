@@ -11,19 +11,36 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     load_with(keys, w, RopeKind::Neox, "output_norm")
 }
 
-pub(super) fn load_neo(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_neo(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     load_with(keys, w, RopeKind::Norm, "enc.output_norm")
 }
 
-pub(super) fn load_llama(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_llama(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     load_with(keys, w, RopeKind::Norm, "output_norm")
 }
 
-fn load_with(keys: &Keys<'_>, w: &mut Weights<'_>, rope: RopeKind, last: &str) -> Result<Loaded, ModelError> {
+fn load_with(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    rope: RopeKind,
+    last: &str,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(rope, None));

@@ -13,13 +13,18 @@ use crate::rope::RopeKeys;
 use crate::weights::Weights;
 use crate::windows::Windows;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Neox)?;
     let windows = Windows::read(keys, keys.sliding(hp.n_layer, 4)?)?;
     let hidden = keys.count("expert_feed_forward_length")?;
-    let (shape, shared) = (ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?, keys.shared_width(hidden)?);
+    let (shape, shared) =
+        (ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?, keys.shared_width(hidden)?);
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = if b.i < dense { b.gated(Glu::Silu)? } else { b.experts_beside(shape, shared)? };

@@ -15,7 +15,11 @@ use crate::windows::Windows;
 /// Layers of the 27B form, whose scores are scaled by the hidden size over the heads.
 const LAYERS_27B: usize = 46;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
@@ -24,9 +28,11 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         [rope_keys, local_keys].map(|keys| w.rope(keys.table(RopeKind::Neox, None)));
     let width = keys.count_or("attention.sliding_window", 4096)?;
     let windows = Windows::new(width, keys.sliding(hp.n_layer, 2)?);
-    let softcap = Some(keys.opt_f32("attn_logit_softcapping")?.unwrap_or(50.0)).filter(|&c| c > 0.0);
+    let softcap =
+        Some(keys.opt_f32("attn_logit_softcapping")?.unwrap_or(50.0)).filter(|&c| c > 0.0);
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let per_head = if hp.n_layer == LAYERS_27B { hp.n_embd / hp.heads[b.i] } else { hp.key_dim };
+        let per_head =
+            if hp.n_layer == LAYERS_27B { hp.n_embd / hp.heads[b.i] } else { hp.key_dim };
         let ffn = b.gated(Glu::Gelu)?;
         Ok(Layer {
             rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
@@ -42,6 +48,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         })
     })?;
     let embd_scale = (hp.n_embd as f32).sqrt();
-    let logit_cap = Some(keys.opt_f32("final_logit_softcapping")?.unwrap_or(30.0)).filter(|&c| c > 0.0);
+    let logit_cap =
+        Some(keys.opt_f32("final_logit_softcapping")?.unwrap_or(30.0)).filter(|&c| c > 0.0);
     Ok(Decoder { embd_scale, logit_cap, ..Decoder::new(w, &hp, norm, layers)? }.loaded(&hp))
 }

@@ -15,7 +15,11 @@ use crate::windows::Windows;
 /// Layers of the 27B form, whose scores are scaled by the hidden size over the heads.
 const LAYERS_27B: usize = 62;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
@@ -26,7 +30,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
     let windows = Windows::read_optional(keys, keys.sliding(hp.n_layer, 6)?)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let per_head = if hp.n_layer == LAYERS_27B { hp.n_embd / hp.heads[b.i] } else { hp.key_dim };
+        let per_head =
+            if hp.n_layer == LAYERS_27B { hp.n_embd / hp.heads[b.i] } else { hp.key_dim };
         let ffn = b.gated(Glu::Gelu)?;
         Ok(Layer {
             qk_norm: QkNorm::Before(b.head_norms()?),

@@ -74,19 +74,27 @@ enum Source {
     Layer(usize, Linear),
 }
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let eps = keys.rms_eps()?;
     let width = keys.count_or("embedding_length_per_layer_input", WIDTH_OF_LAYERS)?;
     let global = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-    let local = RopeKeys { scaling: Scaling::None, ..global.in_windows(keys, hp.key_dim, rope::BASE)? };
+    let local =
+        RopeKeys { scaling: Scaling::None, ..global.in_windows(keys, hp.key_dim, rope::BASE)? };
     let ropes = [global, local].map(|keys| w.rope(keys.table(RopeKind::Neox, None)));
     let windows = Windows::read(keys, keys.sliding(hp.n_layer, 5)?)?;
     let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
     let tokens = PerLayer::load(w, (hp.n_embd, hp.n_vocab), (hp.n_layer, width), eps)?;
     let mut streams = |name: &str| -> Result<Vec<Linear>, ModelError> {
         let parts = w.parts(name, &[hp.n_embd, hp.n_embd, STREAMS - 1])?;
-        Ok(parts.into_iter().map(|w| Linear { w, scale: 1.0, bias: None, out: hp.n_embd }).collect())
+        Ok(parts
+            .into_iter()
+            .map(|w| Linear { w, scale: 1.0, bias: None, out: hp.n_embd })
+            .collect())
     };
     let (out, back) = (streams("altup_proj.weight")?, streams("altup_unembd_proj.weight")?);
     let mut layers = Vec::with_capacity(hp.n_layer);
@@ -105,12 +113,18 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let norm = w.norm("output_norm", hp.n_embd, eps)?;
     let head = w.head(table, hp.n_embd, hp.n_vocab)?;
     let cache = layers[..own].iter().map(|l| l.attention.cache_layer()).collect();
-    let arch = Box::new(Gemma3n { n_embd: hp.n_embd, table, tokens, out, back, layers, norm, head });
+    let arch =
+        Box::new(Gemma3n { n_embd: hp.n_embd, table, tokens, out, back, layers, norm, head });
     Ok(Loaded { arch, cache, shape: Shape::decoder(&hp) })
 }
 
 /// The earlier layer whose keys and values layer `i` reads, if it has none of its own: the last of its kind.
-fn source(keys: &Keys<'_>, windows: &Windows, own: usize, i: usize) -> Result<Option<usize>, ModelError> {
+fn source(
+    keys: &Keys<'_>,
+    windows: &Windows,
+    own: usize,
+    i: usize,
+) -> Result<Option<usize>, ModelError> {
     if i < own {
         return Ok(None);
     }
@@ -124,10 +138,16 @@ fn source(keys: &Keys<'_>, windows: &Windows, own: usize, i: usize) -> Result<Op
 
 /// How many of the first layers have keys and values of their own.
 fn layers_with_own_keys(keys: &Keys<'_>, hp: &Hparams) -> Result<usize, ModelError> {
-    let Some(shared) = keys.opt_count("attention.shared_kv_layers")? else { return Ok(OWN.min(hp.n_layer)) };
+    let Some(shared) = keys.opt_count("attention.shared_kv_layers")? else {
+        return Ok(OWN.min(hp.n_layer));
+    };
     hp.n_layer.checked_sub(shared).filter(|&own| own > 0).ok_or_else(|| {
         let (key, value) = (keys.name("attention.shared_kv_layers"), shared.to_string());
-        ModelError::KeyValue { key, value, reason: "the first layer needs keys and values of its own" }
+        ModelError::KeyValue {
+            key,
+            value,
+            reason: "the first layer needs keys and values of its own",
+        }
     })
 }
 
@@ -138,7 +158,11 @@ fn sparsity(keys: &Keys<'_>, layers: usize) -> Result<Vec<Option<f32>>, ModelErr
         return Ok((0..layers).map(|i| (i < SPARSE).then_some(DEVIATIONS)).collect());
     }
     let scales = keys.numbers_per_layer(&key, layers)?;
-    Ok(scales.into_iter().take(layers).map(|scale| Some(scale).filter(|scale| scale.is_finite())).collect())
+    Ok(scales
+        .into_iter()
+        .take(layers)
+        .map(|scale| Some(scale).filter(|scale| scale.is_finite()))
+        .collect())
 }
 
 impl Layer {
@@ -211,7 +235,12 @@ impl Layer {
     }
 
     /// The streams, by what became of the first.
-    fn correct(&self, g: &mut Graph, predicted: [ValueId; STREAMS], became: ValueId) -> [ValueId; STREAMS] {
+    fn correct(
+        &self,
+        g: &mut Graph,
+        predicted: [ValueId; STREAMS],
+        became: ValueId,
+    ) -> [ValueId; STREAMS] {
         let modalities = self.modalities(g, became);
         let shares = g.linear("all_coefs", &self.correct, modalities);
         let less = g.scale("active_negated", predicted[0], -1.0);

@@ -78,7 +78,11 @@ struct Form<'a, 'k> {
     width: usize,
 }
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let form = Form::read(keys, &hp, w)?;
     let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
@@ -86,7 +90,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         0 => None,
         width => Some(PerLayer::load(w, (hp.n_embd, hp.n_vocab), (hp.n_layer, width), form.eps)?),
     };
-    let layers = (0..hp.n_layer).map(|i| Layer::load(w, &form, i)).collect::<Result<Vec<_>, _>>()?;
+    let layers =
+        (0..hp.n_layer).map(|i| Layer::load(w, &form, i)).collect::<Result<Vec<_>, _>>()?;
     let norm = w.norm("output_norm", hp.n_embd, form.eps)?;
     let head = w.head(table, hp.n_embd, hp.n_vocab)?;
     let logit_cap = keys.bound("final_logit_softcapping")?;
@@ -148,17 +153,28 @@ fn same_dims(keys: &Keys<'_>, hp: &Hparams, local_dim: usize) -> Result<(), Mode
         let (key, value) = (keys.name("attention.key_length_swa"), local_dim.to_string());
         return Err(ModelError::KeyValue { key, value, reason: "must be at most 65536" });
     }
-    let both = [("value_length", hp.value_dim, hp.key_dim), ("value_length_swa", local_values, local_dim)];
-    let Some((key, found, _)) = both.into_iter().find(|(_, value, key)| value != key) else { return Ok(()) };
+    let both =
+        [("value_length", hp.value_dim, hp.key_dim), ("value_length_swa", local_values, local_dim)];
+    let Some((key, found, _)) = both.into_iter().find(|(_, value, key)| value != key) else {
+        return Ok(());
+    };
     let key = keys.name(&format!("attention.{key}"));
-    Err(ModelError::KeyValue { key, value: found.to_string(), reason: "must be the size of a key head" })
+    Err(ModelError::KeyValue {
+        key,
+        value: found.to_string(),
+        reason: "must be the size of a key head",
+    })
 }
 
 fn layers_with_own_keys(keys: &Keys<'_>, hp: &Hparams) -> Result<usize, ModelError> {
     let shared = keys.opt_count("attention.shared_kv_layers")?.unwrap_or(0);
     hp.n_layer.checked_sub(shared).filter(|&own| own > 0).ok_or_else(|| {
         let (key, value) = (keys.name("attention.shared_kv_layers"), shared.to_string());
-        ModelError::KeyValue { key, value, reason: "the first layer needs keys and values of its own" }
+        ModelError::KeyValue {
+            key,
+            value,
+            reason: "the first layer needs keys and values of its own",
+        }
     })
 }
 
@@ -186,7 +202,11 @@ impl Layer {
             q_norm: w.norm(&name("attn_q_norm"), dim, eps)?,
             source,
             rope: if slides { form.local_rope } else { form.global_rope },
-            attention: AttentionSpec { scale: 1.0, mask, ..AttentionSpec::causal(heads, kv_heads, dim, dim) },
+            attention: AttentionSpec {
+                scale: 1.0,
+                mask,
+                ..AttentionSpec::causal(heads, kv_heads, dim, dim)
+            },
             wo: w.linear(&name("attn_output"), heads * dim, hp.n_embd)?,
             post_attn_norm: norm(w, "post_attention_norm")?,
             ffn_norm: norm(w, "ffn_norm")?,
@@ -245,7 +265,8 @@ impl Mixture {
         let Form { hp, eps, keys, .. } = *form;
         let name = |part: &str| format!("blk.{i}.{part}");
         let hidden = keys.count("expert_feed_forward_length")?;
-        let shape = ExpertShape { normalise: true, glu: Glu::Gelu, ..ExpertShape::read(keys, hidden)? };
+        let shape =
+            ExpertShape { normalise: true, glu: Glu::Gelu, ..ExpertShape::read(keys, hidden)? };
         let router = w.tensor(&name("ffn_gate_inp.weight"), &[hp.n_embd, shape.experts])?;
         let router = Linear { w: router, scale: 1.0, bias: None, out: shape.experts };
         let factors = Some(w.tensor(&name("ffn_gate_inp.scale"), &[hp.n_embd])?);

@@ -55,7 +55,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
     let width = keys.hidden_size("embedding_length_out")?;
     let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
     let before = w.linear("nextn.pre_projection", 2 * width, hp.n_embd)?;
-    let layers = (0..hp.n_layer).map(|i| Layer::load(w, &form, i)).collect::<Result<Vec<_>, _>>()?;
+    let layers =
+        (0..hp.n_layer).map(|i| Layer::load(w, &form, i)).collect::<Result<Vec<_>, _>>()?;
     let guesser = Gemma4Assistant {
         width,
         before,
@@ -68,7 +69,13 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
     Ok(Companion {
         guesser: Box::new(guesser),
         guesses: Guesses::Chain { state: width, sees: Seen::Model },
-        needs: Needs { width, n_vocab: hp.n_vocab, shares: Some(width), layers, ..Needs::default() },
+        needs: Needs {
+            width,
+            n_vocab: hp.n_vocab,
+            shares: Some(width),
+            layers,
+            ..Needs::default()
+        },
         cache: Vec::new(),
         tokens: None,
     })
@@ -111,7 +118,11 @@ impl Layer {
             q: w.linear(&name("attn_q"), hp.n_embd, heads * dim)?,
             q_norm: w.norm(&name("attn_q_norm"), dim, *eps)?,
             rope: if slides { form.local_rope } else { form.global_rope },
-            attention: AttentionSpec { scale: 1.0, mask, ..AttentionSpec::causal(heads, kv_heads, dim, dim) },
+            attention: AttentionSpec {
+                scale: 1.0,
+                mask,
+                ..AttentionSpec::causal(heads, kv_heads, dim, dim)
+            },
             wo: w.linear(&name("attn_output"), heads * dim, hp.n_embd)?,
             post_attn_norm: norm(w, "post_attention_norm")?,
             ffn_norm: norm(w, "ffn_norm")?,

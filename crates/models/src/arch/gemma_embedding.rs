@@ -12,7 +12,11 @@ use crate::rope::{self, RopeKeys, Scaling};
 use crate::weights::Weights;
 use crate::windows::Windows;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
@@ -34,12 +38,20 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         })
     })?;
     let embd_scale = (hp.n_embd as f32).sqrt();
-    Ok(Decoder { embd_scale, projections: projections(keys, w, &hp)?, ..Decoder::new(w, &hp, norm, layers)? }
-        .loaded(&hp))
+    Ok(Decoder {
+        embd_scale,
+        projections: projections(keys, w, &hp)?,
+        ..Decoder::new(w, &hp, norm, layers)?
+    }
+    .loaded(&hp))
 }
 
 /// `dense_2` and `dense_3`, for a text's vector. They have no bias, so that a mean may be taken behind them as well as before.
-fn projections(keys: &Keys<'_>, w: &mut Weights<'_>, hp: &Hparams) -> Result<Vec<Linear>, ModelError> {
+fn projections(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    hp: &Hparams,
+) -> Result<Vec<Linear>, ModelError> {
     let mut projections = Vec::new();
     let mut width = hp.n_embd;
     for name in ["dense_2", "dense_3"] {

@@ -18,7 +18,11 @@ use crate::latent::{Latent, LatentSizes};
 use crate::model::{LoadOptions, Loaded};
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let eps = keys.rms_eps()?;
     let norm = NormKind::Rms(eps);
@@ -26,7 +30,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let (form, indexers) = (LatentSizes::read(keys, &hp, w)?, Indexers::read(keys, &hp)?);
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let hidden = keys.count("expert_feed_forward_length")?;
-    let (shape, shared) = (ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?, keys.shared_width(hidden)?);
+    let (shape, shared) =
+        (ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?, keys.shared_width(hidden)?);
     let [bounds, beside] = keys.bounds_of_units(hp.n_layer)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let mixer: Box<dyn Mixer> = match hp.kv_heads[b.i] {
@@ -76,7 +81,11 @@ impl Indexers {
             );
         }
         if keys.opt_bool("attention.indexer.kpool_select_tail")? == Some(false) {
-            return wrong("kpool_select_tail", "false".into(), "the first tokens would see nothing");
+            return wrong(
+                "kpool_select_tail",
+                "false".into(),
+                "the first tokens would see nothing",
+            );
         }
         let owners = keys.flags("attention.indexer.types", hp.n_layer)?;
         let owners = owners.unwrap_or_else(|| vec![true; hp.n_layer]);
@@ -127,10 +136,12 @@ impl Indexer {
     /// left out.
     fn select(&self, g: &mut Graph, layer: usize, thin: ValueId, h: ValueId) -> ValueId {
         let q = g.linear("indexer_q", &self.query, thin);
-        let (k, gate) = (g.linear("indexer_k", &self.key, h), g.linear("indexer_gate", &self.gate, h));
+        let (k, gate) =
+            (g.linear("indexer_k", &self.key, h), g.linear("indexer_gate", &self.gate, h));
         let weights = g.linear("indexer_weights", &self.weights, h);
         let k = self.key_norm.apply(g, "indexer_k_normed", k);
-        let keys = g.recur("indexer_pool_k", Recurrence::Pool { x: k, gate: Some(gate), spec: self.pool });
+        let keys =
+            g.recur("indexer_pool_k", Recurrence::Pool { x: k, gate: Some(gate), spec: self.pool });
         g.top_k_positions("indexer_top_k", layer, [q, keys], Some(weights), self.spec)
     }
 }
@@ -158,7 +169,11 @@ impl BlockAttention {
         let block = indexers.block;
         Ok(Self {
             latent,
-            indexer: if indexers.owners[b.i] { Some(Indexer::load(b, indexers, thin)?) } else { None },
+            indexer: if indexers.owners[b.i] {
+                Some(Indexer::load(b, indexers, thin)?)
+            } else {
+                None
+            },
             spec: AttentionSpec { sees_tail: true, ..form.attention(heads) },
             chosen: SelectedPositions { lists: 1, count: indexers.form.count / block, block },
             values,
@@ -170,7 +185,10 @@ impl BlockAttention {
 impl Mixer for BlockAttention {
     fn cache_layers(&self) -> Vec<CacheLayer> {
         let own = self.spec.cache_layer();
-        [own].into_iter().chain(self.indexer.as_ref().map(|indexer| indexer.spec.cache_layer())).collect()
+        [own]
+            .into_iter()
+            .chain(self.indexer.as_ref().map(|indexer| indexer.spec.cache_layer()))
+            .collect()
     }
 
     fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId {

@@ -21,7 +21,11 @@ struct Factors {
     logit: f32,
 }
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     load_with(keys, w, &hp, Factors { embd: 1.0, residual: 1.0, logit: 1.0 })
 }

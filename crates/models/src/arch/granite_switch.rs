@@ -32,7 +32,8 @@ impl Adapters {
         let (number, rank) = (number?, rank?);
         let tokens = Self::tokens(keys, "adapters.token_ids_activate", number, hp.n_vocab)?;
         let instead = Self::tokens(keys, "adapters.token_ids_substitute", number, hp.n_vocab)?;
-        let (mut switches, mut vectors) = (vec![None; hp.n_vocab], Vec::from_iter(0..hp.n_vocab as u32));
+        let (mut switches, mut vectors) =
+            (vec![None; hp.n_vocab], Vec::from_iter(0..hp.n_vocab as u32));
         for (i, (&token, &instead)) in tokens.iter().zip(&instead).enumerate() {
             (switches[token as usize], vectors[token as usize]) = (Some(i + 1), instead);
         }
@@ -40,12 +41,21 @@ impl Adapters {
     }
 
     /// A token for each adapter.
-    fn tokens(keys: &Keys<'_>, key: &str, number: usize, n_vocab: usize) -> Result<Vec<u32>, ModelError> {
+    fn tokens(
+        keys: &Keys<'_>,
+        key: &str,
+        number: usize,
+        n_vocab: usize,
+    ) -> Result<Vec<u32>, ModelError> {
         let key = keys.name(key);
         let tokens = keys.meta().u32s(&key)?.unwrap_or_default();
         if tokens.len() != number {
             let value = format!("{} tokens", tokens.len());
-            return Err(ModelError::KeyValue { key, value, reason: "there must be one for each adapter" });
+            return Err(ModelError::KeyValue {
+                key,
+                value,
+                reason: "there must be one for each adapter",
+            });
         }
         match tokens.iter().find(|&&token| token as usize >= n_vocab) {
             Some(token) => {
@@ -83,7 +93,8 @@ struct Router {
 
 impl Router {
     fn new(w: &mut Weights<'_>, hp: &Hparams, adapters: &Adapters, gain: f32) -> Self {
-        let attention = AttentionSpec { scale: 1.0, ..AttentionSpec::causal(1, 1, hp.key_dim, hp.value_dim) };
+        let attention =
+            AttentionSpec { scale: 1.0, ..AttentionSpec::causal(1, 1, hp.key_dim, hp.value_dim) };
         let signal = |switch: &Option<usize>| match switch {
             Some(number) => [gain, *number as f32],
             None => [-gain, 0.0],
@@ -219,10 +230,15 @@ impl Layer {
         rope: Option<RopeId>,
         scale: Option<f32>,
     ) -> Result<Self, ModelError> {
-        let (n, ff, widths, plain) = (b.hp.n_embd, b.hp.ff(b.i), b.hp.widths(b.i), b.hp.attention(b.i));
+        let (n, ff, widths, plain) =
+            (b.hp.n_embd, b.hp.ff(b.i), b.hp.widths(b.i), b.hp.attention(b.i));
         let mut thin = |part: &str, out| SwitchedLora::load(b, part, (n, out), adapters);
         Ok(Self {
-            thin: [thin("attn_q", widths[0])?, thin("attn_k", widths[1])?, thin("attn_v", widths[2])?],
+            thin: [
+                thin("attn_q", widths[0])?,
+                thin("attn_k", widths[1])?,
+                thin("attn_v", widths[2])?,
+            ],
             attn_norm: b.norm("attn_norm")?,
             qkv: b.linear("attn_qkv", n, widths.iter().sum())?,
             widths,
@@ -268,7 +284,11 @@ struct GraniteSwitch {
     layers: Vec<Layer>,
 }
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let adapters = Adapters::read(keys, &hp)?;
@@ -277,8 +297,9 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     // "Not finetuned" is how these files say that nothing turns.
     let turns = keys.opt_bool("rope.scaling.finetuned")?.unwrap_or(true);
     let scale = keys.factor("attention.scale")?;
-    let layers =
-        crate::decoder::layers(w, &hp, norm, |b| Layer::load(b, &adapters, turns.then_some(rope), scale))?;
+    let layers = crate::decoder::layers(w, &hp, norm, |b| {
+        Layer::load(b, &adapters, turns.then_some(rope), scale)
+    })?;
     let around = Decoder {
         index: Index::Instead(w.list("adapter_substitutes", &adapters.vectors)),
         embd_scale: keys.factor("embedding_scale")?.unwrap_or(1.0),
@@ -289,7 +310,11 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let router = Router::new(w, &hp, &adapters, gain);
     let attentions = layers.iter().map(|layer| &layer.attention).chain([&router.attention]);
     let cache = attentions.map(AttentionSpec::cache_layer).collect();
-    Ok(Loaded { arch: Box::new(GraniteSwitch { around, router, layers }), cache, shape: Shape::decoder(&hp) })
+    Ok(Loaded {
+        arch: Box::new(GraniteSwitch { around, router, layers }),
+        cache,
+        shape: Shape::decoder(&hp),
+    })
 }
 
 impl Architecture for GraniteSwitch {

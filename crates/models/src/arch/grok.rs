@@ -18,7 +18,11 @@ const LOGITS: f32 = 0.577_350_26;
 /// Turns over the original context above which a frequency is kept.
 const BETA_FAST: f32 = 8.0;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let mut rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
@@ -27,7 +31,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     }
     let rope = w.rope(rope_keys.table(RopeKind::Neox, None));
     let scale = keys.factor("attention.output_scale")?.unwrap_or(SCORES);
-    let softcap = Some(keys.opt_f32("attn_logit_softcapping")?.unwrap_or(30.0)).filter(|&cap| cap > 0.0);
+    let softcap =
+        Some(keys.opt_f32("attn_logit_softcapping")?.unwrap_or(30.0)).filter(|&cap| cap > 0.0);
     let hidden = keys.opt_count("expert_feed_forward_length")?.filter(|&hidden| hidden > 0);
     let layers = decoder::layers(w, &hp, norm, |b| {
         let hidden = hidden.unwrap_or(hp.ff(b.i));

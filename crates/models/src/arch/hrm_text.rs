@@ -23,7 +23,11 @@ struct HrmText {
     lower_passes: usize,
 }
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
@@ -69,7 +73,12 @@ impl Architecture for HrmText {
         let passes = self.decoder.layers.len() / self.depth;
         for pass in 0..passes {
             let both = g.add("streams", upper, lower);
-            let stream = self.decoder.pass(g, pass * self.depth..(pass + 1) * self.depth, both, outputs_only);
+            let stream = self.decoder.pass(
+                g,
+                pass * self.depth..(pass + 1) * self.depth,
+                both,
+                outputs_only,
+            );
             let is_upper = (pass + 1) % (self.lower_passes + 1) == 0;
             *(if is_upper { &mut upper } else { &mut lower }) = stream;
         }

@@ -12,7 +12,11 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Neox)?;
@@ -24,7 +28,10 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
             // Without a width of their own, the experts of a token are together as wide as a dense layer.
             let used = keys.count("expert_used_count")?;
             let hidden = hidden.unwrap_or(hp.ff(b.i) / used);
-            b.experts_beside(ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?, shared.unwrap_or(hidden))?
+            b.experts_beside(
+                ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?,
+                shared.unwrap_or(hidden),
+            )?
         } else {
             b.gated(Glu::Silu)?
         };

@@ -17,7 +17,11 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let eps = keys.rms_eps()?;
     let norm = NormKind::Rms(eps);
@@ -35,7 +39,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
             }
             None => b.gated(Glu::Silu)?,
         };
-        let selection = indexers.as_ref().map_or(Ok(SparseSelection::Dense), |indexers| indexers.load(b))?;
+        let selection =
+            indexers.as_ref().map_or(Ok(SparseSelection::Dense), |indexers| indexers.load(b))?;
         let layer = Layer { selection, ..b.latent(form, rope, 1.0, ffn)? };
         let heads = hp.heads[b.i];
         let gate = b.linear("attn_gate", hp.n_embd, heads * form.v_head_dim)?;

@@ -15,22 +15,29 @@ use crate::latent::LatentSizes;
 use crate::model::{LoadOptions, Loaded};
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let eps = keys.rms_eps()?;
     let (norm, form) = (NormKind::Rms(eps), LatentSizes::read(keys, &hp, w)?);
-    let kda = KdaForm { gate: Projection::Direct("ssm_g"), ..KdaForm::read(keys)?.bounded(keys, -1.0)? };
+    let kda =
+        KdaForm { gate: Projection::Direct("ssm_g"), ..KdaForm::read(keys)?.bounded(keys, -1.0)? };
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let (glu, hidden) = (unit(keys)?, keys.count("expert_feed_forward_length")?);
     let latent = keys.opt_count("expert_latent_length")?.filter(|&width| width > 0);
     let latent = latent.map(|width| LatentExperts { width, name: "routed", eps: Some(eps) });
-    let shape = ExpertShape { glu, latent, ..ExpertShape::read_all(keys, hidden, Gating::Sigmoid)? };
+    let shape =
+        ExpertShape { glu, latent, ..ExpertShape::read_all(keys, hidden, Gating::Sigmoid)? };
     let shared = keys.shared_width(hidden)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let mixer: Box<dyn Mixer> = match hp.kv_heads[b.i] {
             0 => Box::new(DeltaAttention::load(b, kda)?),
             _ => {
-                let (name, values) = (format!("{}.attn_gate", b.name), hp.heads[b.i] * form.v_head_dim);
+                let (name, values) =
+                    (format!("{}.attn_gate", b.name), hp.heads[b.i] * form.v_head_dim);
                 let gate = b.w.opt_linear(&name, hp.n_embd, values)?;
                 Box::new(LatentAttention::load(b, (form, norm, None))?.gated(gate))
             }
@@ -39,10 +46,11 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         let ffn = Some((b.norm("ffn_norm")?, ffn));
         Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer], ffn })
     })?;
-    let residual: Option<Box<dyn Residual>> = match keys.opt_count("attn_res.block_size")?.unwrap_or(0) {
-        0 => None,
-        every => Some(Box::new(Aside::load(w, &hp, eps, every)?)),
-    };
+    let residual: Option<Box<dyn Residual>> =
+        match keys.opt_count("attn_res.block_size")?.unwrap_or(0) {
+            0 => None,
+            every => Some(Box::new(Aside::load(w, &hp, eps, every)?)),
+        };
     Ok(Hybrid { residual, ..Hybrid::new(w, &hp, norm, layers)? }.loaded(&hp))
 }
 

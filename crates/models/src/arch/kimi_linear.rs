@@ -14,13 +14,18 @@ use crate::latent::LatentSizes;
 use crate::model::{LoadOptions, Loaded};
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let (form, kda) = (LatentSizes::read(keys, &hp, w)?, KdaForm::read(keys)?);
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let hidden = keys.count("expert_feed_forward_length")?;
-    let shape = ExpertShape { normalise: true, ..ExpertShape::read_all(keys, hidden, Gating::Sigmoid)? };
+    let shape =
+        ExpertShape { normalise: true, ..ExpertShape::read_all(keys, hidden, Gating::Sigmoid)? };
     let shared = keys.shared_width(hidden)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let mixer: Box<dyn Mixer> = match hp.kv_heads[b.i] {

@@ -14,7 +14,11 @@ use crate::rope::RopeKeys;
 use crate::weights::Weights;
 use crate::windows::Windows;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
@@ -23,12 +27,14 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
     let windows = Windows::read_optional(keys, keys.sliding_but_first(hp.n_layer, 4)?)?;
     let hidden = keys.count("expert_feed_forward_length")?;
-    let (shape, shared) = (ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?, keys.shared_width(hidden)?);
+    let (shape, shared) =
+        (ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?, keys.shared_width(hidden)?);
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = if b.i < dense { b.gated(Glu::Silu)? } else { b.experts_beside(shape, shared)? };
         let heads = hp.heads[b.i];
-        let gates = if b.rows("attn_gate.weight") == Some(heads) { heads } else { heads * hp.value_dim };
+        let gates =
+            if b.rows("attn_gate.weight") == Some(heads) { heads } else { heads * hp.value_dim };
         Ok(Layer {
             qk_norm: QkNorm::Before(b.head_norms()?),
             rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),

@@ -13,7 +13,11 @@ use crate::rope::RopeKeys;
 use crate::weights::Weights;
 use crate::windows::Windows;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, options: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    options: LoadOptions,
+) -> Result<Loaded, ModelError> {
     load_with(keys, w, options, usize::MAX)
 }
 
@@ -51,8 +55,11 @@ fn load_with(
         let ffn = if b.i < dense {
             b.gated(Glu::Silu)?
         } else {
-            let shape =
-                ExpertShape::read_all(keys, keys.count("expert_feed_forward_length")?, Gating::Sigmoid)?;
+            let shape = ExpertShape::read_all(
+                keys,
+                keys.count("expert_feed_forward_length")?,
+                Gating::Sigmoid,
+            )?;
             b.experts(ExpertShape { normalise: true, ..shape })?
         };
         let ffn = Some((b.norm("ffn_norm")?, ffn));

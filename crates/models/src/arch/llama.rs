@@ -13,13 +13,20 @@ use crate::weights::Weights;
 
 const LAYERS_BAICHUAN_13B: usize = 40;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let (hp, decoder) = decoder(keys, w)?;
     Ok(decoder.loaded(&hp))
 }
 
 /// The decoder, for architectures that make something else of it, too.
-pub(super) fn decoder(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<(Hparams, Decoder), ModelError> {
+pub(super) fn decoder(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+) -> Result<(Hparams, Decoder), ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
@@ -29,7 +36,9 @@ pub(super) fn decoder(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<(Hparams, 
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = match experts {
             0 => b.gated(Glu::Silu)?,
-            _ => b.experts(ExpertShape { normalise: true, ..ExpertShape::read(keys, hp.ff(b.i))? })?,
+            _ => {
+                b.experts(ExpertShape { normalise: true, ..ExpertShape::read(keys, hp.ff(b.i))? })?
+            }
         };
         let attention = AttentionSpec { scale, ..hp.attention(b.i) };
         Ok(Layer { rope: Some(rope), attention, ..b.pre_norm(ffn)? })

@@ -19,7 +19,11 @@ const EXPERTS_MAVERICK: usize = 128;
 /// Of the layers that see everything.
 const TEMPERATURE: Temperature = Temperature { scale: 0.1, floor: 8192, offset: 1 };
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
@@ -27,8 +31,11 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let chunks = keys.opt_count("attention.sliding_window")? != Some(0);
     let sliding = keys.sliding(hp.n_layer, 4)?;
     let hidden = keys.count("expert_feed_forward_length")?;
-    let shape =
-        ExpertShape { gating: Gating::Sigmoid, weighs_input: true, ..ExpertShape::read(keys, hidden)? };
+    let shape = ExpertShape {
+        gating: Gating::Sigmoid,
+        weighs_input: true,
+        ..ExpertShape::read(keys, hidden)?
+    };
     let step = keys.count("interleave_moe_layer_step")?;
     let qk_norm = match shape.experts {
         EXPERTS_MAVERICK => QkNorm::None,

@@ -9,14 +9,22 @@ use crate::mamba::{Mamba1, Mamba2};
 use crate::model::{LoadOptions, Loaded};
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let (norm, ssm) = (NormKind::Rms(keys.rms_eps()?), SsmKeys::read(keys, false)?);
     // FalconMamba: norms without weights between the two halves of the step's way.
     let normed = keys.flag("ssm.dt_b_c_rms")?;
     load_with(keys, w, norm, |b| Ok(Box::new(Mamba1::load(b, ssm, norm, normed)?)))
 }
 
-pub(super) fn load_2(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_2(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let (norm, ssm) = (NormKind::Rms(keys.rms_eps()?), SsmKeys::read(keys, true)?);
     load_with(keys, w, norm, |b| Ok(Box::new(Mamba2::load(b, ssm)?)))
 }

@@ -15,7 +15,11 @@ use crate::weights::Weights;
 /// Width of the model that the factor on logits was found for.
 const BASE_WIDTH: f32 = 256.0;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, options: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    options: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let form = LatentSizes::read(keys, &hp, w)?;
@@ -34,7 +38,11 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, options: LoadOptions) -
     .loaded(&hp))
 }
 
-pub(super) fn load_plm(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_plm(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let form = LatentSizes::read(keys, &hp, w)?;

@@ -13,7 +13,11 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
@@ -70,7 +74,8 @@ impl Mixer for Lightning {
         let spec = self.retention;
         let all = g.linear("la_qkv", &self.qkv, h);
         let all = g.activate("la_qkv_silu", Activation::Silu, all);
-        let [q, k, v] = [0, 1, 2].map(|i| g.pick("la_part", all, i * spec.dim, spec.dim, 3 * spec.dim));
+        let [q, k, v] =
+            [0, 1, 2].map(|i| g.pick("la_part", all, i * spec.dim, spec.dim, 3 * spec.dim));
         let gate = g.linear("la_gate", &self.gate, h);
         let y = g.recur("la_out", Recurrence::Retention { q, k, v, spec });
         let y = self.norm.apply(g, "la_normed", y);

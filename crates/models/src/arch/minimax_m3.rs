@@ -16,7 +16,11 @@ use crate::weights::Weights;
 /// Of all feed-forward parts.
 const UNIT: Glu = Glu::Clamped { alpha: 1.702, limit: 7.0 };
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
@@ -26,7 +30,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     let shared = keys.shared_width(hidden)?;
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let sparse = hp.kv_heads.get(dense..).filter(|sparse| !sparse.is_empty());
-    let indexer = sparse.map(|sparse| IndexerForm::read_blocks(keys, rope_keys.dims, sparse)).transpose()?;
+    let indexer =
+        sparse.map(|sparse| IndexerForm::read_blocks(keys, rope_keys.dims, sparse)).transpose()?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let (ffn, selection) = match indexer.filter(|_| b.i >= dense) {
             None => (b.gated(UNIT)?, SparseSelection::Dense),

@@ -11,14 +11,21 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let rope = w.factored_rope(&rope_keys, RopeKind::Norm)?;
     let floor = rope_keys.original as u32;
-    let temperature =
-        keys.factor("attention.temperature_scale")?.map(|scale| Temperature { scale, floor, offset: 0 });
+    let temperature = keys.factor("attention.temperature_scale")?.map(|scale| Temperature {
+        scale,
+        floor,
+        offset: 0,
+    });
     let experts = keys.opt_count("expert_count")?.unwrap_or(0);
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = if experts > 0 {

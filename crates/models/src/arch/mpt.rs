@@ -10,10 +10,15 @@ use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Layer(keys.layer_eps()?);
-    let (alibi, clamp) = (keys.factor("attention.max_alibi_bias")?, keys.bound("attention.clamp_kqv")?);
+    let (alibi, clamp) =
+        (keys.factor("attention.max_alibi_bias")?, keys.bound("attention.clamp_kqv")?);
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.plain(Activation::GeluTanh)?;
         let has_qk_norm = b.has("attn_q_norm.weight");

@@ -14,7 +14,11 @@ use crate::mamba::Mamba2;
 use crate::model::{LoadOptions, Loaded};
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     // Files name this epsilon as that of layer norms, and some as what it is.
     let has_own = keys.opt_f32("attention.layer_norm_rms_epsilon")?.is_some();
@@ -54,7 +58,13 @@ impl Mixture {
         let (n_embd, shared) = (b.hp.n_embd, keys.shared_width(hidden)?);
         Ok(Self {
             experts: Experts::load(b.w, &b.name, n_embd, shape)?,
-            shared: Plain::named(b.w, &b.name, "_shexp", (n_embd, shared), Activation::ReluSquared)?,
+            shared: Plain::named(
+                b.w,
+                &b.name,
+                "_shexp",
+                (n_embd, shared),
+                Activation::ReluSquared,
+            )?,
         })
     }
 }

@@ -11,13 +11,21 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.experts(ExpertShape::read(keys, hp.ff(b.i))?)?;
-        Ok(Layer { qk_norm: QkNorm::Before(b.projection_norms()?), rope: Some(rope), ..b.pre_norm(ffn)? })
+        Ok(Layer {
+            qk_norm: QkNorm::Before(b.projection_norms()?),
+            rope: Some(rope),
+            ..b.pre_norm(ffn)?
+        })
     })?;
     Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
 }

@@ -13,14 +13,19 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, options: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    options: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     // Files name the epsilon of these layer norms as that of others.
     let norm = NormKind::Layer(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let rope = w.long_rope(&rope_keys, RopeKind::Neox, options.n_ctx.unwrap_or(hp.n_ctx))?;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let shape = ExpertShape { gating: Gating::SparseMixer, ..ExpertShape::read(keys, hp.ff(b.i))? };
+        let shape =
+            ExpertShape { gating: Gating::SparseMixer, ..ExpertShape::read(keys, hp.ff(b.i))? };
         let ffn = b.experts(shape)?;
         Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })
     })?;

@@ -10,13 +10,22 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.gated(Glu::Silu)?;
-        Ok(Layer { attn_norm: Some(b.norm("attn_norm")?), rope: Some(rope), parallel: true, ..b.bare(ffn)? })
+        Ok(Layer {
+            attn_norm: Some(b.norm("attn_norm")?),
+            rope: Some(rope),
+            parallel: true,
+            ..b.bare(ffn)?
+        })
     })?;
     Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
 }

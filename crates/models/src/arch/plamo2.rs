@@ -14,7 +14,11 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let eps = keys.rms_eps()?;
     let (norm, ssm) = (NormKind::Rms(eps), SsmKeys::read(keys, false)?);
@@ -38,7 +42,10 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
             let mixer: Box<dyn Mixer> = Box::new(Normed { mixer, norm: after });
             Ok::<_, ModelError>(HybridLayer { norm, mixers: vec![mixer], ffn: None })
         };
-        Ok([layer("attn_norm", mixer, "post_attention_norm")?, layer("ffn_norm", ffn, "post_ffw_norm")?])
+        Ok([
+            layer("attn_norm", mixer, "post_attention_norm")?,
+            layer("ffn_norm", ffn, "post_ffw_norm")?,
+        ])
     })?;
     let plain = Hybrid::new(w, &hp, norm, blocks.into_iter().flatten().collect())?;
     Ok(Hybrid { block: 2, ..plain }.loaded(&hp))

@@ -11,14 +11,22 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let (hp, decoder) = decoder(keys, w, keys.rms_eps()?)?;
     Ok(decoder.loaded(&hp))
 }
 
 /// The language models of Qwen 2 VL and Qwen 2.5 VL. The reference reads no epsilon for them; beside the squares of what real
 /// models norm, theirs is nothing.
-pub(super) fn load_vl(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_vl(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     // Not zero: a row of zeros stays one.
     let (hp, decoder) = decoder(keys, w, f32::MIN_POSITIVE)?;
     Ok(decoder.loaded(&hp))

@@ -15,12 +15,20 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-pub(super) fn load_dense(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_dense(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let (hp, decoder) = decoder(keys, w, |b| b.gated(Glu::Silu))?;
     Ok(decoder.loaded(&hp))
 }
 
-pub(super) fn load_moe(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_moe(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hidden = keys.count("expert_feed_forward_length")?;
     let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hidden)? };
     let (hp, decoder) = decoder(keys, w, |b| b.experts(shape))?;
@@ -28,7 +36,11 @@ pub(super) fn load_moe(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> 
 }
 
 /// Groups of experts have a smaller one together, which is used with each of them.
-pub(super) fn load_grove(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_grove(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hidden = keys.count("expert_feed_forward_length")?;
     let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hidden)? };
     let each = keys.count("experts_per_group")?;
@@ -41,7 +53,8 @@ pub(super) fn load_grove(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -
     let (hp, decoder) = decoder(keys, w, |b| {
         let width = keys.count_or("expert_chunk_feed_forward_length", b.hp.key_dim)?;
         let experts = Experts::load(b.w, &b.name, b.hp.n_embd, shape)?;
-        let experts = experts.beside_adjugates(b.w, &b.name, (b.hp.n_embd, width), (each, scale))?;
+        let experts =
+            experts.beside_adjugates(b.w, &b.name, (b.hp.n_embd, width), (each, scale))?;
         Ok(FeedForward::Moe(experts))
     })?;
     Ok(decoder.loaded(&hp))

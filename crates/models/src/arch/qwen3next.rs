@@ -15,11 +15,16 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let (norm, ssm) = (NormKind::Rms(keys.rms_eps()?), SsmKeys::read(keys, true)?);
     let is_next = keys.meta().architecture()? == "qwen3next";
-    let rope = if is_next { RopeKeys::read(keys, hp.key_dim, hp.n_ctx)? } else { in_sections(keys, &hp)? };
+    let rope =
+        if is_next { RopeKeys::read(keys, hp.key_dim, hp.n_ctx)? } else { in_sections(keys, &hp)? };
     let rope = w.rope(rope.table(RopeKind::Neox, None));
     let recurrent = keys.recurrent_layers(hp.n_layer, 4)?;
     let has_experts = keys.opt_count("expert_count")?.unwrap_or(0) > 0;

@@ -16,14 +16,19 @@ struct Qwen3Tts {
     no_code: (WeightId, usize),
 }
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let layers = qwen3::layers(keys, w, (&hp, norm), |b| b.gated(Glu::Silu))?;
     let codes = w.rows("output.weight").filter(|&rows| rows < hp.n_vocab);
     let Some(codes) = codes else { return Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp)) };
     let others = hp.n_vocab - codes;
-    let no_code = w.constant("logits of what is no code", &[others], &vec![f32::NEG_INFINITY; others]);
+    let no_code =
+        w.constant("logits of what is no code", &[others], &vec![f32::NEG_INFINITY; others]);
     let last = norm.load(w, "output_norm", &[hp.n_embd])?;
     let head = w.linear("output", hp.n_embd, codes)?;
     let decoder = Decoder::with_head(w, &hp, (last, head), layers)?;
@@ -40,7 +45,8 @@ impl Architecture for Qwen3Tts {
         let codes = self.decoder.logits(g, hidden);
         let (table, count) = self.no_code;
         let others = g.embed("no_code", table, count, Index::Fixed(0));
-        let others = if g.value(codes).rows == Rows::Outputs { g.gather_outputs(others) } else { others };
+        let others =
+            if g.value(codes).rows == Rows::Outputs { g.gather_outputs(others) } else { others };
         g.concat("result_output", others, codes)
     }
 }

@@ -21,7 +21,11 @@ use crate::weights::Weights;
 /// Tokens of a block at most.
 const LONGEST: usize = 1 << 16;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let eps = keys.rms_eps()?;
     let (norm, ssm) = (NormKind::Rms(eps), SsmKeys::read(keys, true)?);
@@ -34,8 +38,11 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
         let mixer: Box<dyn Mixer> = if recurrent[b.i] {
             Box::new(DeltaNet::load(b, ssm, false)?.gated_by(Activation::Sigmoid))
         } else {
-            let attention =
-                Attention { norms: Some(b.head_norms()?), rope: Some(rope), ..Attention::load(b, true)? };
+            let attention = Attention {
+                norms: Some(b.head_norms()?),
+                rope: Some(rope),
+                ..Attention::load(b, true)?
+            };
             match indexers.blocks[b.i] {
                 0 => Box::new(attention),
                 block => Box::new(BlockAttention::load(b, &indexers, (attention, rope), block)?),
@@ -71,13 +78,13 @@ impl Indexers {
         let rope = qwen3next::in_sections(keys, hp)?;
         let form = IndexerForm::read(keys, rope.dims)?;
         let blocks = keys.per_layer(KEY, hp.n_layer)?.unwrap_or_else(|| vec![0; hp.n_layer]);
-        let fits = |&block: &usize| block == 0 || block <= LONGEST && form.count.is_multiple_of(block);
+        let fits =
+            |&block: &usize| block == 0 || block <= LONGEST && form.count.is_multiple_of(block);
         match blocks.iter().find(|block| !fits(block)) {
             None => Ok(Self { form, rope, blocks }),
             Some(block) => {
                 let (key, value) = (keys.name(KEY), block.to_string());
-                let reason =
-                    "a block has at most 65536 tokens, and attention.indexer.top_k is of whole blocks";
+                let reason = "a block has at most 65536 tokens, and attention.indexer.top_k is of whole blocks";
                 Err(ModelError::KeyValue { key, value, reason })
             }
         }

@@ -12,7 +12,11 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rwkv::*;
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let (norm, form) = (NormKind::Layer(keys.layer_eps()?), Form::read(keys, &hp)?);
     let blocks = decoder::layers(w, &hp, norm, |b| {
@@ -23,7 +27,11 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Resu
     Ok(Hybrid { halved_every, ..between(w, &hp, norm, blocks)? }.loaded(&hp))
 }
 
-pub(super) fn load_qwen2(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load_qwen2(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let form = Form::read(keys, &hp)?;
     memory_decoder(keys, w, &hp, |b| TimeMix::load(b, form, true))
@@ -50,7 +58,11 @@ impl Form {
         };
         if !heads.is_multiple_of(kv_heads) {
             let (key, value) = (keys.name("attention.head_count_kv"), kv_heads.to_string());
-            return Err(ModelError::KeyValue { key, value, reason: "all heads must share these evenly" });
+            return Err(ModelError::KeyValue {
+                key,
+                value,
+                reason: "all heads must share these evenly",
+            });
         }
         let ranks = [keys.count("time_mix_extra_dim")?, keys.count("time_decay_extra_dim")?];
         Ok(Self { dim, kv_heads, ranks })
@@ -94,7 +106,8 @@ impl TimeMix {
         let (first, norm) = if is_linear {
             (None, None)
         } else {
-            let (w, bias) = (b.tensor("time_mix_ln.weight", &[n])?, b.tensor("time_mix_ln.bias", &[n])?);
+            let (w, bias) =
+                (b.tensor("time_mix_ln.weight", &[n])?, b.tensor("time_mix_ln.bias", &[n])?);
             let norm = Norm { w: Some(w), b: Some(bias), dim, eps: HEAD_EPS };
             (Some(b.tensor(&name("first"), &[dim, n / dim])?), Some(norm))
         };
@@ -116,7 +129,13 @@ impl TimeMix {
             value: b.linear("time_mix_value", n, shared)?,
             receptance: b.linear("time_mix_receptance", n, n)?,
             gate: b.linear("time_mix_gate", n, n)?,
-            wkv: WkvSpec { state: b.state(&name("decay"), n, dim)?, heads: n / dim, kv_heads, dim, first },
+            wkv: WkvSpec {
+                state: b.state(&name("decay"), n, dim)?,
+                heads: n / dim,
+                kv_heads,
+                dim,
+                first,
+            },
             norm,
             out: b.linear("time_mix_output", n, n)?,
         })

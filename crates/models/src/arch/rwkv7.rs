@@ -12,7 +12,11 @@ use crate::model::{LoadOptions, Loaded};
 use crate::rwkv::*;
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let (norm, form) = (NormKind::Layer(keys.layer_eps()?), Form::read(keys, &hp)?);
     let blocks = decoder::layers(w, &hp, norm, |b| {
@@ -81,7 +85,8 @@ impl TimeMix {
         let parts = if has_gate { 6 } else { 5 };
         let lerps = b.w.parts(&format!("{}.{}", b.name, name("lerp_fused")), &[n, 1, 1, parts])?;
         let norm = if b.has(&name("ln")) {
-            let (w, bias) = (b.tensor("time_mix_ln.weight", &[n])?, b.tensor("time_mix_ln.bias", &[n])?);
+            let (w, bias) =
+                (b.tensor("time_mix_ln.weight", &[n])?, b.tensor("time_mix_ln.bias", &[n])?);
             Some(Norm { w: Some(w), b: Some(bias), dim, eps: HEAD_EPS })
         } else {
             None
@@ -168,7 +173,8 @@ impl Mixer for TimeMix {
         let k = g.add("key_unbent", negative, k);
         let bent = g.mul("key_rate", bent, rate);
         let k = g.add("key_learnt", k, bent);
-        let y = g.recur("wkv_out", Recurrence::Wkv7 { r, k, v, decay, forget, rate, spec: self.wkv });
+        let y =
+            g.recur("wkv_out", Recurrence::Wkv7 { r, k, v, decay, forget, rate, spec: self.wkv });
         let (read, itself) = (g.slice(y, 0, n), g.slice(y, n, n));
         let read = self.norm.as_ref().map_or(read, |norm| g.layer_norm("wkv_norm", norm, read));
         let y = g.add("wkv_with_itself", read, itself);

@@ -14,13 +14,19 @@ use crate::rope::{self, RopeKeys};
 use crate::weights::Weights;
 use crate::windows::Windows;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let [global_rope, local_rope] = ropes(keys, w, &hp)?;
     let windows = Windows::read(keys, keys.listed_sliding(hp.n_layer)?)?;
-    let bounds =
-        [keys.bounds("swiglu_clamp_exp", hp.n_layer)?, keys.bounds("swiglu_clamp_shexp", hp.n_layer)?];
+    let bounds = [
+        keys.bounds("swiglu_clamp_exp", hp.n_layer)?,
+        keys.bounds("swiglu_clamp_shexp", hp.n_layer)?,
+    ];
     let layers = decoder::layers(w, &hp, norm, |b| {
         let heads = hp.heads[b.i];
         let units = [&bounds[0], &bounds[1]]
@@ -59,7 +65,8 @@ fn feed_forward(
     if !b.has("ffn_gate_inp.weight") {
         return b.gated(dense);
     }
-    let shape = ExpertShape::read_all(keys, keys.count("expert_feed_forward_length")?, Gating::Sigmoid)?;
+    let shape =
+        ExpertShape::read_all(keys, keys.count("expert_feed_forward_length")?, Gating::Sigmoid)?;
     let width = keys.count("expert_shared_feed_forward_length")?;
     b.experts_beside_other(ExpertShape { glu, ..shape }, width, dense)
 }

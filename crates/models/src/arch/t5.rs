@@ -47,7 +47,11 @@ impl Mixer for Cross {
     }
 }
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let layers = keys.opt_count("decoder_block_count")?.unwrap_or(hp.n_layer);
@@ -86,7 +90,11 @@ fn start(keys: &Keys<'_>, n_vocab: usize) -> Result<u32, ModelError> {
     let start = keys.opt_count("decoder_start_token_id")?.unwrap_or(0);
     if start >= n_vocab {
         let (key, value) = (keys.name("decoder_start_token_id"), start.to_string());
-        return Err(ModelError::KeyValue { key, value, reason: "the vocabulary has no such token" });
+        return Err(ModelError::KeyValue {
+            key,
+            value,
+            reason: "the vocabulary has no such token",
+        });
     }
     Ok(start as u32)
 }
@@ -116,8 +124,11 @@ impl DecoderBlock<'_, '_> {
             wo: linear("cross_attn_o", values, n)?,
             spec: of_prompt,
         };
-        let crossing =
-            Crossing { k: linear("cross_attn_k", n, k)?, v: linear("cross_attn_v", n, v)?, spec: both };
+        let crossing = Crossing {
+            k: linear("cross_attn_k", n, k)?,
+            v: linear("cross_attn_v", n, v)?,
+            spec: both,
+        };
         let own = Attention {
             qkv: Qkv::load(w, &name, n, [q, k, v])?,
             gated: false,
@@ -131,8 +142,11 @@ impl DecoderBlock<'_, '_> {
             (normed("attn_norm")?, normed("cross_attn_norm")?, normed("ffn_norm")?);
         let ffn = t5encoder::feed_forward(w, &name, n, hp.ff(0))?;
         let first = HybridLayer { norm: attn_norm, mixers: vec![Box::new(own)], ffn: None };
-        let second =
-            HybridLayer { norm: cross_norm, mixers: vec![Box::new(cross)], ffn: Some((ffn_norm, ffn)) };
+        let second = HybridLayer {
+            norm: cross_norm,
+            mixers: vec![Box::new(cross)],
+            ffn: Some((ffn_norm, ffn)),
+        };
         Ok(([first, second], crossing))
     }
 }

@@ -11,13 +11,21 @@ use crate::hparams::{Hparams, Keys};
 use crate::model::{LoadOptions, Loaded};
 use crate::weights::Weights;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
     let hp = Hparams::read(keys)?;
     Ok(encoder(keys, w, &hp)?.loaded(&hp))
 }
 
 /// The encoder; what it gives is normed.
-pub(super) fn encoder(keys: &Keys<'_>, w: &mut Weights<'_>, hp: &Hparams) -> Result<Decoder, ModelError> {
+pub(super) fn encoder(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    hp: &Hparams,
+) -> Result<Decoder, ModelError> {
     let norm = NormKind::Rms(keys.rms_eps()?);
     let layers = (0..hp.n_layer).map(|i| layer(keys, w, hp, norm, i));
     let layers = layers.collect::<Result<Vec<_>, _>>()?;
@@ -68,7 +76,8 @@ fn layer(
     let shifts = shifts(keys, w, ("enc", i, hp.heads[i]), true)?;
     let ffn = feed_forward(w, &b, n, hp.ff(i))?;
     let qkv = Qkv::load(w, &b, n, hp.widths(i))?;
-    let attention = AttentionSpec { scale: 1.0, mask: Mask::Full, shifts: Some(shifts), ..hp.attention(i) };
+    let attention =
+        AttentionSpec { scale: 1.0, mask: Mask::Full, shifts: Some(shifts), ..hp.attention(i) };
     let wo = w.linear(&format!("{b}.attn_o"), hp.heads[i] * hp.value_dim, n)?;
     Ok(Layer {
         attn_norm: Some(norm.load(w, &format!("{b}.attn_norm"), &[n])?),

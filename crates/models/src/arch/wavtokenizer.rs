@@ -73,8 +73,13 @@ const NARROW: usize = 3;
 /// What the file must say that it has: two blocks, attention, two blocks, a norm.
 const BLOCKS: usize = 6;
 
-pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>, _: LoadOptions) -> Result<Loaded, ModelError> {
-    let (features, out) = (keys.hidden_size("features_length")?, keys.hidden_size("embedding_length")?);
+pub(super) fn load(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    _: LoadOptions,
+) -> Result<Loaded, ModelError> {
+    let (features, out) =
+        (keys.hidden_size("features_length")?, keys.hidden_size("embedding_length")?);
     let width = keys.hidden_size("posnet.embedding_length")?;
     let wrong = |key: &str, value: usize, reason| {
         Err(ModelError::KeyValue { key: keys.name(key), value: value.to_string(), reason })
@@ -158,7 +163,9 @@ fn reshaped(
     shape: &[usize],
     as_shape: &[usize],
 ) -> Result<WeightId, ModelError> {
-    w.made(&format!("{name} unfolded"), as_shape, (name, shape), |data, ty| (ty, Arc::new(Mapped(data))))
+    w.made(&format!("{name} unfolded"), as_shape, (name, shape), |data, ty| {
+        (ty, Arc::new(Mapped(data)))
+    })
 }
 
 impl GroupNorm {
@@ -214,8 +221,9 @@ impl Resnet {
 impl Attention {
     fn load(w: &mut Weights<'_>, form: &Form) -> Result<Self, ModelError> {
         let n = form.width;
-        let mut linear =
-            |part: &str| Conv::load(w, &format!("posnet.2.attn_{part}"), 1, (n, n)).map(|conv| conv.product);
+        let mut linear = |part: &str| {
+            Conv::load(w, &format!("posnet.2.attn_{part}"), 1, (n, n)).map(|conv| conv.product)
+        };
         let (qkv, wo) = ([linear("q")?, linear("k")?, linear("v")?], linear("output")?);
         let spec = AttentionSpec { mask: Mask::Full, ..AttentionSpec::causal(1, 1, n, n) };
         Ok(Self { norm: form.norm(w, "posnet.2.attn_norm")?, qkv, wo, spec })

@@ -7,7 +7,9 @@ use super::files::{refused, with};
 #[test]
 fn what_latent_attention_needs_is_named() {
     let keep = |_: &mut Metadata| {};
-    for part in ["attn_k_b", "attn_v_b", "attn_kv_a_mqa", "attn_kv_a_norm", "attn_q_a_norm", "attn_q_b"] {
+    for part in
+        ["attn_k_b", "attn_v_b", "attn_kv_a_mqa", "attn_kv_a_norm", "attn_q_a_norm", "attn_q_b"]
+    {
         let tensor = format!("blk.1.{part}.weight");
         assert_eq!(refused("deepseek3", keep, &tensor), format!("tensor `{tensor}` is missing"));
     }
@@ -45,7 +47,9 @@ fn what_only_looks_back_is_no_encoder() {
         let text = refused(name, with(&key, false), "");
         assert_eq!(
             text,
-            format!("key `{key}` is false: this architecture has windows or states, which only look back")
+            format!(
+                "key `{key}` is false: this architecture has windows or states, which only look back"
+            )
         );
     }
 }
@@ -81,7 +85,10 @@ fn what_an_indexer_needs_is_named() {
         keyless(metadata, "deepseek4");
         metadata.set("deepseek4.attention.compress_ratios", vec![0u32, 128, 0]);
     };
-    assert_eq!(refused("deepseek4", dense, "output_norm.weight"), "tensor `output_norm.weight` is missing");
+    assert_eq!(
+        refused("deepseek4", dense, "output_norm.weight"),
+        "tensor `output_norm.weight` is missing"
+    );
     let dense = |metadata: &mut Metadata| {
         keyless(metadata, "minimax-m3");
         metadata.set("minimax-m3.leading_dense_block_count", 3u32);

@@ -13,14 +13,23 @@ use puna_gguf::Metadata;
 #[test]
 fn an_unknown_architecture_is_named_with_the_known_ones() {
     let text = refused("llama", with("general.architecture", "quantum"), "");
-    assert!(text.starts_with("unknown architecture `quantum`; this version knows afmoe, apertus"), "{text}");
+    assert!(
+        text.starts_with("unknown architecture `quantum`; this version knows afmoe, apertus"),
+        "{text}"
+    );
 }
 
 #[test]
 fn a_missing_tensor_is_named() {
     let keep = |_: &mut Metadata| {};
-    assert_eq!(refused("llama", keep, "blk.1.ffn_down.weight"), "tensor `blk.1.ffn_down.weight` is missing");
-    assert_eq!(refused("llama", keep, "token_embd.weight"), "tensor `token_embd.weight` is missing");
+    assert_eq!(
+        refused("llama", keep, "blk.1.ffn_down.weight"),
+        "tensor `blk.1.ffn_down.weight` is missing"
+    );
+    assert_eq!(
+        refused("llama", keep, "token_embd.weight"),
+        "tensor `token_embd.weight` is missing"
+    );
 }
 
 #[test]
@@ -131,7 +140,8 @@ fn what_an_architecture_alone_needs_is_named() {
     let text = refused("modern-bert", with("modern-bert.hidden_activation", "swish"), "");
     assert!(text.starts_with("key `modern-bert.hidden_activation` is `swish`"), "{text}");
     for count in [0u32, 3, 257] {
-        let text = refused("t5encoder", with("t5encoder.attention.relative_buckets_count", count), "");
+        let text =
+            refused("t5encoder", with("t5encoder.attention.relative_buckets_count", count), "");
         assert!(text.starts_with("key `t5encoder.attention.relative_buckets_count` is"), "{text}");
     }
 }
@@ -155,10 +165,12 @@ fn bounds_that_bound_nothing_are_named() {
         assert!(text.starts_with(&format!("key `{key}` is absent")), "{text}");
     }
     for (key, value) in [("kpool", 4u32), ("kpool", 1), ("top_k", 8)] {
-        let text = refused("glm5-next", with(&format!("glm5-next.attention.indexer.{key}"), value), "");
+        let text =
+            refused("glm5-next", with(&format!("glm5-next.attention.indexer.{key}"), value), "");
         assert!(text.starts_with("key `glm5-next.attention.indexer.kpool` is"), "{key}: {text}");
     }
-    let text = refused("glm5-next", with("glm5-next.attention.indexer.kpool_select_tail", false), "");
+    let text =
+        refused("glm5-next", with("glm5-next.attention.indexer.kpool_select_tail", false), "");
     assert!(text.starts_with("key `glm5-next.attention.indexer.kpool_select_tail` is"), "{text}");
     let text = refused("bailingmoe3", with("bailingmoe3.kda.safe_gate", false), "");
     assert!(text.starts_with("key `bailingmoe3.kda.gate_lower_bound` is"), "{text}");
@@ -210,7 +222,10 @@ fn what_further_architectures_need_is_named() {
     }
     let sliding = with("deepseek2-ocr.attention.sliding_window", 128u32);
     let text = refused_as("deepseek", "deepseek2-ocr", sliding);
-    assert!(text.starts_with("`deepseek2-ocr.attention.sliding_window` is not supported"), "{text}");
+    assert!(
+        text.starts_with("`deepseek2-ocr.attention.sliding_window` is not supported"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -222,7 +237,10 @@ fn what_layers_must_have_in_common_is_named() {
     let other = 3 - heads[layers - 1];
     heads[layers - 1] = other;
     let text = refused("gemma4", with(key, heads), "");
-    assert!(text.starts_with(&format!("key `{key}` is {other} in layer {}, ", layers - 1)), "{text}");
+    assert!(
+        text.starts_with(&format!("key `{key}` is {other} in layer {}, ", layers - 1)),
+        "{text}"
+    );
     let text = refused("qwen3next", with("qwen3next.attention.value_length", 8u32), "");
     assert!(text.contains("gates of attention are as wide as its keys"), "{text}");
     assert!(text.contains("`attention.value_length`"), "{text}");
@@ -278,7 +296,8 @@ fn recurrent_parts_that_make_no_sense_are_named_with_their_key() {
     }
     let text = refused("qwen35", |meta| drop(meta.remove("qwen35.rope.dimension_sections")), "");
     assert!(text.starts_with("key `qwen35.rope.dimension_sections` is absent"), "{text}");
-    let text = refused("qwen3next", with("qwen3next.attention.recurrent_layers", vec![true; 3]), "");
+    let text =
+        refused("qwen3next", with("qwen3next.attention.recurrent_layers", vec![true; 3]), "");
     assert!(text.starts_with("key `qwen3next.attention.recurrent_layers` is 3 entries"), "{text}");
     let text = refused("jamba", with("jamba.attention.head_count_kv", vec![0u32, 0, 3, 0]), "");
     assert!(text.starts_with("attention in layer 2 is not supported"), "{text}");
@@ -287,7 +306,10 @@ fn recurrent_parts_that_make_no_sense_are_named_with_their_key() {
     let text = refused("dream", |meta| drop(meta.remove("tokenizer.ggml.mask_token_id")), "");
     assert!(text.contains("`tokenizer.ggml.mask_token_id`"), "{text}");
     let text = refused("rnd1", with("tokenizer.ggml.mask_token_id", 320u32), "");
-    assert!(text.starts_with("key `tokenizer.ggml.mask_token_id` is 320: the vocabulary"), "{text}");
+    assert!(
+        text.starts_with("key `tokenizer.ggml.mask_token_id` is 320: the vocabulary"),
+        "{text}"
+    );
     let text = refused("llada-moe", with("llada-moe.expert_used_count", 100u32), "");
     assert!(text.starts_with("key `llada-moe.expert_used_count` is 100"), "{text}");
     // What the keys say is compared with the tensors before any state is made.

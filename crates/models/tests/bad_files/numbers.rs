@@ -40,7 +40,10 @@ fn numbers_that_are_none_are_named_with_their_key() {
         }
     }
     let text = refused("step35", with("step35.swiglu_clamp_exp", vec![f32::NAN; 8]), "");
-    assert_eq!(text, "key `step35.swiglu_clamp_exp` is NaN in layer 0: must be a number, and not infinite");
+    assert_eq!(
+        text,
+        "key `step35.swiglu_clamp_exp` is NaN in layer 0: must be a number, and not infinite"
+    );
 }
 
 #[test]
@@ -53,17 +56,25 @@ fn the_key_that_is_wrong_is_named_and_not_what_follows_from_it() {
         let key = format!("{name}.{key}");
         for value in [0.0f32, -1.0] {
             let text = refused(name, with(&key, value), "");
-            assert_eq!(text, format!("key `{key}` is {value}: the base of frequencies must be positive"));
+            assert_eq!(
+                text,
+                format!("key `{key}` is {value}: the base of frequencies must be positive")
+            );
         }
     }
     // The file says no size of heads.
     let text = refused("gpt2", with("gpt2.attention.head_count", 255u32), "");
-    assert!(text.starts_with("key `gpt2.attention.head_count` is 255: there are more heads than"), "{text}");
+    assert!(
+        text.starts_with("key `gpt2.attention.head_count` is 255: there are more heads than"),
+        "{text}"
+    );
     let text = refused("afmoe", with("afmoe.attention.value_length", 65_537u32), "");
     assert!(text.starts_with("key `afmoe.attention.value_length` is 65537: "), "{text}");
     let text = refused("granitehybrid", with("granitehybrid.attention.head_count", 1u32), "");
     assert!(
-        text.ends_with("its `attention.head_count` is no multiple of its `attention.head_count_kv`"),
+        text.ends_with(
+            "its `attention.head_count` is no multiple of its `attention.head_count_kv`"
+        ),
         "{text}"
     );
     for (name, up) in [("llama", "ffn_up"), ("gptneox", "ffn_up")] {
@@ -74,7 +85,10 @@ fn the_key_that_is_wrong_is_named_and_not_what_follows_from_it() {
     }
     let key = "llama-moe";
     let keep = |_: &mut Metadata| {};
-    assert_eq!(refused("llama", keep, "blk.1.ffn_gate.weight"), "tensor `blk.1.ffn_gate.weight` is missing");
+    assert_eq!(
+        refused("llama", keep, "blk.1.ffn_gate.weight"),
+        "tensor `blk.1.ffn_gate.weight` is missing"
+    );
     let text = refused(key, |meta| drop(meta.remove("llama.feed_forward_length")), "");
     assert!(text.ends_with(": one of them is absent or zero"), "{text}");
 }
@@ -96,12 +110,16 @@ fn a_rotary_table_that_cannot_be_one_is_named() {
     assert_eq!(of(&[1.0; 6]), Ok(()));
     for wrong in [1, 5, 7, 12] {
         let text = of(&vec![1.0; wrong]).unwrap_err();
-        assert_eq!(text, format!("tensor `{TABLE}` has shape [{wrong}]; the keys of the file say [6]"));
+        assert_eq!(
+            text,
+            format!("tensor `{TABLE}` has shape [{wrong}]; the keys of the file say [6]")
+        );
     }
     for factor in [0.0, f32::NAN] {
         let text = of(&[1.0, 1.0, factor, 1.0, 1.0, 1.0]).unwrap_err();
-        let want =
-            format!("the factor {factor} of `{TABLE}` is not supported: frequencies cannot be divided by it");
+        let want = format!(
+            "the factor {factor} of `{TABLE}` is not supported: frequencies cannot be divided by it"
+        );
         assert_eq!(text, want);
     }
     // Any type of numbers, and none of anything else.

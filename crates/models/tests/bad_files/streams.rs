@@ -21,9 +21,19 @@ fn what_hyper_connections_need_is_named() {
     for (name, key, value, reason) in [
         ("hy_v4", "hyper_connection.count", Value::from(1u32), "must be between 2 and 16"),
         ("hy_v4", "hyper_connection.count", Value::from(17u32), "must be between 2 and 16"),
-        ("hy_v4", "hyper_connection.epsilon", Value::from(f32::NAN), "must be a small number, not negative"),
+        (
+            "hy_v4",
+            "hyper_connection.epsilon",
+            Value::from(f32::NAN),
+            "must be a small number, not negative",
+        ),
         ("hy_v4", "hyper_connection.magnitude", Value::from(f32::INFINITY), "must be a number"),
-        ("deepseek4", "hyper_connection.sinkhorn_iterations", Value::from(101u32), "must be at most 100"),
+        (
+            "deepseek4",
+            "hyper_connection.sinkhorn_iterations",
+            Value::from(101u32),
+            "must be at most 100",
+        ),
     ] {
         let key = format!("{name}.{key}");
         let text = refused(name, with(&key, value), "");
@@ -47,7 +57,10 @@ fn what_gated_streams_and_blocks_need_is_named() {
         "blk.2.ssm_alpha.weight",
         "blk.1.ffn_up_shexp.weight",
     ] {
-        assert_eq!(refused("qwen4exp-blocks", keep, tensor), format!("tensor `{tensor}` is missing"));
+        assert_eq!(
+            refused("qwen4exp-blocks", keep, tensor),
+            format!("tensor `{tensor}` is missing")
+        );
     }
     for (key, value, reason) in [
         ("hyper_connection.count", Value::from(1u32), "must be between 2 and 16"),
@@ -137,7 +150,11 @@ fn what_n_grams_need_is_named() {
         vec![u64::MAX, 61, 128, 199, 272, 351].into(),
         "the table does not reach so far",
     );
-    wrong("ple.head_vocab_sizes", vec![61u64, 67, 71, 73, 79, u64::MAX].into(), "the table has fewer rows");
+    wrong(
+        "ple.head_vocab_sizes",
+        vec![61u64, 67, 71, 73, 79, u64::MAX].into(),
+        "the table has fewer rows",
+    );
     // Other lengths than tensors have.
     let text = refused("qwen4exp", with("qwen4exp.embedding_length_per_layer_input", 16u32), "");
     assert!(text.starts_with("tensor `per_layer_token_embd.weight` has shape [8, 448]"), "{text}");

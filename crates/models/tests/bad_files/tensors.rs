@@ -35,9 +35,9 @@ fn a_shared_expert_whose_parts_differ_in_width_is_refused() {
                 if tensor.name == changed {
                     // Rows of the first two, columns of the last.
                     let wide = usize::from(part != "down");
-                    tensor
-                        .data
-                        .truncate(tensor.data.len() / tensor.shape[wide] as usize * (width as usize - 8));
+                    tensor.data.truncate(
+                        tensor.data.len() / tensor.shape[wide] as usize * (width as usize - 8),
+                    );
                     tensor.shape[wide] = width - 8;
                 }
             });
@@ -45,7 +45,10 @@ fn a_shared_expert_whose_parts_differ_in_width_is_refused() {
             // Of the up matrix the width is taken, so that the first of the others is the one that does not fit.
             let named = if part == "up" { "blk.1.ffn_gate_shexp.weight" } else { &changed };
             assert!(text.starts_with(&format!("tensor `{named}` has shape [")), "{name}: {text}");
-            assert!(text.contains(&format!("{width}")) && text.contains(&format!("{}", width - 8)), "{text}");
+            assert!(
+                text.contains(&format!("{width}")) && text.contains(&format!("{}", width - 8)),
+                "{text}"
+            );
         }
     }
 }

@@ -9,7 +9,8 @@ use puna_quant::TensorType;
 
 /// A zoo file.
 pub fn source(name: &str) -> Gguf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/zoo/{name}.gguf"));
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/zoo/{name}.gguf"));
     Gguf::open(&path).unwrap()
 }
 

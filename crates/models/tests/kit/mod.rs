@@ -9,8 +9,8 @@ use std::sync::Arc;
 use puna_cpu::{Config, CpuBackend};
 use puna_gguf::{Gguf, Metadata, Value as Key, View, Writer};
 use puna_graph::{
-    AdapterScales, Backend, CacheLayer, CacheSpec, Capacity, KvType, Mask, Plan, ProgramId, RecentPages,
-    Segment, StateSpec, StepInput,
+    AdapterScales, Backend, CacheLayer, CacheSpec, Capacity, KvType, Mask, Plan, ProgramId,
+    RecentPages, Segment, StateSpec, StepInput,
 };
 use puna_models::{Adapter, LoadOptions, Model, Want, known_architectures};
 use puna_quant::TensorType;
@@ -65,16 +65,27 @@ impl Entry {
 
     /// An entry as this describes it.
     pub fn new(name: &str, json: Value) -> Self {
-        let ints =
-            |key: &str| json[key].as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as usize).collect();
+        let ints = |key: &str| {
+            json[key].as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as usize).collect()
+        };
         let rows = json.get("logits").or_else(|| json.get("token_embeddings")).unwrap();
         let want = rows.as_array().unwrap().iter().map(numbers).collect();
         let tokens: Vec<usize> = ints("tokens");
         let ids = |tokens: Vec<usize>| tokens.into_iter().map(|t| t as u32).collect();
-        let prompt = json.get("encoder_tokens").map(|_| ids(ints("encoder_tokens"))).unwrap_or_default();
+        let prompt =
+            json.get("encoder_tokens").map(|_| ids(ints("encoder_tokens"))).unwrap_or_default();
         let (tokens, positions) = (ids(tokens), ints("positions"));
         let file = zoo().join(format!("{name}.gguf"));
-        Self { name: name.into(), file, tokens, prompt, positions, want, json, adapters: Vec::new() }
+        Self {
+            name: name.into(),
+            file,
+            tokens,
+            prompt,
+            positions,
+            want,
+            json,
+            adapters: Vec::new(),
+        }
     }
 
     pub fn is_embedding(&self) -> bool {
@@ -96,7 +107,12 @@ impl Entry {
         let mut names: Vec<String> = std::fs::read_dir(&folder)
             .unwrap_or_else(|e| panic!("{}: {e}", folder.display()))
             .filter_map(|f| {
-                f.unwrap().file_name().into_string().unwrap().strip_suffix(".json").map(str::to_owned)
+                f.unwrap()
+                    .file_name()
+                    .into_string()
+                    .unwrap()
+                    .strip_suffix(".json")
+                    .map(str::to_owned)
             })
             .collect();
         names.sort();
@@ -107,8 +123,13 @@ impl Entry {
     /// All of them, or those that `PUNA_ZOO=NAME,NAME` chooses while somebody works on these alone.
     pub fn chosen() -> Vec<Self> {
         let Some(names) = chosen_names() else { return Self::all() };
-        let entries: Vec<Self> = Self::all().into_iter().filter(|e| names.contains(&e.name)).collect();
-        assert_eq!(entries.len(), names.len(), "of {names:?} there are entries of known architectures");
+        let entries: Vec<Self> =
+            Self::all().into_iter().filter(|e| names.contains(&e.name)).collect();
+        assert_eq!(
+            entries.len(),
+            names.len(),
+            "of {names:?} there are entries of known architectures"
+        );
         entries
     }
 }
@@ -124,7 +145,12 @@ pub type Matrix = (String, [usize; 2], Vec<f32>);
 
 /// The entry with its file rewritten into one of another architecture (or the same), with changed keys and further matrices, or others
 /// in the place of its own; one without values takes it away.
-pub fn rewritten(entry: &Entry, name: &str, change: &dyn Fn(&mut Metadata), matrices: &[Matrix]) -> Entry {
+pub fn rewritten(
+    entry: &Entry,
+    name: &str,
+    change: &dyn Fn(&mut Metadata),
+    matrices: &[Matrix],
+) -> Entry {
     let source = Gguf::open(&entry.file).unwrap();
     let old = format!("{}.", source.metadata().architecture().unwrap());
     let mut metadata = Metadata::new();
@@ -176,7 +202,8 @@ pub fn older_latent(name: &str, heads: usize) -> Entry {
         for key in ["key_length_mla", "value_length_mla"] {
             assert!(metadata.remove(&format!("deepseek2.attention.{key}")).is_some());
         }
-        let sizes = [("head_count_kv", heads), ("key_length", still + turned), ("value_length", value)];
+        let sizes =
+            [("head_count_kv", heads), ("key_length", still + turned), ("value_length", value)];
         for (key, size) in sizes {
             metadata.set(&format!("deepseek2.attention.{key}"), size as u32);
         }
@@ -241,17 +268,20 @@ impl Runner {
         let all = room / page;
         let recent = (reach.saturating_add(rows).div_ceil(page) + 1).min(all);
         let (pages, recent_pages) = (4 * all, 4 * recent);
-        let spec = CacheSpec { layers, key_type, value_type, page_tokens: page, pages, recent_pages };
+        let spec =
+            CacheSpec { layers, key_type, value_type, page_tokens: page, pages, recent_pages };
         backend.create_cache(spec).unwrap();
         backend.create_states(StateSpec { states: model.states().to_vec(), slots: SLOTS }).unwrap();
         let want = if entry.is_embedding() { Want::Hidden } else { Want::Logits };
         let graph = model.graph(want).unwrap();
         let cols = graph.value(graph.result().unwrap()).cols;
         let rows = ROWS.max(SLOTS * entry.tokens.len());
-        let program = backend.compile(Plan::new(graph, Capacity { tokens: rows, outputs: rows })).unwrap();
+        let program =
+            backend.compile(Plan::new(graph, Capacity { tokens: rows, outputs: rows })).unwrap();
         let capacity = Capacity { tokens: 512, outputs: 1 };
-        let encoder =
-            model.graph(Want::Encode).map(|graph| backend.compile(Plan::new(graph, capacity)).unwrap());
+        let encoder = model
+            .graph(Want::Encode)
+            .map(|graph| backend.compile(Plan::new(graph, capacity)).unwrap());
         let encoded = [0; SLOTS];
         Self {
             backend,
@@ -269,7 +299,8 @@ impl Runner {
 
     /// Has the encoder read the prompts of sequences in one step.
     pub fn read(&mut self, prompts: &[(usize, &[u32])]) {
-        let feeds: Vec<_> = prompts.iter().map(|&(sequence, prompt)| (sequence, 0, prompt)).collect();
+        let feeds: Vec<_> =
+            prompts.iter().map(|&(sequence, prompt)| (sequence, 0, prompt)).collect();
         prompts.iter().for_each(|(sequence, prompt)| self.encoded[*sequence] = prompt.len());
         let input = self.input(&feeds, |_| 0);
         self.backend.run(self.encoder.expect("the model has an encoder"), &input);
@@ -284,7 +315,11 @@ impl Runner {
     }
 
     /// A step of tokens behind so many others that are `before` all those that a sequence has had.
-    fn input(&self, sequences: &[(usize, usize, &[u32])], before: impl Fn(usize) -> usize) -> StepInput {
+    fn input(
+        &self,
+        sequences: &[(usize, usize, &[u32])],
+        before: impl Fn(usize) -> usize,
+    ) -> StepInput {
         let mut input = StepInput::default();
         for &(sequence, past, tokens) in sequences {
             let past = before(sequence) + past;
@@ -297,7 +332,8 @@ impl Runner {
             let seen = self.windows.iter().map(|mask| mask.first_seen(past)).min().unwrap_or(0);
             let (first, end) = (seen / self.page, (past + tokens.len()).div_ceil(self.page));
             assert!(end - first <= self.recent);
-            let recent = RecentPages { first, pages: (first..end).map(|p| odd(p % self.recent)).collect() };
+            let recent =
+                RecentPages { first, pages: (first..end).map(|p| odd(p % self.recent)).collect() };
             let (state, encoded) = ((sequence * 3 % SLOTS) as u32, self.encoded[sequence]);
             input.segments.push(Segment {
                 first_row,
@@ -308,7 +344,9 @@ impl Runner {
                 encoded,
                 state,
             });
-            input.adapter_scales.push(self.adapter_scales.get(sequence).cloned().unwrap_or_default());
+            input
+                .adapter_scales
+                .push(self.adapter_scales.get(sequence).cloned().unwrap_or_default());
         }
         input
     }
@@ -412,5 +450,7 @@ pub fn complaint(entry: &Entry, rows: &[Vec<f32>], exact: bool) -> Option<String
     let rms = (squares / f64::from(count)).sqrt();
     let rms_limit = rounded.and(entry.number("tolerance_quantised_activations_rms"));
     let bad = worst > limit || rms_limit.is_some_and(|limit| rms > limit);
-    bad.then(|| format!("error {worst:.2e} (limit {limit:.0e}), rms {rms:.1e} (limit {rms_limit:?})"))
+    bad.then(|| {
+        format!("error {worst:.2e} (limit {limit:.0e}), rms {rms:.1e} (limit {rms_limit:?})")
+    })
 }

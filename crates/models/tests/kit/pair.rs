@@ -6,7 +6,8 @@ use std::sync::Arc;
 use puna_cpu::{Config, CpuBackend};
 use puna_gguf::{Gguf, Metadata, View, Writer};
 use puna_graph::{
-    Backend, CacheSpec, Capacity, KvType, Plan, ProgramId, RecentPages, Segment, StateSpec, StepInput,
+    Backend, CacheSpec, Capacity, KvType, Plan, ProgramId, RecentPages, Segment, StateSpec,
+    StepInput,
 };
 use puna_models::{LoadOptions, Model, ModelError, Want};
 use serde_json::Value;
@@ -51,13 +52,21 @@ pub struct Pair {
 
 impl Pair {
     pub fn new(model: &View, draft: &View, level: &str) -> Self {
-        let model = Model::load_accompanied(model, &[], LoadOptions::default(), Some(draft)).unwrap();
+        let model =
+            Model::load_accompanied(model, &[], LoadOptions::default(), Some(draft)).unwrap();
         let config = Config { threads: Some(2), kernels: Some(level.into()), ..Config::default() };
         let mut backend = CpuBackend::new(&config).unwrap();
         backend.adopt(model.weights().to_vec(), model.ropes().to_vec()).unwrap();
         let layers = model.cache_layers().to_vec();
         let (key_type, value_type, pages) = (KvType::F32, KvType::F32, 2 * PAGES);
-        let spec = CacheSpec { layers, key_type, value_type, page_tokens: PAGE, pages, recent_pages: pages };
+        let spec = CacheSpec {
+            layers,
+            key_type,
+            value_type,
+            page_tokens: PAGE,
+            pages,
+            recent_pages: pages,
+        };
         backend.create_cache(spec).unwrap();
         backend.create_states(StateSpec { states: model.states().to_vec(), slots: 2 }).unwrap();
         let mut programs = Vec::new();
@@ -110,7 +119,8 @@ pub fn worst_of(got: &[f32], want: &Value, model: &Model, std: f64) -> f64 {
     let want: Vec<Option<f64>> = want.as_array().unwrap().iter().map(Value::as_f64).collect();
     assert_eq!(want.iter().flatten().count(), got.len());
     let error = |(entry, got): (usize, &f32)| {
-        let want = want[model.guessed_token(entry) as usize].expect("the reference says this token, too");
+        let want =
+            want[model.guessed_token(entry) as usize].expect("the reference says this token, too");
         let error = (f64::from(*got) - want).abs() / std;
         if error.is_nan() { f64::INFINITY } else { error }
     };
@@ -124,7 +134,9 @@ pub fn changed(name: &str, change: &dyn Fn(&mut Metadata), without: &dyn Fn(&str
 
 /// A draft model's file with other data of a tensor.
 pub fn replaced(name: &str, tensor: &str, data: &[u8]) -> View {
-    rewritten(name, &|_| {}, |other, own| Some(if other == tensor { data.to_vec() } else { own.to_vec() }))
+    rewritten(name, &|_| {}, |other, own| {
+        Some(if other == tensor { data.to_vec() } else { own.to_vec() })
+    })
 }
 
 fn rewritten(

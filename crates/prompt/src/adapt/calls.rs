@@ -22,7 +22,8 @@ pub(super) fn ordered_results(mut messages: Vec<Message>, done: &mut Adaptations
         let results = messages[at + 1..].iter().take_while(|m| m.role == "tool").count();
         let run = &mut messages[at + 1..at + 1 + results];
         let place = |m: &Message| m.tool_call_id.as_ref().and_then(|id| calls.get(id)).copied();
-        if calls.len() > 1 && run.iter().all(|m| place(m).is_some()) && !run.is_sorted_by_key(place) {
+        if calls.len() > 1 && run.iter().all(|m| place(m).is_some()) && !run.is_sorted_by_key(place)
+        {
             run.sort_by_key(place);
             done.insert(Adaptation::Reordered);
         }
@@ -77,7 +78,8 @@ pub fn check_results(messages: &[Message]) -> Result<(), PromptError> {
 
 /// Puts results that stand behind other messages directly behind their calls.
 pub(super) fn gather_results(messages: Vec<Message>, done: &mut Adaptations) -> Vec<Message> {
-    let before: Vec<_> = messages.iter().map(|m| (m.role.clone(), m.tool_call_id.clone())).collect();
+    let before: Vec<_> =
+        messages.iter().map(|m| (m.role.clone(), m.tool_call_id.clone())).collect();
     let gathered = each_with_results(messages, |message, results, all| {
         all.push(message);
         all.extend(results);
@@ -101,9 +103,11 @@ pub(super) fn separate_calls(messages: Vec<Message>, done: &mut Adaptations) -> 
         let mut first = Some(message);
         for mut call in calls {
             call.function.index = 0;
-            let answers = |m: &Message| call.id.is_empty() || m.tool_call_id.as_ref() == Some(&call.id);
+            let answers =
+                |m: &Message| call.id.is_empty() || m.tool_call_id.as_ref() == Some(&call.id);
             // They are in the order of the calls.
-            let result = results.front().is_some_and(answers).then(|| results.pop_front()).flatten();
+            let result =
+                results.front().is_some_and(answers).then(|| results.pop_front()).flatten();
             let message = first.take().unwrap_or_else(|| Message::new("assistant", ""));
             all.push(Message { tool_calls: vec![call], ..message });
             all.extend(result);

@@ -66,7 +66,9 @@ impl Adaptation {
             Self::Placeholder => {
                 "a text stands for calls, for an image, or for a turn that the template requires"
             }
-            Self::Repaired => "arguments of a call that were no JSON object became the text of an argument",
+            Self::Repaired => {
+                "arguments of a call that were no JSON object became the text of an argument"
+            }
             Self::Dropped => {
                 "messages or parts of them were left out: the context is too small, or the template has no place for them"
             }
@@ -145,7 +147,11 @@ pub fn adapt(messages: &[Message], rules: &MessageRules) -> (Vec<Message>, Adapt
 
 /// Removes assistant messages without text, thoughts, images and calls where the template refuses them. The last message stays:
 /// the model continues it.
-fn drop_empty_answers(messages: Vec<Message>, rules: &MessageRules, done: &mut Adaptations) -> Vec<Message> {
+fn drop_empty_answers(
+    messages: Vec<Message>,
+    rules: &MessageRules,
+    done: &mut Adaptations,
+) -> Vec<Message> {
     if rules.empty_answers {
         return messages;
     }
@@ -169,7 +175,11 @@ fn drop_empty_answers(messages: Vec<Message>, rules: &MessageRules, done: &mut A
 }
 
 /// Puts system messages where the template accepts them.
-fn place_systems(messages: Vec<Message>, rules: &MessageRules, done: &mut Adaptations) -> Vec<Message> {
+fn place_systems(
+    messages: Vec<Message>,
+    rules: &MessageRules,
+    done: &mut Adaptations,
+) -> Vec<Message> {
     let head = messages.iter().take_while(|m| m.role == "system").count();
     let mut all = Vec::with_capacity(messages.len());
     let mut messages = messages.into_iter();
@@ -187,7 +197,8 @@ fn place_systems(messages: Vec<Message>, rules: &MessageRules, done: &mut Adapta
             all.append(&mut first);
         }
         false => {
-            let says_something = |system: &Message| !system.content.is_empty() || !system.images.is_empty();
+            let says_something =
+                |system: &Message| !system.content.is_empty() || !system.images.is_empty();
             unplaced = first.pop().filter(says_something);
         }
     }

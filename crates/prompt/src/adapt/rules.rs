@@ -70,7 +70,8 @@ impl MessageRules {
             _ if late_systems.contains(&LateSystem::NotInPlace) => LateSystem::NotInPlace,
             _ => LateSystem::InPlace,
         };
-        let is_named = matches!(template, Template::BuiltIn(_)) || template.source().contains("developer");
+        let is_named =
+            matches!(template, Template::BuiltIn(_)) || template.source().contains("developer");
         let system_rule = match template {
             Template::Jinja(jinja) => writes_system(jinja),
             _ => probe.writes(&[system(0), user(1)]),
@@ -201,8 +202,7 @@ struct Probe<'t>(&'t Template);
 
 impl Probe<'_> {
     fn rendered(&self, messages: &[Message]) -> Option<String> {
-        let parameters =
-            json!({"type": "object", "properties": {"probe_key": {"type": "string", "description": ""}}});
+        let parameters = json!({"type": "object", "properties": {"probe_key": {"type": "string", "description": ""}}});
         let function = json!({"name": "probe_tool", "description": "", "parameters": parameters});
         let tools = [json!({"type": "function", "function": function})];
         let uses_tools = messages.iter().any(|m| m.role == "tool" || !m.tool_calls.is_empty());
@@ -249,7 +249,8 @@ impl Probe<'_> {
 
     fn with_calls(count: usize) -> Message {
         let call = |at: usize| {
-            let arguments = Map::from_iter([("probe_key".to_owned(), json!(format!("probe_value_{at}")))]);
+            let arguments =
+                Map::from_iter([("probe_key".to_owned(), json!(format!("probe_value_{at}")))]);
             let function = FunctionCall { index: at, name: "probe_tool".into(), arguments };
             ToolCall { id: format!("probe000{at}"), function }
         };
@@ -326,7 +327,8 @@ pub(crate) fn check_roles(template: &Template, messages: &[Message]) -> Result<(
             continue;
         }
         if !Probe(template).accepts(&[user(0), text(role, 1)]) {
-            let error = Box::new(PromptError::UnknownRole { role: role.chars().take(40).collect() });
+            let error =
+                Box::new(PromptError::UnknownRole { role: role.chars().take(40).collect() });
             return Err(PromptError::Message { index, error });
         }
         accepted.push(role);
@@ -391,7 +393,8 @@ fn render_with_markers(
 /// Whether the arguments of all calls stand in a prompt.
 fn has_arguments(prompt: &str, messages: &[Message]) -> bool {
     let calls = messages.iter().flat_map(|m| &m.tool_calls);
-    let mut arguments = calls.flat_map(|call| call.function.arguments.values()).filter_map(Json::as_str);
+    let mut arguments =
+        calls.flat_map(|call| call.function.arguments.values()).filter_map(Json::as_str);
     let written = marks_in(prompt);
     arguments.all(|argument| match argument.starts_with(MARK) {
         true => written.contains(argument),
@@ -411,7 +414,8 @@ fn has_all(prompt: &str, messages: &[Message]) -> bool {
 /// The texts of probes in a prompt, found in one pass: conversations may have hundreds of thousands of calls.
 fn marks_in<'a>(prompt: &'a str) -> HashSet<&'a str> {
     let mark = |(at, _): (usize, &'a str)| {
-        let end = prompt.as_bytes()[at..].iter().take(MARK_BYTES_MAX).position(|byte| *byte == b'.')?;
+        let end =
+            prompt.as_bytes()[at..].iter().take(MARK_BYTES_MAX).position(|byte| *byte == b'.')?;
         prompt.get(at..=at + end)
     };
     prompt.match_indices(MARK).filter_map(mark).collect()

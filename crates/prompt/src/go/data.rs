@@ -13,8 +13,12 @@ use super::value::{Field, List, Map, Shows, Struct, Value};
 use crate::message::{Message, Think, ToolCall};
 
 /// The top-level map.
-pub(super) fn top(entries: impl IntoIterator<Item = (&'static str, Value)>, think: Option<&Think>) -> Value {
-    let mut map: BTreeMap<Arc<str>, Value> = entries.into_iter().map(|(k, v)| (Arc::from(k), v)).collect();
+pub(super) fn top(
+    entries: impl IntoIterator<Item = (&'static str, Value)>,
+    think: Option<&Think>,
+) -> Value {
+    let mut map: BTreeMap<Arc<str>, Value> =
+        entries.into_iter().map(|(k, v)| (Arc::from(k), v)).collect();
     map.insert("Think".into(), Value::Bool(think.is_some_and(Think::is_on)));
     map.insert("ThinkLevel".into(), Value::str(think.map_or("", Think::level)));
     map.insert("IsThinkSet".into(), Value::Bool(think.is_some()));
@@ -77,7 +81,12 @@ fn tool(json: &Json) -> Value {
         vec![
             named("Type", "type", false, text(json, "type")),
             named("Items", "items", true, any(json, "items")),
-            named("Function", "function", false, function(json.get("function").unwrap_or(&Json::Null))),
+            named(
+                "Function",
+                "function",
+                false,
+                function(json.get("function").unwrap_or(&Json::Null)),
+            ),
         ],
     )
 }
@@ -118,7 +127,8 @@ fn properties(json: &Json, keep_order: bool) -> Value {
     let mut map = Map { entries: BTreeMap::new(), order: None, shows: Shows::Json, nil: true };
     if let Some(Json::Object(properties)) = json.get("properties") {
         map.nil = false;
-        map.entries = properties.iter().map(|(k, v)| (Arc::from(k.as_str()), property(v))).collect();
+        map.entries =
+            properties.iter().map(|(k, v)| (Arc::from(k.as_str()), property(v))).collect();
         map.order = keep_order.then(|| properties.keys().map(|k| Arc::from(k.as_str())).collect());
     }
     Value::Map(Arc::new(map))
@@ -159,7 +169,9 @@ fn any(json: &Json, key: &str) -> Value {
 
 fn strings(json: &Json, key: &str) -> Value {
     match json.get(key) {
-        Some(Json::Array(items)) => slice(items.iter().filter_map(Json::as_str).map(Value::str).collect()),
+        Some(Json::Array(items)) => {
+            slice(items.iter().filter_map(Json::as_str).map(Value::str).collect())
+        }
         _ => empty_list(),
     }
 }

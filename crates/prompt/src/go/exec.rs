@@ -194,7 +194,13 @@ impl<'t> Exec<'t> {
         Ok(flow)
     }
 
-    fn call_template(&mut self, dot: &Value, pos: usize, name: &'t str, pipe: Option<&'t Pipe>) -> Ran<()> {
+    fn call_template(
+        &mut self,
+        dot: &Value,
+        pos: usize,
+        name: &'t str,
+        pipe: Option<&'t Pipe>,
+    ) -> Ran<()> {
         let Some((name, nodes)) = self.trees.get_key_value(name) else {
             let message = format!("template {name:?} not defined");
             let argument = pipe.map(|p| format!(" {p}")).unwrap_or_default();
@@ -269,7 +275,9 @@ impl<'t> Exec<'t> {
                 return Err(self.error(cmd.pos, &cmd.to_string(), message));
             }
             _ if has_args => {
-                return Err(self.arg_error(first, format!("can't give argument to non-function {first}")));
+                return Err(
+                    self.arg_error(first, format!("can't give argument to non-function {first}"))
+                );
             }
             _ => {}
         }
@@ -323,7 +331,8 @@ impl<'t> Exec<'t> {
                 Err(self.arg_error(arg, format!("expected string; found {arg}")))
             }
             ("printf", Some(value), Some(arg)) => {
-                let message = format!("wrong type for value; expected string; got {}", value.type_name());
+                let message =
+                    format!("wrong type for value; expected string; got {}", value.type_name());
                 Err(self.arg_error(arg, message))
             }
             ("call", Some(value), Some(arg)) => {
@@ -366,7 +375,9 @@ impl<'t> Exec<'t> {
             Expr::Bool(b) => Ok(Value::Bool(*b)),
             Expr::Number(Number::Int(n), _) => Ok(Value::Int(*n)),
             Expr::Number(Number::Float(f), _) => Ok(Value::Float(*f)),
-            Expr::Number(Number::Overflow, text) => Err(self.arg_error(arg, format!("{text} overflows int"))),
+            Expr::Number(Number::Overflow, text) => {
+                Err(self.arg_error(arg, format!("{text} overflows int")))
+            }
             Expr::Str { text, .. } => Ok(Value::Str(Arc::clone(text))),
             Expr::Nil => Ok(Value::Nil),
             Expr::Dot => Ok(dot.clone()),
@@ -414,7 +425,8 @@ impl<'t> Exec<'t> {
                     Some(field) => field.value.clone(),
                     None if name == "ToTypeScriptType" => Value::str(funcs::type_script(&value)),
                     None => {
-                        let message = format!("can't evaluate field {name} in type {}", s.type_name);
+                        let message =
+                            format!("can't evaluate field {name} in type {}", s.type_name);
                         return Err(self.arg_error(arg, message));
                     }
                 },

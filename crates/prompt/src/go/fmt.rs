@@ -13,8 +13,8 @@ const WIDTH_MAX: usize = 1000;
 pub(super) fn sprint(args: &[Value]) -> String {
     let mut out = String::new();
     for (i, arg) in args.iter().enumerate() {
-        let strings =
-            matches!(arg, Value::Str(_)) || matches!(args.get(i.wrapping_sub(1)), Some(Value::Str(_)));
+        let strings = matches!(arg, Value::Str(_))
+            || matches!(args.get(i.wrapping_sub(1)), Some(Value::Str(_)));
         if i > 0 && !strings {
             out.push(' ');
         }
@@ -204,7 +204,9 @@ fn verb_to(out: &mut String, verb: char, mut spec: Spec, arg: &Value) {
             }
             out.push('}');
         }
-        Value::Bool(b) if matches!(verb, 'v' | 't') => pad(out, spec, if *b { "true" } else { "false" }),
+        Value::Bool(b) if matches!(verb, 'v' | 't') => {
+            pad(out, spec, if *b { "true" } else { "false" })
+        }
         Value::Int(n) => int_to(out, verb, spec, *n),
         Value::Float(f) => float_to(out, verb, spec, *f),
         Value::Str(s) => str_to(out, verb, spec, s),
@@ -255,7 +257,9 @@ fn int_to(out: &mut String, verb: char, spec: Spec, n: i64) {
     };
     let wanted = match (spec.precision, spec.width) {
         (Some(precision), _) => precision,
-        (None, Some(width)) if spec.zero => width - usize::from(n < 0 || spec.plus || spec.space).min(width),
+        (None, Some(width)) if spec.zero => {
+            width - usize::from(n < 0 || spec.plus || spec.space).min(width)
+        }
         _ => 0,
     };
     if digits.len() < wanted {
@@ -367,7 +371,9 @@ pub(super) fn quote(text: &str, mark: char) -> String {
             '\t' => out.push_str("\\t"),
             '\u{b}' => out.push_str("\\v"),
             '\0'..='\u{1f}' | '\u{7f}' => _ = write!(out, "\\x{:02x}", u32::from(c)),
-            _ if !is_print(c) && u32::from(c) > 0xffff => _ = write!(out, "\\U{:08x}", u32::from(c)),
+            _ if !is_print(c) && u32::from(c) > 0xffff => {
+                _ = write!(out, "\\U{:08x}", u32::from(c))
+            }
             _ if !is_print(c) => _ = write!(out, "\\u{:04x}", u32::from(c)),
             _ => out.push(c),
         }
@@ -404,7 +410,8 @@ pub(super) fn float_g(f: f64) -> String {
         .to_string();
     }
     let scientific = format!("{f:e}");
-    let exponent_value: i32 = scientific.split_once('e').and_then(|(_, e)| e.parse().ok()).unwrap_or(0);
+    let exponent_value: i32 =
+        scientific.split_once('e').and_then(|(_, e)| e.parse().ok()).unwrap_or(0);
     if (-4..6).contains(&exponent_value) { format!("{f}") } else { exponent(&scientific) }
 }
 

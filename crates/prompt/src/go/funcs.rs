@@ -25,14 +25,18 @@ fn arity(name: &str) -> Option<(usize, usize)> {
         "not" | "len" | "json" | "toTypeScriptType" => (1, 1),
         "index" | "slice" | "call" | "eq" | "printf" => (1, many),
         "ne" | "lt" | "le" | "gt" | "ge" => (2, 2),
-        "print" | "println" | "html" | "js" | "urlquery" | "currentDate" | "yesterdayDate" => (0, many),
+        "print" | "println" | "html" | "js" | "urlquery" | "currentDate" | "yesterdayDate" => {
+            (0, many)
+        }
         _ => return None,
     })
 }
 
 /// Go's complaint about the number of arguments, if there is one.
 pub(super) fn check_arity(name: &str, got: usize) -> Result<(), String> {
-    let Some((least, most)) = arity(name) else { return Err(format!("{name:?} is not a defined function")) };
+    let Some((least, most)) = arity(name) else {
+        return Err(format!("{name:?} is not a defined function"));
+    };
     if (least..=most).contains(&got) {
         return Ok(());
     }
@@ -51,8 +55,12 @@ pub(super) fn call(env: &Env, name: &str, args: &[Value]) -> Result<Value, Strin
         ("eq", [first, rest @ ..]) => eq(first, rest).map(Value::Bool),
         ("ne", [a, b]) => eq(a, std::slice::from_ref(b)).map(|equal| Value::Bool(!equal)),
         ("lt", [a, b]) => Ok(Value::Bool(order(a, b)? == Some(Ordering::Less))),
-        ("le", [a, b]) => Ok(Value::Bool(matches!(order(a, b)?, Some(Ordering::Less | Ordering::Equal)))),
-        ("gt", [a, b]) => Ok(Value::Bool(!matches!(order(a, b)?, Some(Ordering::Less | Ordering::Equal)))),
+        ("le", [a, b]) => {
+            Ok(Value::Bool(matches!(order(a, b)?, Some(Ordering::Less | Ordering::Equal))))
+        }
+        ("gt", [a, b]) => {
+            Ok(Value::Bool(!matches!(order(a, b)?, Some(Ordering::Less | Ordering::Equal))))
+        }
         ("ge", [a, b]) => Ok(Value::Bool(order(a, b)? != Some(Ordering::Less))),
         ("print", args) => Ok(Value::str(fmt::sprint(args))),
         ("println", args) => Ok(Value::str(fmt::sprintln(args))),
@@ -76,8 +84,9 @@ fn text_of(args: &[Value]) -> String {
     match args {
         [Value::Str(s)] => s.to_string(),
         _ => {
-            let shown =
-                |v: &Value| if matches!(v, Value::Nil) { Value::str("<no value>") } else { v.clone() };
+            let shown = |v: &Value| {
+                if matches!(v, Value::Nil) { Value::str("<no value>") } else { v.clone() }
+            };
             fmt::sprint(&args.iter().map(shown).collect::<Vec<_>>())
         }
     }
@@ -106,7 +115,9 @@ fn index(item: &Value, path: &[Value]) -> Result<Value, String> {
             Value::Map(m) => match at {
                 Value::Str(key) => m.entries.get(key).cloned().unwrap_or(Value::Nil),
                 Value::Nil => return Err("value is nil; should be of type string".into()),
-                other => return Err(format!("value has type {}; should be string", other.type_name())),
+                other => {
+                    return Err(format!("value has type {}; should be string", other.type_name()));
+                }
             },
             Value::Nil => return Err("index of nil pointer".into()),
             other => return Err(format!("can't index item of type {}", other.type_name())),
@@ -200,9 +211,11 @@ fn order(a: &Value, b: &Value) -> Result<Option<Ordering>, String> {
         (Value::Int(a), Value::Int(b)) => Ok(Some(a.cmp(b))),
         (Value::Float(a), Value::Float(b)) => Ok(a.partial_cmp(b)),
         (Value::Str(a), Value::Str(b)) => Ok(Some(a.cmp(b))),
-        (a, b) if is_basic(a) && is_basic(b) && a.type_name() != b.type_name() => {
-            Err(format!("incompatible types for comparison: {} and {}", a.type_name(), b.type_name()))
-        }
+        (a, b) if is_basic(a) && is_basic(b) && a.type_name() != b.type_name() => Err(format!(
+            "incompatible types for comparison: {} and {}",
+            a.type_name(),
+            b.type_name()
+        )),
         _ => Err("invalid type for comparison".into()),
     }
 }
@@ -247,7 +260,9 @@ fn escape_query(text: &str) -> String {
             'a'..='z' | 'A'..='Z' | '0'..='9' | '-' | '_' | '.' | '~' => out.push(c),
             ' ' => out.push('+'),
             _ if is_half(c) => out.push(c),
-            _ => c.encode_utf8(&mut [0; 4]).bytes().for_each(|b| out.push_str(&format!("%{b:02X}"))),
+            _ => {
+                c.encode_utf8(&mut [0; 4]).bytes().for_each(|b| out.push_str(&format!("%{b:02X}")))
+            }
         }
     }
     out

@@ -45,7 +45,10 @@ pub(super) enum Kind {
 impl Kind {
     pub(super) fn is_keyword(self) -> bool {
         use Kind::*;
-        matches!(self, Block | Break | Continue | Define | Else | End | If | Range | Template | With)
+        matches!(
+            self,
+            Block | Break | Continue | Define | Else | End | If | Range | Template | With
+        )
     }
 }
 
@@ -162,7 +165,9 @@ impl<'s> Lexer<'s> {
                 None => self.error(start, "unterminated raw quoted string"),
             },
             '$' => self.name(Kind::Variable),
-            '.' if !self.src[start + 1..].starts_with(|c: char| c.is_ascii_digit()) => self.name(Kind::Field),
+            '.' if !self.src[start + 1..].starts_with(|c: char| c.is_ascii_digit()) => {
+                self.name(Kind::Field)
+            }
             '.' | '+' | '-' | '0'..='9' => self.number(),
             _ if is_alphanumeric(c) => self.identifier(),
             '(' => {
@@ -177,7 +182,10 @@ impl<'s> Lexer<'s> {
                 self.single(Kind::RightParen)
             }
             ' '..='~' => self.single(Kind::Char),
-            _ => self.error(start, format!("unrecognized character in action: U+{:04X} '{c}'", u32::from(c))),
+            _ => self.error(
+                start,
+                format!("unrecognized character in action: U+{:04X} '{c}'", u32::from(c)),
+            ),
         }
     }
 
@@ -204,7 +212,11 @@ impl<'s> Lexer<'s> {
         self.pos += 1;
         self.skip_alphanumeric();
         if self.pos == start + 1 && kind == Kind::Field {
-            return if self.at_terminator() { self.emit(Kind::Dot, start) } else { self.bad_character() };
+            return if self.at_terminator() {
+                self.emit(Kind::Dot, start)
+            } else {
+                self.bad_character()
+            };
         }
         if self.at_terminator() { self.emit(kind, start) } else { self.bad_character() }
     }
@@ -239,11 +251,13 @@ impl<'s> Lexer<'s> {
         // A sign here would make a complex number; there are none.
         if matches!(self.peek(), Some('+' | '-')) {
             self.pos = self.number_end(self.pos);
-            return self.error(start, format!("bad number syntax: {:?}", &self.src[start..self.pos]));
+            return self
+                .error(start, format!("bad number syntax: {:?}", &self.src[start..self.pos]));
         }
         if let Some(c) = self.peek().filter(|c| is_alphanumeric(*c)) {
             self.pos += c.len_utf8();
-            return self.error(start, format!("bad number syntax: {:?}", &self.src[start..self.pos]));
+            return self
+                .error(start, format!("bad number syntax: {:?}", &self.src[start..self.pos]));
         }
         self.emit(Kind::Number, start)
     }
@@ -254,7 +268,8 @@ impl<'s> Lexer<'s> {
         if matches!(bytes[at], b'+' | b'-') {
             at += 1;
         }
-        let prefix = bytes.get(at + 1).map(u8::to_ascii_lowercase).filter(|_| bytes.get(at) == Some(&b'0'));
+        let prefix =
+            bytes.get(at + 1).map(u8::to_ascii_lowercase).filter(|_| bytes.get(at) == Some(&b'0'));
         let (radix, exponent) = match prefix {
             Some(b'x') => (16, b'p'),
             Some(b'o') => (8, 0),

@@ -104,7 +104,9 @@ pub(super) fn unquote(literal: &str) -> Result<String, String> {
             }
             'u' | 'U' => {
                 let digits = if escape == 'u' { 4 } else { 8 };
-                let c = code_point(&mut chars, digits, 16).and_then(char::from_u32).ok_or_else(syntax)?;
+                let c = code_point(&mut chars, digits, 16)
+                    .and_then(char::from_u32)
+                    .ok_or_else(syntax)?;
                 bytes.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
             }
             _ => return Err(syntax()),

@@ -115,7 +115,11 @@ impl GoTemplate {
         out: &mut String,
     ) -> Result<(), PromptError> {
         let data = data::top(
-            [("Prompt", Value::str(prompt)), ("Suffix", Value::str(suffix)), ("Response", Value::str(""))],
+            [
+                ("Prompt", Value::str(prompt)),
+                ("Suffix", Value::str(suffix)),
+                ("Response", Value::str("")),
+            ],
             input.think,
         );
         let env = Env { now: input.now };

@@ -63,7 +63,9 @@ impl<'s> Parser<'s> {
                     self.at = start;
                     match self.text_or_action()? {
                         Ok(node) => list.push(node),
-                        Err(ender) => return Err(self.error(format!("unexpected {}", ender.text()))),
+                        Err(ender) => {
+                            return Err(self.error(format!("unexpected {}", ender.text())));
+                        }
                     }
                 }
                 _ => match self.text_or_action()? {
@@ -93,7 +95,8 @@ impl<'s> Parser<'s> {
     }
 
     fn add_tree(&mut self, name: String, list: List) -> Parsed<()> {
-        let is_empty = |list: &List| list.iter().all(|n| matches!(n, Node::Text(t) if t.trim().is_empty()));
+        let is_empty =
+            |list: &List| list.iter().all(|n| matches!(n, Node::Text(t) if t.trim().is_empty()));
         match self.trees.get(&name) {
             Some(old) if !is_empty(old) && !is_empty(&list) => {
                 Err(self.error(format!("template: multiple definition of template {name:?}")))
@@ -325,8 +328,13 @@ impl<'s> Parser<'s> {
         }
         for (i, cmd) in pipe.cmds.iter().enumerate().skip(1) {
             let first = cmd.args.first().map(|a| &a.expr);
-            if let Some(Expr::Bool(_) | Expr::Dot | Expr::Nil | Expr::Number(..) | Expr::Str { .. }) = first {
-                return Err(self.error(format!("non executable command in pipeline stage {}", i + 1)));
+            if let Some(
+                Expr::Bool(_) | Expr::Dot | Expr::Nil | Expr::Number(..) | Expr::Str { .. },
+            ) = first
+            {
+                return Err(
+                    self.error(format!("non executable command in pipeline stage {}", i + 1))
+                );
             }
         }
         Ok(())
@@ -456,7 +464,9 @@ impl<'s> Parser<'s> {
         let what = match token.kind {
             Kind::Error => return self.error(token.text.to_string()),
             Kind::Eof => "EOF".to_string(),
-            kind if kind.is_keyword() || matches!(kind, Kind::Dot | Kind::Nil) => format!("<{}>", token.text),
+            kind if kind.is_keyword() || matches!(kind, Kind::Dot | Kind::Nil) => {
+                format!("<{}>", token.text)
+            }
             _ if token.text.chars().count() > 10 => {
                 format!("{:?}...", token.text.chars().take(10).collect::<String>())
             }

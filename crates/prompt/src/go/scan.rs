@@ -53,7 +53,8 @@ fn think_tags_in(list: &[Node], in_messages: bool, tags: &mut (String, String)) 
                 *tags = (text(list.first()), text(list.last()));
             }
             Node::If(branch) | Node::With(branch) | Node::Range(branch) => {
-                let inside = in_messages || matches!(node, Node::Range(b) if mentions(&b.pipe, "Messages"));
+                let inside =
+                    in_messages || matches!(node, Node::Range(b) if mentions(&b.pipe, "Messages"));
                 think_tags_in(&branch.list, inside, tags);
                 think_tags_in(branch.else_list.as_deref().unwrap_or_default(), inside, tags);
             }

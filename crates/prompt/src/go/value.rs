@@ -103,7 +103,8 @@ impl Value {
     }
 
     pub(crate) fn map(map: &serde_json::Map<String, Json>, shows: Shows) -> Value {
-        let entries = map.iter().map(|(k, v)| (Arc::from(k.as_str()), Value::from_json(v))).collect();
+        let entries =
+            map.iter().map(|(k, v)| (Arc::from(k.as_str()), Value::from_json(v))).collect();
         Value::Map(Arc::new(Map { entries, order: None, shows, nil: false }))
     }
 

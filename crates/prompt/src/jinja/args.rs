@@ -17,9 +17,17 @@ impl CallArgs {
     }
 
     /// Puts the arguments in the order of `params`; absent ones are `None`.
-    pub(super) fn bind<const N: usize>(&self, function: &str, params: [&str; N]) -> Res<[Option<Value>; N]> {
+    pub(super) fn bind<const N: usize>(
+        &self,
+        function: &str,
+        params: [&str; N],
+    ) -> Res<[Option<Value>; N]> {
         if self.pos.len() > N {
-            return Err(format!("{function}() takes at most {N} arguments ({} given)", self.pos.len()).into());
+            return Err(format!(
+                "{function}() takes at most {N} arguments ({} given)",
+                self.pos.len()
+            )
+            .into());
         }
         let mut bound = [const { None }; N];
         for (slot, value) in bound.iter_mut().zip(&self.pos) {
@@ -29,10 +37,15 @@ impl CallArgs {
             match params.iter().position(|p| **p == **name) {
                 Some(at) if bound[at].is_none() => bound[at] = Some(value.clone()),
                 Some(_) => {
-                    return Err(format!("{function}() got multiple values for argument '{name}'").into());
+                    return Err(
+                        format!("{function}() got multiple values for argument '{name}'").into()
+                    );
                 }
                 None => {
-                    return Err(format!("{function}() got an unexpected keyword argument '{name}'").into());
+                    return Err(format!(
+                        "{function}() got an unexpected keyword argument '{name}'"
+                    )
+                    .into());
                 }
             }
         }
@@ -43,7 +56,10 @@ impl CallArgs {
     pub(super) fn one(&self, function: &str) -> Res {
         match (&self.pos[..], &self.named[..]) {
             ([value], []) => Ok(value.clone()),
-            _ => Err(format!("{function}() takes exactly one argument ({} given)", self.len()).into()),
+            _ => {
+                Err(format!("{function}() takes exactly one argument ({} given)", self.len())
+                    .into())
+            }
         }
     }
 

@@ -98,11 +98,19 @@ impl Interp {
             },
             "iterable" => matches!(
                 value,
-                Value::Str(_) | Value::Seq(_) | Value::Dict(_) | Value::Generator(_) | Value::Undefined(_)
+                Value::Str(_)
+                    | Value::Seq(_)
+                    | Value::Dict(_)
+                    | Value::Generator(_)
+                    | Value::Undefined(_)
             ),
             "callable" => matches!(
                 value,
-                Value::Function(_) | Value::Method(_) | Value::Macro(_) | Value::Loop(_) | Value::Joiner(_)
+                Value::Function(_)
+                    | Value::Method(_)
+                    | Value::Macro(_)
+                    | Value::Loop(_)
+                    | Value::Joiner(_)
             ),
             "even" | "odd" => {
                 let rest = ops::binary(Op::Mod, value, &Value::Int(2), &mut self.budget)?;
@@ -135,12 +143,13 @@ fn same(a: &Value, b: &Value) -> bool {
         (Value::Seq(a), Value::Seq(b)) => std::rc::Rc::ptr_eq(a, b),
         (Value::Dict(a), Value::Dict(b)) => std::rc::Rc::ptr_eq(a, b),
         (Value::Namespace(a), Value::Namespace(b)) => a == b,
-        (Value::Int(_), Value::Int(_)) | (Value::Float(_), Value::Float(_)) => match (a.number(), b.number())
-        {
-            (Some(Number::Int(a)), Some(Number::Int(b))) => a == b,
-            (Some(a), Some(b)) => a.float() == b.float(),
-            _ => false,
-        },
+        (Value::Int(_), Value::Int(_)) | (Value::Float(_), Value::Float(_)) => {
+            match (a.number(), b.number()) {
+                (Some(Number::Int(a)), Some(Number::Int(b))) => a == b,
+                (Some(a), Some(b)) => a.float() == b.float(),
+                _ => false,
+            }
+        }
         _ => false,
     }
 }

@@ -30,8 +30,10 @@ impl Interp {
             Expr::List(items) => Value::list(self.eval_all(items)?),
             Expr::Tuple(items) => Value::tuple(self.eval_all(items)?),
             Expr::Dict(entries) => {
-                let entries =
-                    entries.iter().map(|(k, v)| Ok((self.eval(k)?, self.eval(v)?))).collect::<Res<_>>()?;
+                let entries = entries
+                    .iter()
+                    .map(|(k, v)| Ok((self.eval(k)?, self.eval(v)?)))
+                    .collect::<Res<_>>()?;
                 Value::dict(entries, &mut self.budget)
             }
             Expr::Post(base, posts) => {
@@ -43,7 +45,9 @@ impl Interp {
                 let value = self.eval(operand)?;
                 match value.number() {
                     Some(_) => Ok(value),
-                    None => Err(format!("bad operand type for unary +: '{}'", value.type_name()).into()),
+                    None => {
+                        Err(format!("bad operand type for unary +: '{}'", value.type_name()).into())
+                    }
                 }
             }
             Expr::Not(operand) => Ok(Value::Bool(!self.eval(operand)?.truth())),
@@ -76,7 +80,8 @@ impl Interp {
                 (true, _) => self.eval(yes),
                 (false, Some(no)) => self.eval(no),
                 (false, None) => Ok(Value::Undefined(
-                    "the inline if-expression evaluated to false and no else section was defined.".into(),
+                    "the inline if-expression evaluated to false and no else section was defined."
+                        .into(),
                 )),
             },
         }
@@ -145,13 +150,16 @@ impl Interp {
                 Value::Dict(d) => {
                     ops::take_items(d.map.len(), &mut self.budget)?;
                     for (key, value) in d.map.values() {
-                        let Value::Str(key) = key else { return Err("keywords must be strings".into()) };
+                        let Value::Str(key) = key else {
+                            return Err("keywords must be strings".into());
+                        };
                         call.named.push((Arc::clone(key), value.clone()));
                     }
                 }
                 Value::Undefined(_) => {}
                 other => {
-                    let message = format!("argument after ** must be a mapping, not {}", other.type_name());
+                    let message =
+                        format!("argument after ** must be a mapping, not {}", other.type_name());
                     return Err(message.into());
                 }
             }
@@ -198,7 +206,9 @@ impl Interp {
             _ => {}
         }
         match methods::attribute(value, name) {
-            Some(Attribute::Method(method)) => return Ok(Value::Method(Rc::new((value.clone(), method)))),
+            Some(Attribute::Method(method)) => {
+                return Ok(Value::Method(Rc::new((value.clone(), method))));
+            }
             Some(Attribute::Unsafe) => {
                 let message = format!(
                     "access to attribute '{}' of '{}' object is unsafe.",
@@ -311,7 +321,9 @@ impl Interp {
     /// `loop(items)` in a recursive loop.
     fn recurse(&mut self, state: &Rc<Loop>, args: &CallArgs) -> Res {
         let Some((stmt, scope)) = &state.recursive else {
-            return Err("The loop must have the 'recursive' marker to be called recursively.".into());
+            return Err(
+                "The loop must have the 'recursive' marker to be called recursively.".into()
+            );
         };
         let items = args.one("loop")?;
         let back = std::mem::replace(&mut self.scope, *scope);

@@ -79,7 +79,9 @@ impl Interp {
                 match value.number() {
                     Some(Number::Int(n)) => Ok(Value::Int(n.saturating_abs())),
                     Some(Number::Float(f)) => Ok(Value::Float(f.abs())),
-                    None => Err(format!("bad operand type for abs(): '{}'", value.type_name()).into()),
+                    None => {
+                        Err(format!("bad operand type for abs(): '{}'", value.type_name()).into())
+                    }
                 }
             }
             "attr" => {
@@ -88,14 +90,17 @@ impl Interp {
                     // Only attributes, never items.
                     Value::Dict(_) if methods::attribute(value, &attribute).is_none() => {
                         let name = cut(&attribute);
-                        Ok(Value::Undefined(format!("'dict object' has no attribute '{name}'").into()))
+                        Ok(Value::Undefined(
+                            format!("'dict object' has no attribute '{name}'").into(),
+                        ))
                     }
                     _ => self.attribute(value, &attribute),
                 }
             }
             "d" | "default" => {
                 let [default, boolean] = args.bind(name, ["default_value", "boolean"])?;
-                let replace = value.is_undefined() || (boolean.is_some_and(|b| b.truth()) && !value.truth());
+                let replace =
+                    value.is_undefined() || (boolean.is_some_and(|b| b.truth()) && !value.truth());
                 Ok(if replace { default.unwrap_or_else(|| Value::str("")) } else { value.clone() })
             }
             "length" | "count" => {
@@ -130,13 +135,16 @@ impl Interp {
                 take_items(value.size(), &mut self.budget)?;
                 let mut items = value.iterate()?;
                 // One rendering has one time, and with it one choice.
-                let at = usize::try_from(self.now.subsec_nanosecond()).unwrap_or(0) % items.len().max(1);
+                let at =
+                    usize::try_from(self.now.subsec_nanosecond()).unwrap_or(0) % items.len().max(1);
                 let missing = || Value::Undefined("No random item, sequence was empty.".into());
                 Ok(if items.is_empty() { missing() } else { items.swap_remove(at) })
             }
-            "capitalize" | "center" | "e" | "escape" | "forceescape" | "format" | "indent" | "lower"
-            | "pprint" | "replace" | "safe" | "string" | "striptags" | "title" | "trim" | "truncate"
-            | "upper" | "urlencode" | "wordcount" | "wordwrap" => self.text_filter(name, value, args),
+            "capitalize" | "center" | "e" | "escape" | "forceescape" | "format" | "indent"
+            | "lower" | "pprint" | "replace" | "safe" | "string" | "striptags" | "title"
+            | "trim" | "truncate" | "upper" | "urlencode" | "wordcount" | "wordwrap" => {
+                self.text_filter(name, value, args)
+            }
             _ => self.seq_filter(name, value, args),
         }
     }
@@ -165,17 +173,23 @@ impl Interp {
             "striptags" => strip_tags(&s),
             "urlencode" => url_quote(&s),
             "wordcount" => {
-                let words = s.split(|c: char| c != '_' && !c.is_alphanumeric()).filter(|w| !w.is_empty());
+                let words =
+                    s.split(|c: char| c != '_' && !c.is_alphanumeric()).filter(|w| !w.is_empty());
                 return Ok(Value::Int(words.count() as i128));
             }
             "format" => {
                 let args = match (args.pos.is_empty(), args.named.is_empty()) {
                     (_, true) => Value::tuple(args.pos.clone())?,
                     (true, false) => {
-                        let named = args.named.iter().map(|(k, v)| (Value::Str(k.clone()), v.clone()));
+                        let named =
+                            args.named.iter().map(|(k, v)| (Value::Str(k.clone()), v.clone()));
                         Value::dict(named.collect(), &mut self.budget)?
                     }
-                    _ => return Err("can't handle positional and keyword arguments at the same time".into()),
+                    _ => {
+                        return Err(
+                            "can't handle positional and keyword arguments at the same time".into(),
+                        );
+                    }
                 };
                 percent(&s, &args, &mut self.budget)?
             }
@@ -190,13 +204,21 @@ impl Interp {
             "replace" => {
                 let [old, new, count] = args.bind(name, ["old", "new", "count"])?;
                 let (Some(old), Some(new)) = (old, new) else {
-                    return Err("replace() missing 2 required positional arguments: 'old' and 'new'".into());
+                    return Err(
+                        "replace() missing 2 required positional arguments: 'old' and 'new'".into(),
+                    );
                 };
                 let count = match count {
                     None | Some(Value::None) => -1,
                     Some(count) => count.int()?,
                 };
-                return methods::replace(&s, &to_str(&old)?, &to_str(&new)?, count, &mut self.budget);
+                return methods::replace(
+                    &s,
+                    &to_str(&old)?,
+                    &to_str(&new)?,
+                    count,
+                    &mut self.budget,
+                );
             }
             "center" => {
                 let [width] = args.bind(name, ["width"])?;
@@ -249,7 +271,8 @@ pub(super) fn length(value: &Value) -> Res {
 }
 
 fn to_int(value: &Value, base: i128) -> Option<Value> {
-    let truncate = |f: f64| (f.is_finite() && f.abs() < 1e38).then(|| Value::Int(f.trunc() as i128));
+    let truncate =
+        |f: f64| (f.is_finite() && f.abs() < 1e38).then(|| Value::Int(f.trunc() as i128));
     match value {
         Value::Str(s) => match python_int(s, base) {
             Some(n) => Some(Value::Int(n)),
@@ -296,7 +319,8 @@ fn ascii_digits(s: &str) -> String {
 /// Underscores may stand between two digits.
 fn without_underscores(s: &str) -> Option<String> {
     let bytes = s.as_bytes();
-    let is_digit = |at: Option<usize>| at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_alphanumeric);
+    let is_digit =
+        |at: Option<usize>| at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_alphanumeric);
     let good = (0..bytes.len()).filter(|at| bytes[*at] == b'_');
     let good = good.into_iter().all(|at| is_digit(at.checked_sub(1)) && is_digit(Some(at + 1)));
     good.then(|| s.replace('_', ""))
@@ -345,7 +369,9 @@ fn json_style(args: &CallArgs) -> Res<JsonStyle> {
     match indent {
         None | Some(Value::None) => {}
         Some(Value::Str(s)) => style.indent = Some(s.to_string()),
-        Some(n) => style.indent = Some(" ".repeat(usize::try_from(n.int()?.clamp(0, 100)).unwrap_or(0))),
+        Some(n) => {
+            style.indent = Some(" ".repeat(usize::try_from(n.int()?.clamp(0, 100)).unwrap_or(0)))
+        }
     }
     if style.indent.is_some() {
         style.item_separator = ",".into();
@@ -370,9 +396,10 @@ fn file_size(value: &Value, args: &CallArgs) -> Res {
         Value::Str(s) => {
             python_float(s).ok_or_else(|| format!("could not convert string to float: '{s}'"))?
         }
-        other => {
-            other.number().map(Number::float).ok_or("float() argument must be a string or a real number")?
-        }
+        other => other
+            .number()
+            .map(Number::float)
+            .ok_or("float() argument must be a string or a real number")?,
     };
     let base: f64 = if binary { 1024.0 } else { 1000.0 };
     if bytes == 1.0 {
@@ -434,9 +461,11 @@ fn xml_attributes(value: &Value, args: &CallArgs) -> Res {
         }
         let key = to_str(key)?;
         if key.contains(|c| chars::is_space(c) || matches!(c, '/' | '>' | '=')) {
-            return Err(
-                format!("Invalid character in attribute name: {}", super::text::repr_str(&key)).into()
-            );
+            return Err(format!(
+                "Invalid character in attribute name: {}",
+                super::text::repr_str(&key)
+            )
+            .into());
         }
         let is_bare = out.is_empty() && !space.as_ref().is_none_or(Value::truth);
         push(&mut out, if is_bare { "" } else { " " })?;
@@ -470,7 +499,9 @@ fn url_quote(s: &str) -> String {
         match c {
             'a'..='z' | 'A'..='Z' | '0'..='9' | '_' | '.' | '-' | '~' | '/' => out.push(c),
             _ if is_half(c) => out.push(c),
-            _ => c.encode_utf8(&mut [0; 4]).bytes().for_each(|b| out.push_str(&format!("%{b:02X}"))),
+            _ => {
+                c.encode_utf8(&mut [0; 4]).bytes().for_each(|b| out.push_str(&format!("%{b:02X}")))
+            }
         }
     }
     out
@@ -492,8 +523,10 @@ fn url_pairs(value: &Value) -> Res {
     let quote = |v: &Value| {
         Ok::<_, super::value::Fail>(url_quote(&to_str(v)?).replace('/', "%2F").replace("%20", "+"))
     };
-    let parts =
-        pairs.iter().map(|(k, v)| Ok(format!("{}={}", quote(k)?, quote(v)?))).collect::<Res<Vec<_>>>()?;
+    let parts = pairs
+        .iter()
+        .map(|(k, v)| Ok(format!("{}={}", quote(k)?, quote(v)?)))
+        .collect::<Res<Vec<_>>>()?;
     Ok(Value::str(parts.join("&")))
 }
 

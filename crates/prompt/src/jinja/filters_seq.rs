@@ -28,7 +28,8 @@ impl Interp {
             "list" => Value::list(value.iterate()?),
             "items" => match value {
                 Value::Dict(d) => {
-                    let pairs = d.map.values().map(|(k, v)| Value::tuple(vec![k.clone(), v.clone()]));
+                    let pairs =
+                        d.map.values().map(|(k, v)| Value::tuple(vec![k.clone(), v.clone()]));
                     Value::generator(pairs.collect::<Res<_>>()?)
                 }
                 Value::Undefined(_) => Value::generator(Vec::new()),
@@ -37,8 +38,9 @@ impl Interp {
             "reverse" => match value {
                 Value::Str(s) => Ok(Value::str(s.chars().rev().collect::<String>())),
                 other => {
-                    let mut items =
-                        other.iterate().map_err(|fail| fail.in_words("argument must be iterable"))?;
+                    let mut items = other
+                        .iterate()
+                        .map_err(|fail| fail.in_words("argument must be iterable"))?;
                     items.reverse();
                     Value::generator(items)
                 }
@@ -87,7 +89,9 @@ impl Interp {
     /// The first or last item. Only a generator is walked for it.
     fn end(&mut self, value: &Value, last: bool, none: &str) -> Res {
         let item = match value {
-            Value::Str(s) => end_of(s.chars(), last).map(|c| Value::str(c.encode_utf8(&mut [0; 4]))),
+            Value::Str(s) => {
+                end_of(s.chars(), last).map(|c| Value::str(c.encode_utf8(&mut [0; 4])))
+            }
             Value::Seq(s) => end_of(s.items.iter(), last).cloned(),
             Value::Dict(d) => end_of(d.map.values(), last).map(|(key, _)| key.clone()),
             _ => {
@@ -289,8 +293,10 @@ impl Interp {
     }
 
     fn group_by(&mut self, value: &Value, args: &CallArgs) -> Res {
-        let [attribute, default, case] = args.bind("groupby", ["attribute", "default", "case_sensitive"])?;
-        let attribute = attribute.ok_or("groupby() missing 1 required positional argument: 'attribute'")?;
+        let [attribute, default, case] =
+            args.bind("groupby", ["attribute", "default", "case_sensitive"])?;
+        let attribute =
+            attribute.ok_or("groupby() missing 1 required positional argument: 'attribute'")?;
         let case = case.is_some_and(|c| c.truth());
         let (items, mut keyed) = (value.iterate()?, Vec::new());
         self.budget.steps(2 * KEY_STEPS * items.len() as u64)?;
@@ -304,13 +310,18 @@ impl Interp {
         }
         let mut groups: Vec<(Value, Value, Vec<Value>)> = Vec::new();
         for entry in self.sorted(keyed, false)? {
-            let Ok([folded, key, item]) = <[Value; 3]>::try_from(entry.iterate()?) else { continue };
+            let Ok([folded, key, item]) = <[Value; 3]>::try_from(entry.iterate()?) else {
+                continue;
+            };
             match groups.last_mut() {
-                Some(group) if ops::equal(&group.0, &folded, &mut self.budget)? => group.2.push(item),
+                Some(group) if ops::equal(&group.0, &folded, &mut self.budget)? => {
+                    group.2.push(item)
+                }
                 _ => groups.push((folded, key, vec![item])),
             }
         }
-        let pairs = groups.into_iter().map(|(_, key, items)| Value::tuple(vec![key, Value::list(items)?]));
+        let pairs =
+            groups.into_iter().map(|(_, key, items)| Value::tuple(vec![key, Value::list(items)?]));
         Value::list(pairs.collect::<Res<_>>()?)
     }
 
@@ -328,7 +339,11 @@ impl Interp {
                 pairs.collect::<Res<Vec<_>>>()?
             }
             Value::Undefined(message) => return Err(message.to_string().into()),
-            other => return Err(format!("'{}' object has no attribute 'items'", other.type_name()).into()),
+            other => {
+                return Err(
+                    format!("'{}' object has no attribute 'items'", other.type_name()).into()
+                );
+            }
         };
         let keyed = self.keyed(pairs, &[Value::Int(at)], case.is_some_and(|c| c.truth()))?;
         let sorted = self.sorted(keyed, reverse.is_some_and(|r| r.truth()))?;
@@ -338,11 +353,16 @@ impl Interp {
     /// `batch` and `slice`.
     fn chunks(&mut self, value: &Value, args: &CallArgs, name: &str) -> Res {
         let [count, fill] = args.bind(name, ["count", "fill_with"])?;
-        let count = count.ok_or_else(|| format!("{name}() missing 1 required positional argument"))?.int()?;
+        let count = count
+            .ok_or_else(|| format!("{name}() missing 1 required positional argument"))?
+            .int()?;
         let count = usize::try_from(count).ok().filter(|n| *n > 0).ok_or("division by zero")?;
         let fill = fill.filter(|f| !matches!(f, Value::None));
         let items = value.iterate()?;
-        take_items(items.len().saturating_add(if name == "slice" { count } else { 0 }), &mut self.budget)?;
+        take_items(
+            items.len().saturating_add(if name == "slice" { count } else { 0 }),
+            &mut self.budget,
+        )?;
         let mut chunks = Vec::new();
         if name == "batch" {
             take_items(if fill.is_some() { count } else { 0 }, &mut self.budget)?;

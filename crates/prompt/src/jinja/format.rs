@@ -142,26 +142,36 @@ fn percent_field(verb: char, spec: &Spec, value: &Value, budget: &mut Budget) ->
         },
         'd' | 'i' | 'u' => match value.number() {
             Some(Number::Int(n)) => return Ok(integer(spec, n, 'd')),
-            Some(Number::Float(f)) if f.is_finite() => return Ok(integer(spec, f.trunc() as i128, 'd')),
+            Some(Number::Float(f)) if f.is_finite() => {
+                return Ok(integer(spec, f.trunc() as i128, 'd'));
+            }
             _ => {
-                return Err(
-                    format!("%{verb} format: a real number is required, not {}", value.type_name()).into()
-                );
+                return Err(format!(
+                    "%{verb} format: a real number is required, not {}",
+                    value.type_name()
+                )
+                .into());
             }
         },
         'x' | 'X' | 'o' => match value.number() {
             Some(Number::Int(n)) => return Ok(integer(spec, n, verb)),
             _ => {
-                return Err(
-                    format!("%{verb} format: an integer is required, not {}", value.type_name()).into()
-                );
+                return Err(format!(
+                    "%{verb} format: an integer is required, not {}",
+                    value.type_name()
+                )
+                .into());
             }
         },
         'e' | 'E' | 'f' | 'F' | 'g' | 'G' => match value.number() {
             Some(n) => return Ok(real(spec, n.float(), verb)),
             None => return Err(format!("must be real number, not {}", value.type_name()).into()),
         },
-        _ => return Err(format!("unsupported format character '{verb}' (0x{:x})", u32::from(verb)).into()),
+        _ => {
+            return Err(
+                format!("unsupported format character '{verb}' (0x{:x})", u32::from(verb)).into()
+            );
+        }
     };
     // However little is left of it.
     budget.read(text.len())?;
@@ -241,7 +251,11 @@ impl Fields<'_> {
             "r" | "a" => {
                 let mut repr = String::new();
                 repr_to(&mut repr, &value)?;
-                format_spec(&Value::str(if conversion == "a" { ascii(&repr) } else { repr }), &spec, budget)
+                format_spec(
+                    &Value::str(if conversion == "a" { ascii(&repr) } else { repr }),
+                    &spec,
+                    budget,
+                )
             }
             "s" => format_spec(&Value::str(to_str(&value)?), &spec, budget),
             other => Err(format!("Unknown conversion specifier '{other}'").into()),
@@ -290,8 +304,9 @@ fn follow(mut value: Value, mut path: &str, interp: &mut Interp) -> Res {
             value = interp.item(&value, &key)?;
             path = after;
         } else {
-            let inner =
-                path.strip_prefix('.').ok_or("Only '.' or '[' may follow ']' in format field specifier")?;
+            let inner = path
+                .strip_prefix('.')
+                .ok_or("Only '.' or '[' may follow ']' in format field specifier")?;
             let end = inner.find(['.', '[']).unwrap_or(inner.len());
             value = interp.attribute(&value, &inner[..end])?;
             path = &inner[end..];
@@ -316,9 +331,11 @@ fn format_spec(value: &Value, spec: &str, budget: &mut Budget) -> Res<String> {
         (_, Some(Number::Int(n))) => match spec.kind.unwrap_or('d') {
             'd' | 'n' => Ok(integer(&spec, n, 'd')),
             kind @ ('x' | 'X' | 'o' | 'b') => Ok(integer(&spec, n, kind)),
-            'c' => {
-                Ok(pad(&spec, "", &u32::try_from(n).ok().and_then(char::from_u32).unwrap_or('?').to_string()))
-            }
+            'c' => Ok(pad(
+                &spec,
+                "",
+                &u32::try_from(n).ok().and_then(char::from_u32).unwrap_or('?').to_string(),
+            )),
             kind if is_real(kind) => Ok(real(&spec, n as f64, kind)),
             kind => Err(unknown_code(kind, value)),
         },
@@ -442,7 +459,9 @@ fn real(spec: &Spec, f: f64, kind: char) -> String {
         _ => format!("{magnitude:.precision$}"),
     };
     let text = match (spec.comma, text.split_once('.')) {
-        (Some(comma), Some((whole, fraction))) => format!("{}.{fraction}", grouped(whole, comma, 3)),
+        (Some(comma), Some((whole, fraction))) => {
+            format!("{}.{fraction}", grouped(whole, comma, 3))
+        }
         (Some(comma), None) => grouped(&text, comma, 3),
         _ => text,
     };
@@ -498,7 +517,10 @@ fn pad(spec: &Spec, sign: &str, text: &str) -> String {
     };
     match align {
         '<' => {
-            format!("{sign}{text}{}", if fill == "0" { " ".repeat(missing) } else { fill.repeat(missing) })
+            format!(
+                "{sign}{text}{}",
+                if fill == "0" { " ".repeat(missing) } else { fill.repeat(missing) }
+            )
         }
         '^' => {
             let left = missing / 2;

@@ -100,11 +100,15 @@ impl Interp {
                 for pair in pairs.iterate()? {
                     match <[Value; 2]>::try_from(pair.iterate()?) {
                         Ok([key, value]) => entries.push((key, value)),
-                        Err(_) => return Err("dictionary update sequence element is no pair".into()),
+                        Err(_) => {
+                            return Err("dictionary update sequence element is no pair".into());
+                        }
                     }
                 }
             }
-            many => return Err(format!("dict expected at most 1 argument, got {}", many.len()).into()),
+            many => {
+                return Err(format!("dict expected at most 1 argument, got {}", many.len()).into());
+            }
         }
         entries.extend(args.named.into_iter().map(|(k, v)| (Value::Str(k), v)));
         take_items(entries.len(), &mut self.budget)?;

@@ -215,7 +215,9 @@ impl Interp {
     fn call_block(&mut self, def: &Arc<Macro>, call: &Expr) -> Res<()> {
         let caller = self.macro_value(def)?;
         let Expr::Post(base, posts) = call else { return Err("expected call".into()) };
-        let Some((Post::Call(args), before)) = posts.split_last() else { return Err("expected call".into()) };
+        let Some((Post::Call(args), before)) = posts.split_last() else {
+            return Err("expected call".into());
+        };
         let base = self.eval(base)?;
         let callee = self.posts(base, before)?;
         let mut args = self.arguments(args)?;
@@ -260,7 +262,9 @@ impl Interp {
         let rest: Vec<Value> = positional.collect();
         if !rest.is_empty() && !def.takes.varargs {
             let most = def.params.len();
-            return Err(format!("macro '{}' takes not more than {most} argument(s)", def.name).into());
+            return Err(
+                format!("macro '{}' takes not more than {most} argument(s)", def.name).into()
+            );
         }
         let caller = named.iter().position(|(n, _)| &**n == "caller");
         match caller {
@@ -296,7 +300,9 @@ impl Interp {
             let value = match (value, default) {
                 (Some(value), _) => value,
                 (None, Some(default)) => self.eval(default)?,
-                (None, None) => Value::Undefined(format!("parameter '{name}' was not provided").into()),
+                (None, None) => {
+                    Value::Undefined(format!("parameter '{name}' was not provided").into())
+                }
             };
             self.set(name, value);
         }
@@ -347,7 +353,10 @@ impl Interp {
             },
             Target::Tuple(targets) => {
                 let values = value.iterate().map_err(|fail| {
-                    fail.in_words(format!("cannot unpack non-iterable {} object", value.type_name()))
+                    fail.in_words(format!(
+                        "cannot unpack non-iterable {} object",
+                        value.type_name()
+                    ))
                 })?;
                 match values.len().cmp(&targets.len()) {
                     std::cmp::Ordering::Less => Err(format!(
@@ -357,7 +366,8 @@ impl Interp {
                     )
                     .into()),
                     std::cmp::Ordering::Greater => {
-                        Err(format!("too many values to unpack (expected {})", targets.len()).into())
+                        Err(format!("too many values to unpack (expected {})", targets.len())
+                            .into())
                     }
                     std::cmp::Ordering::Equal => {
                         targets.iter().zip(values).try_for_each(|(t, v)| self.assign(t, v))

@@ -31,7 +31,8 @@ pub(super) struct Token {
 /// Cuts a source, whose line breaks must be `\n`, into tokens; the last one is `Eof`.
 pub(super) fn lex(source: &str) -> Result<Vec<Token>, PromptError> {
     let src = source.strip_suffix('\n').unwrap_or(source);
-    let mut lexer = Lexer { src, pos: 0, line: 1, counted: 0, line_start: true, tokens: Vec::new() };
+    let mut lexer =
+        Lexer { src, pos: 0, line: 1, counted: 0, line_start: true, tokens: Vec::new() };
     lexer.root()?;
     lexer.push(Tok::Eof);
     Ok(lexer.tokens)
@@ -42,8 +43,8 @@ const NAME_BYTES_MAX: usize = 1024;
 
 /// Operators, longest first.
 const OPERATORS: [&str; 25] = [
-    "**", "//", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<",
-    "=", ".", ":", "|", ",",
+    "**", "//", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}",
+    ">", "<", "=", ".", ":", "|", ",",
 ];
 
 struct Lexer<'s> {
@@ -125,7 +126,9 @@ impl<'s> Lexer<'s> {
 
     /// `{% raw %} … {% endraw %}`, after `{%` and its sign; false if this is another tag.
     fn raw(&mut self) -> Result<bool, PromptError> {
-        let Some(rest) = trim_start(&self.src[self.pos..]).strip_prefix("raw") else { return Ok(false) };
+        let Some(rest) = trim_start(&self.src[self.pos..]).strip_prefix("raw") else {
+            return Ok(false);
+        };
         let rest = trim_start(rest);
         let (rest, minus) = match rest.strip_prefix("-%}") {
             Some(rest) => (rest, true),
@@ -196,7 +199,8 @@ impl<'s> Lexer<'s> {
                 return Err(self.error("unexpected end of template inside a tag"));
             };
             if c == '_' || c.is_alphabetic() {
-                let len = rest.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(rest.len());
+                let len =
+                    rest.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(rest.len());
                 if len > NAME_BYTES_MAX {
                     return Err(self.error("a name is longer than 1024 bytes"));
                 }

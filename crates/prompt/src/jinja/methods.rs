@@ -64,7 +64,8 @@ const STR: &[&str] = &[
     "zfill",
 ];
 const LIST: &[&str] = &["copy", "count", "index"];
-const LIST_UNSAFE: &[&str] = &["append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"];
+const LIST_UNSAFE: &[&str] =
+    &["append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"];
 const DICT: &[&str] = &["copy", "get", "items", "keys", "values"];
 const DICT_UNSAFE: &[&str] = &["clear", "pop", "popitem", "setdefault", "update"];
 
@@ -136,12 +137,14 @@ pub(super) fn call(value: &Value, name: &'static str, args: &CallArgs, budget: &
                 take_items(d.map.len(), budget)?;
                 let entries = d.map.values();
                 match name {
-                    "keys" => {
-                        Value::seq(SeqKind::View("dict_keys"), entries.map(|(k, _)| k.clone()).collect())
-                    }
-                    "values" => {
-                        Value::seq(SeqKind::View("dict_values"), entries.map(|(_, v)| v.clone()).collect())
-                    }
+                    "keys" => Value::seq(
+                        SeqKind::View("dict_keys"),
+                        entries.map(|(k, _)| k.clone()).collect(),
+                    ),
+                    "values" => Value::seq(
+                        SeqKind::View("dict_values"),
+                        entries.map(|(_, v)| v.clone()).collect(),
+                    ),
                     _ => {
                         let pairs = entries.map(|(k, v)| Value::tuple(vec![k.clone(), v.clone()]));
                         Value::seq(SeqKind::View("dict_items"), pairs.collect::<Res<_>>()?)
@@ -194,14 +197,19 @@ fn str_method(s: &Arc<str>, name: &'static str, args: &CallArgs, budget: &mut Bu
         }
         "startswith" | "endswith" => {
             let [prefix, start, end] = args.bind(name, ["prefix", "start", "end"])?;
-            let prefix = prefix.ok_or_else(|| format!("{name} expected at least 1 argument, got 0"))?;
+            let prefix =
+                prefix.ok_or_else(|| format!("{name} expected at least 1 argument, got 0"))?;
             let part = sub(s, start, end)?;
             let mut test = |p: &Value| {
                 let p = text(p).map_err(|_| {
                     format!("{name} first arg must be str or a tuple of str, not {}", p.type_name())
                 })?;
                 budget.read(p.len().min(part.len()))?;
-                Ok::<_, Fail>(if name == "startswith" { part.starts_with(&*p) } else { part.ends_with(&*p) })
+                Ok::<_, Fail>(if name == "startswith" {
+                    part.starts_with(&*p)
+                } else {
+                    part.ends_with(&*p)
+                })
             };
             let found = match &prefix {
                 Value::Seq(many) if many.kind == SeqKind::Tuple => {
@@ -221,7 +229,9 @@ fn str_method(s: &Arc<str>, name: &'static str, args: &CallArgs, budget: &mut Bu
         "replace" => {
             let [old, new, count] = args.bind(name, ["old", "new", "count"])?;
             let (Some(old), Some(new)) = (old, new) else {
-                return Err(format!("replace expected at least 2 arguments, got {}", args.len()).into());
+                return Err(
+                    format!("replace expected at least 2 arguments, got {}", args.len()).into()
+                );
             };
             let count = count.map_or(Ok(-1), |c| c.int())?;
             replace(s, &text(&old)?, &text(&new)?, count, budget)
@@ -232,7 +242,8 @@ fn str_method(s: &Arc<str>, name: &'static str, args: &CallArgs, budget: &mut Bu
             if sep.is_empty() {
                 return Err("empty separator".into());
             }
-            let found = if name == "partition" { s.split_once(&*sep) } else { s.rsplit_once(&*sep) };
+            let found =
+                if name == "partition" { s.split_once(&*sep) } else { s.rsplit_once(&*sep) };
             let parts = match (found, name) {
                 (Some((a, b)), _) => [a, &*sep, b],
                 (None, "partition") => [&**s, "", ""],
@@ -251,7 +262,9 @@ fn str_method(s: &Arc<str>, name: &'static str, args: &CallArgs, budget: &mut Bu
         }
         "ljust" | "rjust" | "center" | "zfill" => {
             let [width, fill] = args.bind(name, ["width", "fillchar"])?;
-            let width = width.ok_or_else(|| format!("{name} expected at least 1 argument, got 0"))?.int()?;
+            let width = width
+                .ok_or_else(|| format!("{name} expected at least 1 argument, got 0"))?
+                .int()?;
             let fill = match fill {
                 Some(fill) => text(&fill)?,
                 None => Arc::from(if name == "zfill" { "0" } else { " " }),
@@ -282,9 +295,13 @@ fn plain_str_method(s: &str, name: &str) -> Option<Res> {
         "swapcase" => Value::str(
             s.chars()
                 .flat_map(|c| {
-                    if c.is_uppercase() { c.to_lowercase().to_string() } else { c.to_uppercase().to_string() }
-                        .chars()
-                        .collect::<Vec<_>>()
+                    if c.is_uppercase() {
+                        c.to_lowercase().to_string()
+                    } else {
+                        c.to_uppercase().to_string()
+                    }
+                    .chars()
+                    .collect::<Vec<_>>()
                 })
                 .collect::<String>(),
         ),
@@ -396,7 +413,8 @@ pub(super) fn split_lines(s: &str, keep_ends: bool) -> Vec<&str> {
     let is_break = |c: char| {
         matches!(
             c,
-            '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}'
+            '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'
+                ..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}'
         )
     };
     let mut lines = Vec::new();
@@ -419,7 +437,8 @@ pub(super) fn split_lines(s: &str, keep_ends: bool) -> Vec<&str> {
 
 pub(super) fn replace(s: &str, old: &str, new: &str, count: i128, budget: &mut Budget) -> Res {
     let limit = usize::try_from(count).unwrap_or(usize::MAX);
-    let found = if old.is_empty() { s.chars().count() + 1 } else { s.matches(old).count() }.min(limit);
+    let found =
+        if old.is_empty() { s.chars().count() + 1 } else { s.matches(old).count() }.min(limit);
     let len = s.len().saturating_add(found.saturating_mul(new.len()));
     budget.text(len)?;
     Ok(Value::str(s.replacen(old, new, limit)))
@@ -430,9 +449,11 @@ pub(super) fn join(separator: &str, items: &Value, budget: &mut Budget) -> Res {
     let mut out = String::new();
     for (i, item) in items.iter().enumerate() {
         let Value::Str(part) = item else {
-            return Err(
-                format!("sequence item {i}: expected str instance, {} found", item.type_name()).into()
-            );
+            return Err(format!(
+                "sequence item {i}: expected str instance, {} found",
+                item.type_name()
+            )
+            .into());
         };
         if i > 0 {
             push(&mut out, separator)?;
@@ -453,7 +474,11 @@ fn find(s: &str, name: &str, args: &CallArgs) -> Res {
     };
     let inside = sub(s, start, end)?;
     if name == "count" {
-        let count = if part.is_empty() { inside.chars().count() + 1 } else { inside.matches(&*part).count() };
+        let count = if part.is_empty() {
+            inside.chars().count() + 1
+        } else {
+            inside.matches(&*part).count()
+        };
         return Ok(Value::Int(count as i128));
     }
     let at = if name.starts_with('r') { inside.rfind(&*part) } else { inside.find(&*part) };

@@ -57,9 +57,14 @@ fn is_plain(kind: SeqKind) -> bool {
 
 fn repeat_count(len: usize, times: &Value) -> Res<usize> {
     match times.number() {
-        Some(Number::Int(n)) if len > 0 => usize::try_from(n.max(0)).map_err(|_| Bound::Text.into()),
+        Some(Number::Int(n)) if len > 0 => {
+            usize::try_from(n.max(0)).map_err(|_| Bound::Text.into())
+        }
         Some(Number::Int(_)) => Ok(0),
-        _ => Err(format!("can't multiply sequence by non-int of type '{}'", times.type_name()).into()),
+        _ => {
+            Err(format!("can't multiply sequence by non-int of type '{}'", times.type_name())
+                .into())
+        }
     }
 }
 
@@ -75,11 +80,16 @@ fn type_error(op: Op, a: &Value, b: &Value) -> Fail {
     let symbol = match op {
         Op::Add => match a {
             Value::Str(_) => {
-                return format!("can only concatenate str (not \"{}\") to str", b.type_name()).into();
+                return format!("can only concatenate str (not \"{}\") to str", b.type_name())
+                    .into();
             }
             Value::Seq(s) if is_plain(s.kind) => {
                 let list = a.type_name();
-                return format!("can only concatenate {list} (not \"{}\") to {list}", b.type_name()).into();
+                return format!(
+                    "can only concatenate {list} (not \"{}\") to {list}",
+                    b.type_name()
+                )
+                .into();
             }
             _ => "+",
         },
@@ -90,7 +100,8 @@ fn type_error(op: Op, a: &Value, b: &Value) -> Fail {
         Op::Mod => "%",
         Op::Pow => "** or pow()",
     };
-    format!("unsupported operand type(s) for {symbol}: '{}' and '{}'", a.type_name(), b.type_name()).into()
+    format!("unsupported operand type(s) for {symbol}: '{}' and '{}'", a.type_name(), b.type_name())
+        .into()
 }
 
 fn arithmetic(op: Op, a: Number, b: Number) -> Res {
@@ -126,7 +137,9 @@ fn float_arithmetic(op: Op, x: f64, y: f64) -> Res {
         Op::Div => x / y,
         Op::FloorDiv => (x / y).floor(),
         Op::Mod => x - y * (x / y).floor(),
-        Op::Pow if x == 0.0 && y < 0.0 => return Err("0.0 cannot be raised to a negative power".into()),
+        Op::Pow if x == 0.0 && y < 0.0 => {
+            return Err("0.0 cannot be raised to a negative power".into());
+        }
         Op::Pow => x.powf(y),
     };
     Ok(Value::Float(result))
@@ -152,7 +165,9 @@ pub(super) fn compare(cmp: Cmp, a: &Value, b: &Value, budget: &mut Budget) -> Re
         Cmp::Lt => Ok(order(a, b, "<", budget)? == Some(Ordering::Less)),
         Cmp::Gt => Ok(order(a, b, ">", budget)? == Some(Ordering::Greater)),
         Cmp::Le => Ok(matches!(order(a, b, "<=", budget)?, Some(Ordering::Less | Ordering::Equal))),
-        Cmp::Ge => Ok(matches!(order(a, b, ">=", budget)?, Some(Ordering::Greater | Ordering::Equal))),
+        Cmp::Ge => {
+            Ok(matches!(order(a, b, ">=", budget)?, Some(Ordering::Greater | Ordering::Equal)))
+        }
     }
 }
 
@@ -202,7 +217,12 @@ pub(super) fn equal(a: &Value, b: &Value, budget: &mut Budget) -> Res<bool> {
 }
 
 /// `None` where a NaN is involved.
-pub(super) fn order(a: &Value, b: &Value, symbol: &str, budget: &mut Budget) -> Res<Option<Ordering>> {
+pub(super) fn order(
+    a: &Value,
+    b: &Value,
+    symbol: &str,
+    budget: &mut Budget,
+) -> Res<Option<Ordering>> {
     budget.steps(1)?;
     match (a, b, a.number(), b.number()) {
         (Value::Undefined(message), ..) | (_, Value::Undefined(message), ..) => {
@@ -241,10 +261,11 @@ pub(super) fn contains(container: &Value, item: &Value, budget: &mut Budget) -> 
                 Ok(text.contains(&**part))
             }
             Value::Undefined(message) => Err(message.to_string().into()),
-            other => {
-                Err(format!("'in <string>' requires string as left operand, not {}", other.type_name())
-                    .into())
-            }
+            other => Err(format!(
+                "'in <string>' requires string as left operand, not {}",
+                other.type_name()
+            )
+            .into()),
         },
         Value::Dict(d) => Ok(d.map.contains_key(&super::value::Key::of(item, budget)?)),
         Value::Seq(s) => {
@@ -302,10 +323,9 @@ fn wrap(index: &Value, len: usize) -> Option<usize> {
 pub(super) fn slice(value: &Value, ends: [Option<Value>; 3], budget: &mut Budget) -> Res {
     let end = |v: &Option<Value>| match v {
         None | Some(Value::None) => Ok(None),
-        Some(v) => v
-            .int()
-            .map(Some)
-            .map_err(|_| Fail::from("slice indices must be integers or None or have an __index__ method")),
+        Some(v) => v.int().map(Some).map_err(|_| {
+            Fail::from("slice indices must be integers or None or have an __index__ method")
+        }),
     };
     let (start, stop) = (end(&ends[0])?, end(&ends[1])?);
     let step = end(&ends[2])?.unwrap_or(1);
@@ -320,12 +340,14 @@ pub(super) fn slice(value: &Value, ends: [Option<Value>; 3], budget: &mut Budget
                 return Ok(Value::str(s.get(from as usize..(to.max(from)) as usize).unwrap_or("")));
             }
             let chars: Vec<char> = s.chars().collect();
-            let picked: String = positions(chars.len(), start, stop, step).map(|i| chars[i]).collect();
+            let picked: String =
+                positions(chars.len(), start, stop, step).map(|i| chars[i]).collect();
             Ok(Value::str(picked))
         }
         Value::Seq(s) if !matches!(s.kind, SeqKind::View(_)) => {
             take_items(s.items.len(), budget)?;
-            let items = positions(s.items.len(), start, stop, step).map(|i| s.items[i].clone()).collect();
+            let items =
+                positions(s.items.len(), start, stop, step).map(|i| s.items[i].clone()).collect();
             let kind = if s.kind == SeqKind::Tuple { SeqKind::Tuple } else { SeqKind::List };
             Value::seq(kind, items)
         }
@@ -343,7 +365,12 @@ fn bounds(len: usize, start: Option<i128>, stop: Option<i128>, step: i128) -> (i
     (start.map_or(first, clamp), stop.map_or(last, clamp))
 }
 
-fn positions(len: usize, start: Option<i128>, stop: Option<i128>, step: i128) -> impl Iterator<Item = usize> {
+fn positions(
+    len: usize,
+    start: Option<i128>,
+    stop: Option<i128>,
+    step: i128,
+) -> impl Iterator<Item = usize> {
     let (from, to) = bounds(len, start, stop, step);
     let inside = move |at: &i128| if step > 0 { *at < to } else { *at > to };
     std::iter::successors(Some(from), move |at| at.checked_add(step))

@@ -65,7 +65,9 @@ impl Parser {
                     self.leave();
                     return Ok((body, String::new()));
                 }
-                Tok::Eof => return Err(self.error(format!("Unexpected end of template. {}", self.hint()))),
+                Tok::Eof => {
+                    return Err(self.error(format!("Unexpected end of template. {}", self.hint())));
+                }
                 other => return Err(self.error(format!("unexpected {}", describe(&other)))),
             }
         }
@@ -127,7 +129,8 @@ impl Parser {
             "generation" => StmtKind::Transparent(self.whole_block(tag, &["endgeneration"])?),
             "block" => {
                 self.name()?;
-                while matches!(self.peek(), Tok::Name(word) if word == "scoped" || word == "required") {
+                while matches!(self.peek(), Tok::Name(word) if word == "scoped" || word == "required")
+                {
                     self.next();
                 }
                 let (body, _) = self.block(tag, &["endblock"])?;
@@ -149,9 +152,9 @@ impl Parser {
                 StmtKind::NoLoader
             }
             _ => {
-                return Err(
-                    self.error(format!("Encountered unknown tag '{tag}'. {}", self.hint()).trim_end())
-                );
+                return Err(self.error(
+                    format!("Encountered unknown tag '{tag}'. {}", self.hint()).trim_end(),
+                ));
             }
         };
         Ok(Some(kind))
@@ -159,7 +162,9 @@ impl Parser {
 
     /// Jinja's sentence on what is still open.
     fn hint(&self) -> String {
-        let (Some(tag), Some(wanted)) = (self.open.last(), self.wanted.last()) else { return String::new() };
+        let (Some(tag), Some(wanted)) = (self.open.last(), self.wanted.last()) else {
+            return String::new();
+        };
         let wanted: Vec<_> = wanted.iter().map(|w| format!("'{w}'")).collect();
         format!(
             "Jinja was looking for the following tags: {}. The innermost block that needs to be closed is '{tag}'.",
@@ -282,7 +287,9 @@ impl Parser {
         }
         let mut targets = vec![first];
         while self.skip_op(",") {
-            if !matches!(self.peek(), Tok::Name(word) if word != "in") && *self.peek() != Tok::Op("(") {
+            if !matches!(self.peek(), Tok::Name(word) if word != "in")
+                && *self.peek() != Tok::Op("(")
+            {
                 break;
             }
             targets.push(self.target(true)?);

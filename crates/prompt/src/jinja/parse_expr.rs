@@ -98,7 +98,8 @@ impl Parser {
                 Tok::Op(">=") => Cmp::Ge,
                 Tok::Name(word) if word == "in" => Cmp::In,
                 Tok::Name(word)
-                    if word == "not" && matches!(self.peek_second(), Tok::Name(next) if next == "in") =>
+                    if word == "not"
+                        && matches!(self.peek_second(), Tok::Name(next) if next == "in") =>
                 {
                     self.next();
                     Cmp::NotIn
@@ -190,7 +191,11 @@ impl Parser {
             Tok::Float(f) => Ok(Expr::Float(f)),
             Tok::Op("(") => {
                 self.enter()?;
-                let expr = if *self.peek() == Tok::Op(")") { Expr::Tuple(vec![]) } else { self.tuple(true)? };
+                let expr = if *self.peek() == Tok::Op(")") {
+                    Expr::Tuple(vec![])
+                } else {
+                    self.tuple(true)?
+                };
                 self.expect(&Tok::Op(")"))?;
                 self.leave();
                 Ok(expr)
@@ -206,7 +211,11 @@ impl Parser {
     }
 
     /// Items with commas between them, up to the closing bracket; a comma may stand before it.
-    fn items<T>(&mut self, close: &'static str, item: impl Fn(&mut Self) -> Parsed<T>) -> Parsed<Vec<T>> {
+    fn items<T>(
+        &mut self,
+        close: &'static str,
+        item: impl Fn(&mut Self) -> Parsed<T>,
+    ) -> Parsed<Vec<T>> {
         self.enter()?;
         let mut items = Vec::new();
         while !self.skip_op(close) {
@@ -323,7 +332,10 @@ impl Parser {
                 return Err(self.error("You cannot chain multiple tests with is"));
             }
             Tok::Name(word)
-                if matches!(word.as_str(), "else" | "or" | "and" | "if" | "in" | "not" | "recursive") => {}
+                if matches!(
+                    word.as_str(),
+                    "else" | "or" | "and" | "if" | "in" | "not" | "recursive"
+                ) => {}
             Tok::Name(_) | Tok::Str(_) | Tok::Int(_) | Tok::Float(_) | Tok::Op("[" | "{") => {
                 let primary = self.primary()?;
                 let mut ops = Vec::new();

@@ -44,7 +44,9 @@ pub(super) fn repr_to(out: &mut String, value: &Value) -> Res<()> {
                 SeqKind::List => ("[", "]"),
                 SeqKind::Tuple if s.items.len() == 1 => ("(", ",)"),
                 SeqKind::Tuple => ("(", ")"),
-                SeqKind::Range(start, stop, 1) => return push(out, &format!("range({start}, {stop})")),
+                SeqKind::Range(start, stop, 1) => {
+                    return push(out, &format!("range({start}, {stop})"));
+                }
                 SeqKind::Range(start, stop, step) => {
                     return push(out, &format!("range({start}, {stop}, {step})"));
                 }
@@ -73,7 +75,9 @@ pub(super) fn repr_to(out: &mut String, value: &Value) -> Res<()> {
         Value::Macro(m) => push(out, &format!("<Macro '{}'>", m.def.name)),
         Value::Loop(l) => push(out, &format!("<LoopContext {}/{}>", l.at.get() + 1, l.items.len())),
         Value::Function(name) => push(out, &format!("<function {name}>")),
-        Value::Method(m) => push(out, &format!("<built-in method {} of {} object>", m.1, m.0.type_name())),
+        Value::Method(m) => {
+            push(out, &format!("<built-in method {} of {} object>", m.1, m.0.type_name()))
+        }
         other => push(out, &format!("<{} object>", other.type_name())),
     }
 }
@@ -93,8 +97,12 @@ pub(super) fn repr_str(text: &str) -> String {
                 out.push('\\');
                 out.push(c);
             }
-            '\0'..='\u{1f}' | '\u{7f}'..='\u{a0}' | '\u{ad}' => _ = write!(out, "\\x{:02x}", u32::from(c)),
-            _ if !is_printable(c) && u32::from(c) > 0xffff => _ = write!(out, "\\U{:08x}", u32::from(c)),
+            '\0'..='\u{1f}' | '\u{7f}'..='\u{a0}' | '\u{ad}' => {
+                _ = write!(out, "\\x{:02x}", u32::from(c))
+            }
+            _ if !is_printable(c) && u32::from(c) > 0xffff => {
+                _ = write!(out, "\\U{:08x}", u32::from(c))
+            }
             _ if !is_printable(c) => _ = write!(out, "\\u{:04x}", u32::from(c)),
             _ => out.push(c),
         }
@@ -195,7 +203,9 @@ fn json_to(out: &mut String, value: &Value, style: &JsonStyle, level: usize) -> 
                 json_to(out, item, style, level + 1)
             })
         }
-        other => Err(format!("Object of type {} is not JSON serializable", other.type_name()).into()),
+        other => {
+            Err(format!("Object of type {} is not JSON serializable", other.type_name()).into())
+        }
     }
 }
 
@@ -236,7 +246,10 @@ fn json_key(key: &Value) -> Result<String, Fail> {
         Value::Bool(b) => Ok(if *b { "true" } else { "false" }.into()),
         Value::Int(n) => Ok(n.to_string()),
         Value::Float(f) => Ok(json_float(*f)),
-        other => Err(format!("keys must be str, int, float, bool or None, not {}", other.type_name()).into()),
+        other => {
+            Err(format!("keys must be str, int, float, bool or None, not {}", other.type_name())
+                .into())
+        }
     }
 }
 

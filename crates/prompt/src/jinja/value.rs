@@ -206,7 +206,9 @@ impl Value {
                 _ => Value::Float(n.as_f64().unwrap_or(f64::NAN)),
             },
             Json::String(s) => Value::str(s),
-            Json::Array(items) => Value::list(items.iter().map(Value::from_json).collect::<Res<_>>()?)?,
+            Json::Array(items) => {
+                Value::list(items.iter().map(Value::from_json).collect::<Res<_>>()?)?
+            }
             Json::Object(map) => {
                 let entries = map.iter().map(|(k, v)| Ok((Value::str(k), Value::from_json(v)?)));
                 Value::dict(entries.collect::<Res<_>>()?, &mut Budget::endless())?
@@ -285,7 +287,10 @@ impl Value {
     pub(super) fn int(&self) -> Res<i128> {
         match self.number() {
             Some(Number::Int(n)) => Ok(n),
-            _ => Err(format!("'{}' object cannot be interpreted as an integer", self.type_name()).into()),
+            _ => {
+                Err(format!("'{}' object cannot be interpreted as an integer", self.type_name())
+                    .into())
+            }
         }
     }
 
@@ -295,7 +300,9 @@ impl Value {
             Value::Undefined(_) => Ok(Vec::new()),
             // Each letter takes many times its own memory.
             Value::Str(s) if s.len() > ITEMS_MAX => Err(Bound::Text.into()),
-            Value::Str(s) => Ok(s.chars().map(|c| Value::str(c.encode_utf8(&mut [0; 4]))).collect()),
+            Value::Str(s) => {
+                Ok(s.chars().map(|c| Value::str(c.encode_utf8(&mut [0; 4]))).collect())
+            }
             Value::Seq(s) => Ok(s.items.clone()),
             Value::Dict(d) => Ok(d.map.values().map(|(k, _)| k.clone()).collect()),
             Value::Generator(g) => Ok(g.items.borrow_mut().take().unwrap_or_default()),

@@ -135,7 +135,10 @@ fn run(chars: &[char], from: usize, belongs: impl Fn(char) -> bool) -> usize {
 /// Whether two or more hyphens stand here between two words.
 fn is_dash(chars: &[char], at: usize) -> bool {
     let end = run(chars, at, |c| c == '-');
-    at > 0 && is_punctuated(chars[at - 1]) && end >= at + 2 && chars.get(end).is_some_and(|c| is_word(*c))
+    at > 0
+        && is_punctuated(chars[at - 1])
+        && end >= at + 2
+        && chars.get(end).is_some_and(|c| is_word(*c))
 }
 
 /// Where a word ends: behind a hyphen between letters, before white space or a dash.

@@ -200,8 +200,9 @@ impl Early {
 
     /// Whether what was given and told is the beginning of these calls.
     pub(super) fn is_told_of(&self, calls: &[FunctionCall]) -> bool {
-        let same =
-            |(a, b): (&FunctionCall, &FunctionCall)| (&a.name, &a.arguments) == (&b.name, &b.arguments);
+        let same = |(a, b): (&FunctionCall, &FunctionCall)| {
+            (&a.name, &a.arguments) == (&b.name, &b.arguments)
+        };
         let Some((known, rest)) = calls.split_at_checked(self.given.len()) else { return false };
         let next = match &self.state {
             State::Open(open) => rest.first().is_some_and(|call| open.is(call)),

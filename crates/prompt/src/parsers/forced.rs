@@ -3,7 +3,8 @@
 use serde_json::{Map, Value as Json};
 
 use super::shapes::{
-    RESULT, TOOL, answer_of, arguments, has_headers, reads, reads_with, tools, written_answers, written_with,
+    RESULT, TOOL, answer_of, arguments, has_headers, reads, reads_with, tools, written_answers,
+    written_with,
 };
 use super::written::{self, Written};
 use super::{Grammar, ParserInput, families, generic};
@@ -126,8 +127,11 @@ impl Writer<'_> {
 impl Writes for Writer<'_> {
     fn behind_name(&self, arguments: &Map<String, Json>) -> Option<String> {
         let (written, header) = written_with(self.template, &[written::tool()], arguments)?;
-        let is_same = |(before, rest): (&str, &str)| (before == self.before).then(|| rest.to_owned());
-        written.iter().find_map(|written| self.parts(answer_of(written, &header)?).and_then(is_same))
+        let is_same =
+            |(before, rest): (&str, &str)| (before == self.before).then(|| rest.to_owned());
+        written
+            .iter()
+            .find_map(|written| self.parts(answer_of(written, &header)?).and_then(is_same))
     }
 
     fn is_read(&self, text: &str, arguments: &Json) -> bool {

@@ -21,15 +21,20 @@ pub(super) fn for_template(
     let is_jinja = matches!(template, Template::Jinja(_));
     // Some models put their answers between tags, too.
     if input.tools.is_empty() && !shapes::has_answer_tags(template) {
-        return Box::new(Generic { lone_close: is_jinja, ..Generic::new(tags, input.prompt, None) });
+        return Box::new(Generic {
+            lone_close: is_jinja,
+            ..Generic::new(tags, input.prompt, None)
+        });
     }
     let tools = Tools::new(input.tools);
     let tag = match template {
         Template::Go(go) => go.tool_tag(),
-        Template::Jinja(_) | Template::BuiltIn(_) => match shapes::grammar(template, tags.as_ref(), input) {
-            Ok(grammar) => return grammar,
-            Err(tag) => tag,
-        },
+        Template::Jinja(_) | Template::BuiltIn(_) => {
+            match shapes::grammar(template, tags.as_ref(), input) {
+                Ok(grammar) => return grammar,
+                Err(tag) => tag,
+            }
+        }
     };
     let scan = Some(Scan::new(tag, tools)).filter(|scan| !(input.formed && scan.is_bracket()));
     Box::new(Generic { lone_close: is_jinja, ..Generic::new(tags, input.prompt, scan) })
@@ -88,7 +93,8 @@ impl Generic {
             (self.state, self.trim) = (State::Answer, true);
             return true;
         }
-        if !end && std::iter::once(tags.open.as_str()).chain(lone).any(|tag| tag.starts_with(rest)) {
+        if !end && std::iter::once(tags.open.as_str()).chain(lone).any(|tag| tag.starts_with(rest))
+        {
             return false;
         }
         text.set_seen(0);
@@ -237,7 +243,11 @@ impl Scan {
     fn search(&mut self, end: bool, out: &mut Out) -> bool {
         let found = self.text.find(&[&self.tag]);
         let length = match found {
-            Found::Tag { at, .. } | Found::Perhaps(at) if !end || matches!(found, Found::Tag { .. }) => at,
+            Found::Tag { at, .. } | Found::Perhaps(at)
+                if !end || matches!(found, Found::Tag { .. }) =>
+            {
+                at
+            }
             _ => self.text.rest().len(),
         };
         let before = self.text.take(length);
@@ -266,7 +276,9 @@ impl Scan {
             let mut ended = None;
             let rest = self.text.rest();
             for (at, byte) in rest.bytes().enumerate().skip(seen) {
-                if let Some(closing) = closing.as_deref().filter(|_| byte == b'<' && !self.braces.in_string) {
+                if let Some(closing) =
+                    closing.as_deref().filter(|_| byte == b'<' && !self.braces.in_string)
+                {
                     if rest[at..].starts_with(closing) {
                         let name = self.call_of_name(&rest[..at]);
                         match name {
@@ -333,7 +345,8 @@ impl Scan {
         }
         let before = before.strip_prefix(&self.tag).unwrap_or(before).trim();
         // Those of a list come one by one.
-        let in_list = self.braces.list.is_some() && before == if self.calls > 0 { "," } else { "[" };
+        let in_list =
+            self.braces.list.is_some() && before == if self.calls > 0 { "," } else { "[" };
         if before.is_empty() || in_list {
             out.follow(Form::Object, inside, &self.tools);
         }
@@ -355,7 +368,8 @@ impl Scan {
         let object: Map<String, Json> = serde_json::from_str(&text[from..]).ok()?;
         let is_absent = |key: &str| object.get(key).is_none_or(Json::is_null);
         let name = object.get("name")?.as_str()?;
-        (self.tools.has(name) && is_absent("arguments") && is_absent("parameters")).then(|| name.to_owned())
+        (self.tools.has(name) && is_absent("arguments") && is_absent("parameters"))
+            .then(|| name.to_owned())
     }
 
     /// Brackets balance, of which so many bytes are left: with calls in them the rest is nothing, without they were the answer.
@@ -441,7 +455,10 @@ impl Scan {
             Json::Object(object) => object,
             Json::Array(list) => {
                 let hits = list.iter().map(|one| self.search_object(one));
-                return hits.into_iter().find(|hit| !matches!(hit, Hit::Nothing)).unwrap_or(Hit::Nothing);
+                return hits
+                    .into_iter()
+                    .find(|hit| !matches!(hit, Hit::Nothing))
+                    .unwrap_or(Hit::Nothing);
             }
             _ => return Hit::Nothing,
         };
@@ -458,7 +475,9 @@ impl Scan {
                 _ => Hit::Refused,
             };
         }
-        let keyed = object.iter().find_map(|(key, value)| Some((key, value)).filter(|_| self.tools.has(key)));
+        let keyed = object
+            .iter()
+            .find_map(|(key, value)| Some((key, value)).filter(|_| self.tools.has(key)));
         if let Some((name, Some(given))) = keyed.map(|(name, value)| (name, given(value))) {
             return Hit::Call(name.clone(), given);
         }
@@ -469,7 +488,10 @@ impl Scan {
     /// Of what follows calls only an object may have been meant as one.
     fn left_over(rest: &str, out: &mut Out) {
         if let Some(at) = rest.find('{') {
-            out.malformed(rest[at..].to_owned(), CallError::Form("a tool's name and a JSON object"));
+            out.malformed(
+                rest[at..].to_owned(),
+                CallError::Form("a tool's name and a JSON object"),
+            );
         }
     }
 
@@ -483,7 +505,10 @@ impl Scan {
         } else if self.calls == 0 {
             out.malformed(rest, CallError::Form("a tool's name and a JSON object"));
         } else if let Some(at) = rest.find(&self.tag).into_iter().chain(rest.find('{')).min() {
-            out.malformed(rest[at..].to_owned(), CallError::Form("a tool's name and a JSON object"));
+            out.malformed(
+                rest[at..].to_owned(),
+                CallError::Form("a tool's name and a JSON object"),
+            );
         }
     }
 }

@@ -140,7 +140,11 @@ impl OutputParser {
 
     /// The parser for a model that names none: `tags` around thoughts, if it is to think, and the tool calls that the
     /// template writes, if tools are offered.
-    pub fn for_template(template: &Template, tags: Option<ThinkTags>, input: &ParserInput<'_>) -> Self {
+    pub fn for_template(
+        template: &Template,
+        tags: Option<ThinkTags>,
+        input: &ParserInput<'_>,
+    ) -> Self {
         Self::new(generic::for_template(template, tags, input), input.tools)
     }
 

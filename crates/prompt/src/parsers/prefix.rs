@@ -169,8 +169,7 @@ mod tests {
 
     #[test]
     fn only_what_may_still_become_json_is_taken() {
-        let whole =
-            " {\"a\": [1, -0.5e+3, true, null, {}, [], \"\\u00e4\\n\u{e4}\"], \"b\": {\"c\": false}} \n";
+        let whole = " {\"a\": [1, -0.5e+3, true, null, {}, [], \"\\u00e4\\n\u{e4}\"], \"b\": {\"c\": false}} \n";
         for cut in (0..whole.len()).filter(|cut| whole.is_char_boundary(*cut)) {
             let mut prefix = JsonPrefix::default();
             assert_eq!(prefix.push(&whole[..cut]), cut);

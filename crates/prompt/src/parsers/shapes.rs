@@ -46,13 +46,22 @@ const SHAPES: &[(&str, Shape)] = &[
     ("dsml tool_calls", Shape::Calls(|| dsml("tool_calls"))),
     ("python in function_calls", Shape::Calls(|| tag("function_calls", Body::Python))),
     ("python in tool_call_start", Shape::Calls(lfm2)),
-    ("tools_prefix", Shape::Calls(|| Calls::between("<|tools_prefix|>", "<|tools_suffix|>", Body::Json))),
+    (
+        "tools_prefix",
+        Shape::Calls(|| Calls::between("<|tools_prefix|>", "<|tools_suffix|>", Body::Json)),
+    ),
     ("action", Shape::Calls(|| Calls::between("<|START_ACTION|>", "<|END_ACTION|>", Body::Json))),
     ("action in code", Shape::Calls(|| Calls::between("Action:\n```json", "```", Body::Json))),
     ("name and arguments", Shape::Calls(mistral)),
     ("list", Shape::Calls(|| Calls::new("[TOOL_CALLS]", End::Json(None), Body::Json))),
-    ("function_call", Shape::Calls(|| Calls::new("<|function_call|>", End::Json(None), Body::Json))),
-    ("function call", Shape::Calls(|| Calls::new("function call<|role_sep|>", End::Json(None), Body::Json))),
+    (
+        "function_call",
+        Shape::Calls(|| Calls::new("<|function_call|>", End::Json(None), Body::Json)),
+    ),
+    (
+        "function call",
+        Shape::Calls(|| Calls::new("function call<|role_sep|>", End::Json(None), Body::Json)),
+    ),
     ("function with json", Shape::Calls(functionary)),
     ("function with params", Shape::Calls(minicpm)),
     ("kimi", Shape::Calls(kimi)),
@@ -91,11 +100,18 @@ fn dsml(name: &str) -> Calls {
 }
 
 fn lfm2() -> Calls {
-    Calls { patient: true, ..Calls::between("<|tool_call_start|>", "<|tool_call_end|>", Body::Python) }
+    Calls {
+        patient: true,
+        ..Calls::between("<|tool_call_start|>", "<|tool_call_end|>", Body::Python)
+    }
 }
 
 fn mistral() -> Calls {
-    let form = NameJson { separator: "[ARGS]".into(), id: Some("[CALL_ID]".into()), ..NameJson::default() };
+    let form = NameJson {
+        separator: "[ARGS]".into(),
+        id: Some("[CALL_ID]".into()),
+        ..NameJson::default()
+    };
     Calls::new("[TOOL_CALLS]", End::Json(Some("[ARGS]".into())), Body::NameJson(form))
 }
 
@@ -105,13 +121,17 @@ fn functionary() -> Calls {
 }
 
 fn minicpm() -> Calls {
-    let xml = Xml { argument: "<param".into(), end: "</param>".into(), python: true, ..Xml::FUNCTION };
+    let xml =
+        Xml { argument: "<param".into(), end: "</param>".into(), python: true, ..Xml::FUNCTION };
     Calls { whole: true, ..Calls::between("<function", "</function>", bare(xml)) }
 }
 
 fn kimi() -> Calls {
-    let form =
-        NameJson { separator: "<|tool_call_argument_begin|>".into(), numbered: true, ..NameJson::default() };
+    let form = NameJson {
+        separator: "<|tool_call_argument_begin|>".into(),
+        numbered: true,
+        ..NameJson::default()
+    };
     let section = ("<|tool_calls_section_begin|>".into(), "<|tool_calls_section_end|>".into());
     let one = Calls::between("<|tool_call_begin|>", "<|tool_call_end|>", Body::NameJson(form));
     Calls { section: Some(section), ..one }
@@ -168,9 +188,10 @@ pub(crate) enum Found {
 /// Whether every message of an answer has a header, as with gpt-oss.
 pub(super) fn has_headers(template: &Template) -> bool {
     let has = |marks: &[&str]| marks.iter().all(|mark| template.source().contains(mark));
-    let named =
-        matches!(template, Template::BuiltIn(renderer) if matches!(renderer.name(), "glimmer" | "harmony"));
-    named || has(&["<|start|>", "<|message|>", "<|end|>"]) || has(&["<|start|>", "<|message|>", "<|eom|>"])
+    let named = matches!(template, Template::BuiltIn(renderer) if matches!(renderer.name(), "glimmer" | "harmony"));
+    named
+        || has(&["<|start|>", "<|message|>", "<|end|>"])
+        || has(&["<|start|>", "<|message|>", "<|eom|>"])
 }
 
 /// The built-in parser for a template whose answers are of no use without one, whether there are tools or not.
@@ -248,11 +269,16 @@ fn make(name: &str, tags: Option<&ThinkTags>, input: &ParserInput<'_>) -> Option
 }
 
 /// Around the answers of Command models.
-const ANSWER_TAGS: [&str; 4] = ["<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"];
+const ANSWER_TAGS: [&str; 4] =
+    ["<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"];
 
 /// Around the answers of Kimi K3, and behind them.
-const ANSWER_TAGS_OF_KIMI_K3: [&str; 4] =
-    ["<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>"];
+const ANSWER_TAGS_OF_KIMI_K3: [&str; 4] = [
+    "<|open|>response<|sep|>",
+    "<|close|>response<|sep|>",
+    "<|close|>message<|sep|>",
+    "<|end_of_msg|>",
+];
 
 /// Whether a template's answers stand between tags, whether there are tools or not.
 pub(super) fn has_answer_tags(template: &Template) -> bool {
@@ -270,9 +296,11 @@ fn find(template: &Template) -> Found {
     let written = written_call(template, &tools);
     if let Some(written) = &written {
         // Behind a message's header, where the answer of a model begins.
-        let from = written.find("<|start|>assistant").map_or(0, |at| at + "<|start|>assistant".len());
+        let from =
+            written.find("<|start|>assistant").map_or(0, |at| at + "<|start|>assistant".len());
         let input = ParserInput { tools: &tools, ..ParserInput::default() };
-        let reads = |name: &str| make(name, None, &input).is_some_and(|g| reads(g, &written[from..]));
+        let reads =
+            |name: &str| make(name, None, &input).is_some_and(|g| reads(g, &written[from..]));
         if let Some((name, _)) = SHAPES.iter().find(|(name, _)| reads(name)) {
             return Found::Shape(name);
         }
@@ -354,7 +382,11 @@ pub(super) fn reads(grammar: Box<dyn Grammar>, text: &str) -> bool {
 }
 
 /// The same for a call with these arguments.
-pub(super) fn reads_with(grammar: Box<dyn Grammar>, text: &str, arguments: &Map<String, Json>) -> bool {
+pub(super) fn reads_with(
+    grammar: Box<dyn Grammar>,
+    text: &str,
+    arguments: &Map<String, Json>,
+) -> bool {
     let mut parser = OutputParser::new(grammar, &[]);
     let mut parts = parser.push(text);
     parts.extend(parser.finish());
@@ -394,7 +426,9 @@ fn mentioned(template: &Template) -> Option<&'static str> {
         () if has("<tool_call>") && has("<function=") => Some("function in tool_call"),
         () if has("<tool_call>") && has("<arg_key>") => Some("pairs in tool_call"),
         () if has("<tool_call>") => Some("json in tool_call"),
-        () if has("<|tool_list_start|>") || has("<|tool_call_start|>") => Some("python in tool_call_start"),
+        () if has("<|tool_list_start|>") || has("<|tool_call_start|>") => {
+            Some("python in tool_call_start")
+        }
         () if has("<function_calls>") => Some("python in function_calls"),
         () if has("<|tool_call|>") => Some("granite"),
         () if has("[TOOL_CALLS]") => Some("list"),

@@ -24,8 +24,14 @@ pub(super) struct Rules {
 
 impl Rules {
     /// Nothing but text.
-    pub(super) const PLAIN: Rules =
-        Rules { think: None, calls: None, dropped: &[], swallowed: None, keep_tail: false, preserved: &[] };
+    pub(super) const PLAIN: Rules = Rules {
+        think: None,
+        calls: None,
+        dropped: &[],
+        swallowed: None,
+        keep_tail: false,
+        preserved: &[],
+    };
 }
 
 /// Thoughts.
@@ -48,7 +54,15 @@ impl Thought {
     /// `<think>…</think>`.
     pub(super) fn tags(open: impl Into<Text>, close: impl Into<Text>, start: Start) -> Self {
         let (open, close) = (open.into(), close.into());
-        Self { open, close, start, call_ends: false, anywhere: false, discard: false, lone_close: false }
+        Self {
+            open,
+            close,
+            start,
+            call_ends: false,
+            anywhere: false,
+            discard: false,
+            lone_close: false,
+        }
     }
 
     fn say(&self, text: &str, out: &mut Out) {
@@ -236,7 +250,8 @@ impl Tagged {
             text.take(length);
             return self.go(State::Answer, true);
         }
-        if !end && std::iter::once(think.open.as_ref()).chain(lone).any(|tag| tag.starts_with(rest)) {
+        if !end && std::iter::once(think.open.as_ref()).chain(lone).any(|tag| tag.starts_with(rest))
+        {
             return false;
         }
         text.set_seen(0);
@@ -267,8 +282,12 @@ impl Tagged {
     fn answer(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
         let swallowed = self.rules.swallowed.map(|(open, _)| open);
         let dropped = self.rules.dropped.iter().copied();
-        let thought =
-            self.rules.think.as_ref().filter(|think| think.anywhere).map(|think| think.open.as_ref());
+        let thought = self
+            .rules
+            .think
+            .as_ref()
+            .filter(|think| think.anywhere)
+            .map(|think| think.open.as_ref());
         let tags: Vec<&str> =
             self.call_tag().into_iter().chain(thought).chain(swallowed).chain(dropped).collect();
         let keeps_blank = self.rules.calls.as_ref().is_some_and(|calls| calls.keep_blank);
@@ -500,7 +519,9 @@ impl Grammar for Tagged {
 
     fn stage(&self) -> Stage {
         match self.state {
-            State::Start if self.rules.think.as_ref().is_some_and(|think| think.start == Start::MayOpen) => {
+            State::Start
+                if self.rules.think.as_ref().is_some_and(|think| think.start == Start::MayOpen) =>
+            {
                 Stage::Start
             }
             State::Start | State::Thought => Stage::Thinking,
@@ -544,7 +565,9 @@ impl Grammar for Tagged {
             if let End::Tag(tag) = &calls.end {
                 all.push(tag);
             }
-            all.extend(calls.section.iter().flat_map(|(open, close)| [open.as_ref(), close.as_ref()]));
+            all.extend(
+                calls.section.iter().flat_map(|(open, close)| [open.as_ref(), close.as_ref()]),
+            );
             all.extend(calls.body.tags());
         }
         all.extend(self.rules.dropped);

@@ -23,7 +23,10 @@ impl Tools {
         let one = |tool: &Json| {
             let function = tool.get("function").unwrap_or(tool);
             let name = function.get("name")?.as_str()?.to_owned();
-            Some(Tool { name, parameters: function.get("parameters").cloned().unwrap_or(Json::Null) })
+            Some(Tool {
+                name,
+                parameters: function.get("parameters").cloned().unwrap_or(Json::Null),
+            })
         };
         Self(tools.iter().filter_map(one).collect())
     }
@@ -58,7 +61,8 @@ impl Tools {
             text.match_indices(name).map(|(at, _)| at).find(is_whole)
         };
         let names = self.names().filter(|name| !name.is_empty());
-        let places = names.filter_map(|name| place(name).map(|at| (at, std::cmp::Reverse(name.len()), name)));
+        let places = names
+            .filter_map(|name| place(name).map(|at| (at, std::cmp::Reverse(name.len()), name)));
         places.min().map(|(_, _, name)| name.to_owned())
     }
 
@@ -266,12 +270,13 @@ mod tests {
 
     #[test]
     fn schemas_that_refer_to_each_other_in_circles_take_no_time() {
-        let all: Vec<Json> = (0..60).map(|n| json!({"$ref": format!("#/$defs/{}", n % 20)})).collect();
+        let all: Vec<Json> =
+            (0..60).map(|n| json!({"$ref": format!("#/$defs/{}", n % 20)})).collect();
         let defs: Map<String, Json> =
             (0..20).map(|n| (n.to_string(), json!({"anyOf": all, "allOf": all}))).collect();
-        let ends =
-            json!({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/0"}, {"type": ["null", "string"]}]});
-        let parameters = json!({"properties": {"x": {"allOf": all}, "y": ends}, "allOf": all, "$defs": defs});
+        let ends = json!({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/0"}, {"type": ["null", "string"]}]});
+        let parameters =
+            json!({"properties": {"x": {"allOf": all}, "y": ends}, "allOf": all, "$defs": defs});
         let tools = Tools::new(&[json!({"name": "f", "parameters": parameters})]);
         let begun = std::time::Instant::now();
         assert_eq!(tools.value("f", "x", "1"), json!("1"));

@@ -133,7 +133,8 @@ impl Written {
         if !is_alike(&text) {
             return None;
         }
-        let mut frames = vec![(ValueKind::Text, text.frame), (ValueKind::Number, number.frame.clone())];
+        let mut frames =
+            vec![(ValueKind::Text, text.frame), (ValueKind::Number, number.frame.clone())];
         for kind in &ValueKind::ALL[2..] {
             let own = probe(*kind, &style, writes).filter(is_alike);
             frames.push((*kind, own.map_or_else(|| number.frame.clone(), |own| own.frame)));
@@ -189,7 +190,10 @@ fn probe(kind: ValueKind, style: &Style, writes: &dyn Writes) -> Option<Probe> {
     let end = common_beginning(joint, tail);
     Some(Probe {
         head: head.to_owned(),
-        frame: Frame { before: before.to_owned(), after: joint[..end].replace(FIRST, &NAME.to_string()) },
+        frame: Frame {
+            before: before.to_owned(),
+            after: joint[..end].replace(FIRST, &NAME.to_string()),
+        },
         link: joint[end..].to_owned(),
         close: tail[end..].to_owned(),
     })
@@ -198,7 +202,8 @@ fn probe(kind: ValueKind, style: &Style, writes: &dyn Writes) -> Option<Probe> {
 /// What stands before a value and behind it.
 fn split_at_value<'t>(text: &'t str, kind: ValueKind, style: &Style) -> Option<(&'t str, &'t str)> {
     let spellings = kind.spellings(style);
-    let found = spellings.iter().filter_map(|value| Some((text.find(value.as_str())?, value.len())));
+    let found =
+        spellings.iter().filter_map(|value| Some((text.find(value.as_str())?, value.len())));
     let (at, length) = found.min_by_key(|(at, length)| (*at, usize::MAX - length))?;
     Some((&text[..at], &text[at + length..]))
 }

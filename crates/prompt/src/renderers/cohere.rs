@@ -32,7 +32,11 @@ pub(super) fn render(input: &Input<'_>, out: &mut String) -> Result<(), PromptEr
         match message.role.as_str() {
             "system" => out.extend([SYSTEM, "<|START_TEXT|>", content, TEXT_END]),
             "user" => {
-                out.extend(["<|START_OF_TURN_TOKEN|><|USER_TOKEN|><|START_TEXT|>", content, TEXT_END]);
+                out.extend([
+                    "<|START_OF_TURN_TOKEN|><|USER_TOKEN|><|START_TEXT|>",
+                    content,
+                    TEXT_END,
+                ]);
             }
             "assistant" | "chatbot" if !message.tool_calls.is_empty() => {
                 out.extend([CHATBOT, "\n            \n                "]);
@@ -65,7 +69,8 @@ pub(super) fn render(input: &Input<'_>, out: &mut String) -> Result<(), PromptEr
 
 fn tools(tools: &[Tool], out: &mut String) {
     let one = |tool: &Tool| {
-        let (name, description) = (string(tool.name(), COMPACT), string(tool.description(), COMPACT));
+        let (name, description) =
+            (string(tool.name(), COMPACT), string(tool.description(), COMPACT));
         let parameters = json_text(tool.parameters(), SPACED);
         format!(
             "\n    {{\"name\": {name}, \"description\": {description}, \"parameters\": {parameters}, \
@@ -99,7 +104,12 @@ fn calls<'m>(calls: &'m [ToolCall], numbers: &mut Numbers<'m>, out: &mut String)
         numbers.given += 1;
         let arguments = object(&call.function.arguments, SPACED);
         out.push_str(if i > 0 { "," } else { "" });
-        out.extend(["\n\n    {\"tool_call_id\": \"", &number, "\", \"tool_name\": \"", &call.function.name]);
+        out.extend([
+            "\n\n    {\"tool_call_id\": \"",
+            &number,
+            "\", \"tool_name\": \"",
+            &call.function.name,
+        ]);
         out.extend(["\", \"parameters\": ", &arguments, "}"]);
     }
     out.push_str("\n\n]<|END_ACTION|><|END_OF_TURN_TOKEN|>");

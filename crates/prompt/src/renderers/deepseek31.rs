@@ -34,7 +34,9 @@ pub(super) fn render(input: &Input<'_>, out: &mut String) -> Result<(), PromptEr
                 }
                 answer(message, after_result, out);
             }
-            "tool" => out.extend(["<｜tool▁output▁begin｜>", &message.content, "<｜tool▁output▁end｜>"]),
+            "tool" => {
+                out.extend(["<｜tool▁output▁begin｜>", &message.content, "<｜tool▁output▁end｜>"])
+            }
             _ => continue,
         }
         (after_user, after_result) = (message.role == "user", message.role == "tool");
@@ -63,7 +65,12 @@ fn answer(message: &Message, after_result: bool, out: &mut String) {
         out.extend([content, "<｜tool▁calls▁begin｜>"]);
         for call in &message.tool_calls {
             let arguments = object(&call.function.arguments, COMPACT);
-            out.extend(["<｜tool▁call▁begin｜>", &call.function.name, "<｜tool▁sep｜>", &arguments]);
+            out.extend([
+                "<｜tool▁call▁begin｜>",
+                &call.function.name,
+                "<｜tool▁sep｜>",
+                &arguments,
+            ]);
             out.push_str("<｜tool▁call▁end｜>");
         }
         out.push_str("<｜tool▁calls▁end｜>");

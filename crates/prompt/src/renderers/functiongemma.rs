@@ -83,7 +83,8 @@ fn declare(tool: &Tool, out: &mut String) {
         if let Some(properties) = tool.properties().filter(|p| !p.is_empty()) {
             let mut properties: Vec<_> = properties.iter().collect();
             properties.sort_unstable_by_key(|(name, _)| *name);
-            let all: Vec<String> = properties.iter().map(|(name, schema)| property(name, schema)).collect();
+            let all: Vec<String> =
+                properties.iter().map(|(name, schema)| property(name, schema)).collect();
             parts.push(format!("properties:{{{}}}", all.join(",")));
         }
         let required: Vec<String> = texts(parameters, "required").map(escaped).collect();
@@ -123,7 +124,9 @@ fn literal(value: &Json) -> String {
         Json::Null => "<nil>".into(),
         Json::String(text) => escaped(text),
         Json::Number(n) => number(n),
-        Json::Array(items) => format!("[{}]", items.iter().map(literal).collect::<Vec<_>>().join(",")),
+        Json::Array(items) => {
+            format!("[{}]", items.iter().map(literal).collect::<Vec<_>>().join(","))
+        }
         Json::Object(map) => {
             let all: Vec<String> =
                 map.iter().map(|(key, value)| format!("{key}:{}", literal(value))).collect();

@@ -49,12 +49,16 @@ fn render(input: &Input<'_>, no_thought: &str, out: &mut String) {
             out.extend(["<|channel>thought\n", thought, "\n<channel|>"]);
         }
         end = calls(&messages[i..], out);
-        let content =
-            if is_answer { without_thoughts(&message.content) } else { message.content.trim().into() };
+        let content = if is_answer {
+            without_thoughts(&message.content)
+        } else {
+            message.content.trim().into()
+        };
         out.push_str(&content);
         let next = messages[i + 1..].iter().find(|m| m.role != "tool").map(|m| m.role.as_str());
-        let goes_on =
-            is_answer && next == Some("assistant") && (message.tool_calls.is_empty() || end == End::Results);
+        let goes_on = is_answer
+            && next == Some("assistant")
+            && (message.tool_calls.is_empty() || end == End::Results);
         let waits = end == End::Results && next.is_none() && content.trim().is_empty();
         if end == End::Calls {
             out.push_str("<|tool_response>");
@@ -73,7 +77,9 @@ fn render(input: &Input<'_>, no_thought: &str, out: &mut String) {
 /// The system turn, and the messages behind it.
 fn head<'a>(input: &Input<'a>, thinks: bool, out: &mut String) -> &'a [&'a Message] {
     let (system, messages) = match input.messages.split_first() {
-        Some((first, rest)) if first.role == "system" || first.role == "developer" => (Some(first), rest),
+        Some((first, rest)) if first.role == "system" || first.role == "developer" => {
+            (Some(first), rest)
+        }
         _ => (None, input.messages),
     };
     out.push_str("<bos>");
@@ -88,7 +94,8 @@ fn head<'a>(input: &Input<'a>, thinks: bool, out: &mut String) -> &'a [&'a Messa
 
 /// The calls of the first message, and the results that follow it.
 fn calls(messages: &[&Message], out: &mut String) -> End {
-    let Some((message, rest)) = messages.split_first().filter(|(m, _)| !m.tool_calls.is_empty()) else {
+    let Some((message, rest)) = messages.split_first().filter(|(m, _)| !m.tool_calls.is_empty())
+    else {
         return End::Text;
     };
     let mut names: HashMap<&str, &str> = HashMap::new();
@@ -96,13 +103,22 @@ fn calls(messages: &[&Message], out: &mut String) -> End {
         names.entry(id).or_insert(&function.name);
         let mut arguments: Vec<_> = function.arguments.iter().collect();
         arguments.sort_unstable_by_key(|(name, _)| *name);
-        let arguments: Vec<String> =
-            arguments.iter().map(|(name, value)| format!("{name}:{}", literal(value, ""))).collect();
-        out.extend(["<|tool_call>call:", &function.name, "{", &arguments.join(","), "}<tool_call|>"]);
+        let arguments: Vec<String> = arguments
+            .iter()
+            .map(|(name, value)| format!("{name}:{}", literal(value, "")))
+            .collect();
+        out.extend([
+            "<|tool_call>call:",
+            &function.name,
+            "{",
+            &arguments.join(","),
+            "}<tool_call|>",
+        ]);
     }
     let mut end = End::Calls;
     for result in rest.iter().take_while(|m| m.role == "tool") {
-        let by_id = result.tool_call_id.as_deref().filter(|id| !id.is_empty()).and_then(|id| names.get(id));
+        let by_id =
+            result.tool_call_id.as_deref().filter(|id| !id.is_empty()).and_then(|id| names.get(id));
         let own = result.tool_name.as_deref().filter(|name| !name.is_empty()).unwrap_or("unknown");
         out.extend(["<|tool_response>response:", by_id.copied().unwrap_or(own), "{value:", QUOTE]);
         out.extend([&result.content, QUOTE, "}<tool_response|>"]);

@@ -29,13 +29,16 @@ pub(super) fn declare(tool: &Tool, out: &mut String) {
 
 /// The properties of an object; `declared` are those of the tool itself, others stand within free schemas.
 fn properties(all: &Map<String, Json>, declared: bool) -> String {
-    let is_keyword =
-        |name: &str| matches!(name, "description" | "type" | "properties" | "required" | "nullable");
+    let is_keyword = |name: &str| {
+        matches!(name, "description" | "type" | "properties" | "required" | "nullable")
+    };
     let mut all: Vec<_> =
         all.iter().filter(|(name, schema)| schema.is_object() && !is_keyword(name)).collect();
     all.sort_unstable_by_key(|(name, _)| *name);
-    let parts: Vec<String> =
-        all.iter().map(|(name, schema)| format!("{name}:{{{}}}", property(schema, declared))).collect();
+    let parts: Vec<String> = all
+        .iter()
+        .map(|(name, schema)| format!("{name}:{{{}}}", property(schema, declared)))
+        .collect();
     format!("properties:{{{}}}", parts.join(","))
 }
 
@@ -76,7 +79,9 @@ fn items(schema: &Map<String, Json>) -> String {
     let mut all: Vec<_> = schema.iter().filter(|(_, value)| !value.is_null()).collect();
     all.sort_unstable_by_key(|(key, _)| *key);
     let part = |(key, value): (&String, &Json)| match key.as_str() {
-        "properties" => Some(value.as_object().map_or("properties:{}".into(), |all| properties(all, false))),
+        "properties" => {
+            Some(value.as_object().map_or("properties:{}".into(), |all| properties(all, false)))
+        }
         "required" => {
             let names = value.as_array().into_iter().flatten().filter_map(Json::as_str);
             Some(format!("required:{}", quoted_list(names)))
@@ -89,14 +94,16 @@ fn items(schema: &Map<String, Json>) -> String {
 
 /// Types in capitals. Several types of a declared property are one name; simple alternatives count as types too.
 fn type_names(schema: &Json, declared: bool) -> Vec<String> {
-    let names = |schema: &Json| types(schema).iter().map(|name| name.to_uppercase()).collect::<Vec<_>>();
+    let names =
+        |schema: &Json| types(schema).iter().map(|name| name.to_uppercase()).collect::<Vec<_>>();
     let mut all = names(schema);
     if !declared {
         return all;
     }
     if let (true, Some(Json::Array(some))) = (all.is_empty(), schema.get("anyOf")) {
-        let is_bare =
-            |one: &Json| one.as_object().is_some_and(|one| one.len() == 1 && one.contains_key("type"));
+        let is_bare = |one: &Json| {
+            one.as_object().is_some_and(|one| one.len() == 1 && one.contains_key("type"))
+        };
         if some.iter().all(is_bare) {
             all = some.iter().flat_map(names).collect::<IndexSet<_>>().into_iter().collect();
         }

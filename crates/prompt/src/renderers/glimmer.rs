@@ -63,9 +63,16 @@ pub(super) fn render(input: &Input<'_>, out: &mut String) -> Result<(), PromptEr
             "tool" => {
                 let id = message.tool_call_id.as_deref().unwrap_or_default();
                 let named = message.tool_name.as_deref().filter(|name| !name.is_empty());
-                let name =
-                    named.unwrap_or_else(|| names.get(id).copied().filter(|_| !id.is_empty()).unwrap_or(id));
-                out.extend(["<|start|>tool ", name, "<|message|><tool_output name=\"", name, "\">\n"]);
+                let name = named.unwrap_or_else(|| {
+                    names.get(id).copied().filter(|_| !id.is_empty()).unwrap_or(id)
+                });
+                out.extend([
+                    "<|start|>tool ",
+                    name,
+                    "<|message|><tool_output name=\"",
+                    name,
+                    "\">\n",
+                ]);
                 out.extend([&message.content, "\n</tool_output><|eot|>"]);
             }
             "assistant" => {
@@ -92,7 +99,9 @@ fn strength<'a>(input: &Input<'a>) -> &'a str {
 }
 
 fn default_system(input: &Input<'_>, out: &mut String) {
-    out.push_str("<|start|>system<|message|>You are a helpful AI assistant.\nKnowledge cutoff: 2026-01-04.");
+    out.push_str(
+        "<|start|>system<|message|>You are a helpful AI assistant.\nKnowledge cutoff: 2026-01-04.",
+    );
     let today = input.now.date().to_string();
     out.extend(["\nCurrent date: ", &today, ".\n\nReasoning strength: ", strength(input), "."]);
     tools(input.tools, out);
@@ -167,7 +176,13 @@ fn call(call: &ToolCall, out: &mut String) {
     ]);
     out.push_str("\">\n");
     for (name, value) in &call.function.arguments {
-        out.extend(["<atem:parameter name=\"", name, "\">", &text(value, PYTHON), "</atem:parameter>\n"]);
+        out.extend([
+            "<atem:parameter name=\"",
+            name,
+            "\">",
+            &text(value, PYTHON),
+            "</atem:parameter>\n",
+        ]);
     }
     out.push_str("</atem:invoke>\n</atem:function_calls>");
 }

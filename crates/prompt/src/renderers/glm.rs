@@ -93,7 +93,13 @@ fn thought(message: &Message) -> &str {
 fn call(call: &ToolCall, out: &mut String) {
     out.extend(["<tool_call>", &call.function.name]);
     for (name, value) in &call.function.arguments {
-        out.extend(["<arg_key>", name, "</arg_key><arg_value>", &text(value, COMPACT), "</arg_value>"]);
+        out.extend([
+            "<arg_key>",
+            name,
+            "</arg_key><arg_value>",
+            &text(value, COMPACT),
+            "</arg_value>",
+        ]);
     }
     out.push_str("</tool_call>");
 }

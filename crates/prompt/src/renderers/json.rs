@@ -130,7 +130,10 @@ mod tests {
     fn the_forms_differ_in_blanks_and_escapes() {
         let value = json!({"b": [1, {"x": "<a> \"é\""}], "a": {}, "c": []});
         assert_eq!(json(&value, COMPACT), r#"{"b":[1,{"x":"\u003ca\u003e \"é\""}],"a":{},"c":[]}"#);
-        assert_eq!(json(&value, SPACED), r#"{"b": [1, {"x": "\u003ca\u003e \"é\""}], "a": {}, "c": []}"#);
+        assert_eq!(
+            json(&value, SPACED),
+            r#"{"b": [1, {"x": "\u003ca\u003e \"é\""}], "a": {}, "c": []}"#
+        );
         assert_eq!(json(&value, PYTHON), r#"{"b": [1, {"x": "<a> \"é\""}], "a": {}, "c": []}"#);
         let nested = json!({"a": [true]});
         assert_eq!(json(&nested, INDENTED), "{\n    \"a\": [\n        true\n    ]\n}");
@@ -138,8 +141,15 @@ mod tests {
 
     #[test]
     fn numbers_have_no_exponent_where_digits_do() {
-        let texts =
-            [json!(2), json!(2.0), json!(1.5), json!(1e21), json!(1_000_000), json!(-7), json!(u64::MAX)];
+        let texts = [
+            json!(2),
+            json!(2.0),
+            json!(1.5),
+            json!(1e21),
+            json!(1_000_000),
+            json!(-7),
+            json!(u64::MAX),
+        ];
         let texts: Vec<String> = texts.iter().map(|value| json(value, COMPACT)).collect();
         assert_eq!(texts, ["2", "2", "1.5", "1e+21", "1000000", "-7", "18446744073709551615"]);
     }

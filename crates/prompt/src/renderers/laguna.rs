@@ -8,7 +8,8 @@ use crate::message::Message;
 
 const SYSTEM: &str = "You are a helpful, conversationally-fluent assistant made by Poolside. You are here to be \
      helpful to users through natural language conversations.";
-const HOW_TO_THINK: &str = "Wrap your thinking in '<think>', '</think>' tags, followed by a function call. ";
+const HOW_TO_THINK: &str =
+    "Wrap your thinking in '<think>', '</think>' tags, followed by a function call. ";
 const HOW_TO_CALL: &str = "For each function call, return an unescaped XML-like object with function name and \
      arguments within '<tool_call>' and '</tool_call>' tags, like here:\n";
 const EXAMPLE: &str = "<tool_call>function-name\n<arg_key>argument-key</arg_key>\n\
@@ -27,7 +28,10 @@ pub(super) fn laguna(input: &Input<'_>, out: &mut String) -> Result<(), PromptEr
             out.push_str("\n\n");
             tools(input.tools, out);
             out.extend(["\n\n", if thinks { HOW_TO_THINK } else { "" }, HOW_TO_CALL]);
-            out.extend([if thinks { "<think> your thoughts here </think>\n" } else { "" }, EXAMPLE]);
+            out.extend([
+                if thinks { "<think> your thoughts here </think>\n" } else { "" },
+                EXAMPLE,
+            ]);
         }
         out.push_str("\n</system>\n");
     }
@@ -35,7 +39,11 @@ pub(super) fn laguna(input: &Input<'_>, out: &mut String) -> Result<(), PromptEr
         match message.role.as_str() {
             "assistant" => {
                 let is_written = answer(message, out);
-                out.push_str(if is_written && i + 1 == messages.len() { "" } else { "</assistant>\n" });
+                out.push_str(if is_written && i + 1 == messages.len() {
+                    ""
+                } else {
+                    "</assistant>\n"
+                });
             }
             "user" => out.extend(["<user>\n", &message.content, "\n</user>\n"]),
             "tool" => out.extend(["<tool_response>\n", &message.content, "\n</tool_response>\n"]),

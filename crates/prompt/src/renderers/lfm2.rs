@@ -27,7 +27,11 @@ fn render(input: &Input<'_>, shows_thoughts: bool, out: &mut String) {
         };
         let tools: Vec<String> = input.tools.iter().map(shown).collect();
         head.push_str(if head.is_empty() { "" } else { "\n" });
-        head.extend(["List of tools: <|tool_list_start|>[", &tools.join(", "), "]<|tool_list_end|>"]);
+        head.extend([
+            "List of tools: <|tool_list_start|>[",
+            &tools.join(", "),
+            "]<|tool_list_end|>",
+        ]);
     }
     if !head.is_empty() {
         out.extend(["<|im_start|>system\n", &head, "<|im_end|>\n"]);
@@ -39,7 +43,9 @@ fn render(input: &Input<'_>, shows_thoughts: bool, out: &mut String) {
         match message.role.as_str() {
             "assistant" => {
                 let text = answer(message, shows_thoughts);
-                let past = text.rsplit_once("</think>").filter(|_| !keeps_thoughts && Some(i) != last_answer);
+                let past = text
+                    .rsplit_once("</think>")
+                    .filter(|_| !keeps_thoughts && Some(i) != last_answer);
                 out.push_str(past.map_or(&text, |(_, after)| after.trim()));
             }
             "tool" if !message.content.contains("<|tool_response_start|>") => {
@@ -75,8 +81,10 @@ fn calls(calls: &[ToolCall]) -> String {
     let one = |call: &ToolCall| {
         let mut arguments: Vec<_> = call.function.arguments.iter().collect();
         arguments.sort_unstable_by_key(|(name, _)| *name);
-        let arguments: Vec<String> =
-            arguments.iter().map(|(name, value)| format!("{name}={}", json(value, PYTHON))).collect();
+        let arguments: Vec<String> = arguments
+            .iter()
+            .map(|(name, value)| format!("{name}={}", json(value, PYTHON)))
+            .collect();
         format!("{}({})", call.function.name, arguments.join(","))
     };
     let all: Vec<String> = calls.iter().map(one).collect();

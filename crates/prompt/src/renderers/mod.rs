@@ -49,9 +49,18 @@ pub struct Renderer(&'static Row);
 
 /// What [`Renderer::by_name`] knows.
 const TABLE: &[Row] = &[
-    row("cogito", cogito::render).bos("<｜begin▁of▁sentence｜>").tools().thinks("<think>", "</think>"),
-    row("cohere", cohere::render).bos("<BOS_TOKEN>").tools().thinks("<|START_THINKING|>", "<|END_THINKING|>"),
-    row("deepseek3", deepseek31::render).bos("<｜begin▁of▁sentence｜>").tools().thinks("<think>", "</think>"),
+    row("cogito", cogito::render)
+        .bos("<｜begin▁of▁sentence｜>")
+        .tools()
+        .thinks("<think>", "</think>"),
+    row("cohere", cohere::render)
+        .bos("<BOS_TOKEN>")
+        .tools()
+        .thinks("<|START_THINKING|>", "<|END_THINKING|>"),
+    row("deepseek3", deepseek31::render)
+        .bos("<｜begin▁of▁sentence｜>")
+        .tools()
+        .thinks("<think>", "</think>"),
     row("deepseek3.1", deepseek31::render)
         .bos("<｜begin▁of▁sentence｜>")
         .tools()
@@ -75,8 +84,14 @@ const TABLE: &[Row] = &[
         .tools()
         .images(Images::Tagged)
         .thinks("<think>", "</think>"),
-    row("nemotron-3-nano", nemotron::v3).tools().images(Images::Tagged).thinks("<think>", "</think>"),
-    row("nemotron-3.5-nano", nemotron::v35).tools().images(Images::Tagged).thinks("<think>", "</think>"),
+    row("nemotron-3-nano", nemotron::v3)
+        .tools()
+        .images(Images::Tagged)
+        .thinks("<think>", "</think>"),
+    row("nemotron-3.5-nano", nemotron::v35)
+        .tools()
+        .images(Images::Tagged)
+        .thinks("<think>", "</think>"),
     row("olmo3", olmo3::olmo3).tools(),
     row("olmo3-32b-think", olmo3::think_32b).thinks("<think>", "</think>"),
     row("olmo3-think", olmo3::think).thinks("<think>", "</think>"),
@@ -85,7 +100,10 @@ const TABLE: &[Row] = &[
     row("poolside-v1", laguna::poolside).bos("〈|EOS|〉").tools().thinks("<think>", "</think>"),
     row("qwen3-coder", qwen3_coder::render).tools(),
     row("qwen3-vl-instruct", qwen3_vl::instruct).tools().images(Images::Tagged),
-    row("qwen3-vl-thinking", qwen3_vl::thinking).tools().images(Images::Tagged).thinks("<think>", "</think>"),
+    row("qwen3-vl-thinking", qwen3_vl::thinking)
+        .tools()
+        .images(Images::Tagged)
+        .thinks("<think>", "</think>"),
     row("qwen3.5", qwen35::qwen35).tools().images(Images::Tagged).thinks("<think>", "</think>"),
     row("qwen3.8", qwen35::qwen38).tools().images(Images::Tagged).thinks("<think>", "</think>"),
 ];
@@ -140,7 +158,9 @@ impl Renderer {
     /// The renderer of a name.
     pub fn by_name(name: &str) -> Result<Renderer, PromptError> {
         let found = TABLE.iter().find(|row| row.name == name);
-        found.map(Renderer).ok_or_else(|| PromptError::UnknownRenderer(name.chars().take(100).collect()))
+        found
+            .map(Renderer)
+            .ok_or_else(|| PromptError::UnknownRenderer(name.chars().take(100).collect()))
     }
 
     /// All names, sorted.
@@ -157,7 +177,8 @@ impl Renderer {
         let model = model.to_lowercase();
         let named = |sizes: &[&str]| sizes.iter().any(|size| model.contains(size));
         let is_large = !named(&["e2b", "e4b"])
-            && (named(&["12b", "26b", "31b"]) || parameters(size).is_some_and(|count| count >= 12e9));
+            && (named(&["12b", "26b", "31b"])
+                || parameters(size).is_some_and(|count| count >= 12e9));
         if is_large { "gemma4-large" } else { "gemma4-small" }
     }
 
@@ -175,7 +196,12 @@ impl Renderer {
     /// What a model with this format can be asked for.
     pub(crate) fn capabilities(&self) -> Capabilities {
         let Row { tools, think_tags, .. } = *self.0;
-        Capabilities { tools, insert: false, thinking: think_tags.is_some(), tool_round_trip: tools }
+        Capabilities {
+            tools,
+            insert: false,
+            thinking: think_tags.is_some(),
+            tool_round_trip: tools,
+        }
     }
 
     /// The tags around thoughts in the model's output.
@@ -185,16 +211,27 @@ impl Renderer {
     }
 
     /// Renders other messages with the settings of `chat`.
-    pub(crate) fn render(&self, chat: &Chat<'_>, messages: &[Message]) -> Result<String, PromptError> {
+    pub(crate) fn render(
+        &self,
+        chat: &Chat<'_>,
+        messages: &[Message],
+    ) -> Result<String, PromptError> {
         let arguments =
             messages.iter().flat_map(|m| &m.tool_calls).flat_map(|c| c.function.arguments.values());
         if arguments.chain(chat.tools).any(|value| is_deeper(value, DEPTH_MAX)) {
-            return Err(PromptError::Refused(format!("tools or calls nest deeper than {DEPTH_MAX} levels")));
+            return Err(PromptError::Refused(format!(
+                "tools or calls nest deeper than {DEPTH_MAX} levels"
+            )));
         }
         let messages = images::tagged(sorted(messages), self.0.images);
         let messages: Vec<&Message> = messages.iter().collect();
         let tools: Vec<Tool> = chat.tools.iter().map(Tool::new).collect();
-        let input = Input { messages: &messages, tools: &tools, think: chat.think.as_ref(), now: chat.now() };
+        let input = Input {
+            messages: &messages,
+            tools: &tools,
+            think: chat.think.as_ref(),
+            now: chat.now(),
+        };
         let mut out = String::new();
         (self.0.render)(&input, &mut out)?;
         Ok(out)

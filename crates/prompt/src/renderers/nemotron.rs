@@ -20,7 +20,8 @@ pub(super) fn v35(input: &Input<'_>, out: &mut String) -> Result<(), PromptError
     let question = input.messages.iter().rfind(|m| m.role == "user");
     let text = |message: &Message| {
         let is_question = question.is_some_and(|question| std::ptr::eq(*question, message));
-        let effort = if is_medium && is_question { "\n\n{reasoning effort: efficient}" } else { "" };
+        let effort =
+            if is_medium && is_question { "\n\n{reasoning effort: efficient}" } else { "" };
         format!("{}{effort}", message.content)
     };
     render(input, &str::to_owned, text, ("</think>", input.thinks(true)), out);
@@ -53,7 +54,11 @@ fn render(
                 out.push_str("<|im_end|>\n");
             }
             "tool" => {
-                out.push_str(if i > 0 && opens_results(messages, i) { "<|im_start|>user\n" } else { "" });
+                out.push_str(if i > 0 && opens_results(messages, i) {
+                    "<|im_start|>user\n"
+                } else {
+                    ""
+                });
                 out.extend(["<tool_response>\n", &message.content, "\n</tool_response>\n"]);
                 out.push_str(if closes_results(messages, i) { "<|im_end|>\n" } else { "" });
             }
@@ -110,7 +115,9 @@ fn switched(messages: &[&Message]) -> Option<bool> {
 }
 
 fn without_switches(text: &str) -> String {
-    let pieces: Vec<String> =
-        text.split("</think>").map(|piece| piece.replace("/think", "").replace("/no_think", "")).collect();
+    let pieces: Vec<String> = text
+        .split("</think>")
+        .map(|piece| piece.replace("/think", "").replace("/no_think", ""))
+        .collect();
     pieces.join("</think>")
 }

@@ -86,8 +86,10 @@ fn calls(calls: &[ToolCall], out: &mut String) {
     for (i, call) in calls.iter().enumerate() {
         let mut arguments: Vec<_> = call.function.arguments.iter().collect();
         arguments.sort_unstable_by_key(|(name, _)| *name);
-        let arguments: Vec<String> =
-            arguments.iter().map(|(name, value)| format!("{name}={}", json(value, COMPACT))).collect();
+        let arguments: Vec<String> = arguments
+            .iter()
+            .map(|(name, value)| format!("{name}={}", json(value, COMPACT)))
+            .collect();
         out.push_str(if i > 0 { "\n" } else { "" });
         out.extend([&call.function.name, "(", &arguments.join(", "), ")"]);
     }

@@ -41,7 +41,8 @@ pub(super) fn qwen38(input: &Input<'_>, out: &mut String) -> Result<(), PromptEr
     if input.messages.is_empty() {
         return refused("no messages provided");
     }
-    if let Some(message) = input.messages.iter().find(|m| is_instruction(m) && !m.images.is_empty()) {
+    if let Some(message) = input.messages.iter().find(|m| is_instruction(m) && !m.images.is_empty())
+    {
         return refused(&format!("{} message cannot contain images", message.role));
     }
     if !input.messages.iter().any(|m| is_question(m)) {
@@ -72,13 +73,15 @@ fn is_instruction(message: &Message) -> bool {
 /// Tool results may come as user messages; those are no questions.
 fn is_question(message: &Message) -> bool {
     let text = message.content.trim();
-    message.role == "user" && !(text.starts_with("<tool_response>") && text.ends_with("</tool_response>"))
+    message.role == "user"
+        && !(text.starts_with("<tool_response>") && text.ends_with("</tool_response>"))
 }
 
 /// All that system and developer messages say, in one.
 fn instructions(messages: &[&Message]) -> Option<Message> {
     let all: Vec<&Message> = messages.iter().copied().filter(|m| is_instruction(m)).collect();
-    let texts: Vec<&str> = all.iter().map(|m| m.content.trim()).filter(|text| !text.is_empty()).collect();
+    let texts: Vec<&str> =
+        all.iter().map(|m| m.content.trim()).filter(|text| !text.is_empty()).collect();
     (!all.is_empty()).then(|| Message::new("system", texts.join("\n\n")))
 }
 
@@ -86,7 +89,8 @@ fn render(input: &Input<'_>, variant: Variant, effort: &str, out: &mut String) {
     let messages = input.messages;
     let thinks = input.thinks(true);
     head(input, variant, effort, out);
-    let question = messages.iter().rposition(|m| is_question(m)).unwrap_or(messages.len().saturating_sub(1));
+    let question =
+        messages.iter().rposition(|m| is_question(m)).unwrap_or(messages.len().saturating_sub(1));
     for (i, message) in messages.iter().enumerate() {
         let content = message.content.trim();
         match message.role.as_str() {
@@ -125,7 +129,8 @@ fn head(input: &Input<'_>, variant: Variant, effort: &str, out: &mut String) {
         parts.push(effort.into());
     }
     if !input.tools.is_empty() {
-        let mut list = String::from("# Tools\n\nYou have access to the following functions:\n\n<tools>");
+        let mut list =
+            String::from("# Tools\n\nYou have access to the following functions:\n\n<tools>");
         for tool in input.tools {
             list.extend(["\n", &json(tool.json(), SPACED)]);
         }

@@ -5,7 +5,8 @@ use super::{Input, closes_results, opens_results};
 use crate::PromptError;
 use crate::message::Message;
 
-const SYSTEM: &str = "You are Qwen, a helpful AI assistant that can interact with a computer to solve tasks.";
+const SYSTEM: &str =
+    "You are Qwen, a helpful AI assistant that can interact with a computer to solve tasks.";
 
 pub(super) fn render(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
     // The first system message with a text counts, the others are dropped.

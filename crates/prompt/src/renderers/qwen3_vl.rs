@@ -23,10 +23,12 @@ fn render(input: &Input<'_>, thinks: bool, out: &mut String) -> Result<(), Promp
     }
     // Tool results may come as user messages; what the user really said last is the question.
     let is_question = |m: &&Message| {
-        let is_result = m.content.starts_with("<tool_response>") && m.content.ends_with("</tool_response>");
+        let is_result =
+            m.content.starts_with("<tool_response>") && m.content.ends_with("</tool_response>");
         m.role == "user" && !is_result
     };
-    let question = messages.iter().rposition(is_question).unwrap_or(messages.len().saturating_sub(1));
+    let question =
+        messages.iter().rposition(is_question).unwrap_or(messages.len().saturating_sub(1));
     for (i, message) in messages.iter().enumerate() {
         let is_last = i + 1 == messages.len();
         match message.role.as_str() {

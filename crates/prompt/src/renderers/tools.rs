@@ -165,10 +165,13 @@ mod tests {
             Tool::new(&sent).json().to_string(),
             r#"{"type":"function","function":{"name":"f","parameters":{"type":"object","$defs":{"a":{"b":3,"c":2},"z":1},"required":["q"],"properties":{"q":{"type":"string","enum":["x"]},"a":{}}}}}"#
         );
-        let nothing = r#"{"type":"","function":{"name":"","parameters":{"type":"","properties":null}}}"#;
-        for sent in
-            [json!(null), json!({"function": []}), json!({"type": 7, "function": {"parameters": "p"}})]
-        {
+        let nothing =
+            r#"{"type":"","function":{"name":"","parameters":{"type":"","properties":null}}}"#;
+        for sent in [
+            json!(null),
+            json!({"function": []}),
+            json!({"type": 7, "function": {"parameters": "p"}}),
+        ] {
             assert_eq!(Tool::new(&sent).json().to_string(), nothing);
         }
     }

@@ -3,8 +3,8 @@
 use serde_json::{Map, json};
 
 use crate::{
-    Adaptation, Adaptations, Chat, FunctionCall, Kind, Message, MessageRules, PromptError, Rendered,
-    Renderer, Template, ToolCall, render, render_adapted,
+    Adaptation, Adaptations, Chat, FunctionCall, Kind, Message, MessageRules, PromptError,
+    Rendered, Renderer, Template, ToolCall, render, render_adapted,
 };
 
 const SYSTEM_FIRST: &str = "{%- for m in messages %}{%- if m.role == 'system' and not loop.first %}\
@@ -33,18 +33,28 @@ fn message(role: &str, content: &str) -> Message {
 fn calls(ids: &[&str]) -> Message {
     let call = |(index, id): (usize, &&str)| {
         let arguments = Map::from_iter([("command".to_owned(), json!(format!("echo {id}")))]);
-        ToolCall { id: (*id).into(), function: FunctionCall { index, name: "bash".into(), arguments } }
+        ToolCall {
+            id: (*id).into(),
+            function: FunctionCall { index, name: "bash".into(), arguments },
+        }
     };
     Message { tool_calls: ids.iter().enumerate().map(call).collect(), ..message("assistant", "") }
 }
 
 fn result(id: &str, content: &str) -> Message {
-    Message { tool_call_id: Some(id.into()), tool_name: Some("bash".into()), ..message("tool", content) }
+    Message {
+        tool_call_id: Some(id.into()),
+        tool_name: Some("bash".into()),
+        ..message("tool", content)
+    }
 }
 
 fn adapted(template: &Template, messages: &[Message]) -> Result<Rendered, PromptError> {
     let now = Some(jiff::civil::DateTime::default());
-    render_adapted(template, &Chat { rules: Some(MessageRules::of(template)), now, ..Chat::new(messages) })
+    render_adapted(
+        template,
+        &Chat { rules: Some(MessageRules::of(template)), now, ..Chat::new(messages) },
+    )
 }
 
 fn prompt(template: &Template, messages: &[Message]) -> (String, Vec<Adaptation>) {
@@ -66,7 +76,8 @@ fn has_in_order(prompt: &str, texts: &[&str]) -> bool {
 
 #[test]
 fn a_late_system_message_becomes_a_marked_turn_of_the_user_in_its_place() {
-    let (prompt, done) = prompt(&jinja(SYSTEM_FIRST), &[message("user", "u"), message("system", "S")]);
+    let (prompt, done) =
+        prompt(&jinja(SYSTEM_FIRST), &[message("user", "u"), message("system", "S")]);
     assert_eq!(prompt, "[user]u[user]<system>\nS\n</system>[assistant]");
     assert_eq!(done, [Adaptation::Renamed]);
 }
@@ -86,7 +97,10 @@ fn leading_system_and_developer_messages_become_one() {
 fn neighbours_of_one_role_become_one_where_roles_must_alternate() {
     let template = jinja(ALTERNATING);
     let (text, done) = prompt(&template, &[message("user", "a"), message("user", "b")]);
-    assert_eq!((text.as_str(), done.as_slice()), ("[user]a\n\nb[assistant]", &[Adaptation::Merged][..]));
+    assert_eq!(
+        (text.as_str(), done.as_slice()),
+        ("[user]a\n\nb[assistant]", &[Adaptation::Merged][..])
+    );
     let talk = [
         message("user", "a"),
         calls(&["c"]),
@@ -114,8 +128,12 @@ fn a_system_message_stands_before_the_first_user_where_the_template_has_no_place
     assert_eq!((text.as_str(), done.as_slice()), ("[user]S\n\nu", &[Adaptation::Moved][..]));
     let (text, done) = prompt(&jinja(NO_SYSTEM), &[message("system", "S")]);
     assert_eq!((text.as_str(), done.as_slice()), ("[user]S", &[Adaptation::Renamed][..]));
-    let late =
-        [message("system", "S"), message("assistant", "a"), message("system", "T"), message("user", "u")];
+    let late = [
+        message("system", "S"),
+        message("assistant", "a"),
+        message("system", "T"),
+        message("user", "u"),
+    ];
     let (text, _) = prompt(&jinja(NO_SYSTEM), &late);
     assert!(has_in_order(&text, &["S", "<system>\nT\n</system>", "u"]), "{text}");
 }
@@ -140,12 +158,17 @@ fn results_of_parallel_calls_stand_in_the_order_of_the_calls() {
         result("B", "RESULT-OF-B"),
         result("A", "RESULT-OF-A"),
     ];
-    let mut templates = vec![Template::parse(Kind::Go, GO).unwrap(), jinja(SYSTEM_FIRST), jinja(ALTERNATING)];
+    let mut templates =
+        vec![Template::parse(Kind::Go, GO).unwrap(), jinja(SYSTEM_FIRST), jinja(ALTERNATING)];
     templates.extend(Renderer::names().map(|name| Template::parse(Kind::BuiltIn, name).unwrap()));
     for template in templates {
         let (text, done) = prompt(&template, &messages);
         assert!(done.contains(&Adaptation::Reordered));
-        assert!(has_in_order(&text, &["RESULT-OF-A", "RESULT-OF-B"]), "{}: {text}", template.source());
+        assert!(
+            has_in_order(&text, &["RESULT-OF-A", "RESULT-OF-B"]),
+            "{}: {text}",
+            template.source()
+        );
     }
     // Results that cannot be told apart stay where they are.
     let unknown = [message("user", "u"), calls(&["A", "B"]), result("x", "1"), result("A", "2")];
@@ -159,9 +182,13 @@ fn a_text_beside_calls_stays_with_them_where_the_template_takes_calls_and_no_res
          [{{ m.role }}]{{ m.content }}{% for c in m.tool_calls %}{{ c.function }}{% endfor %}{% endfor %}",
     );
     let beside = Message { content: "I look".into(), ..calls(&["A", "B"]) };
-    let talk = [message("user", "a"), beside, result("A", "R"), result("B", "S"), message("user", "b")];
+    let talk =
+        [message("user", "a"), beside, result("A", "R"), result("B", "S"), message("user", "b")];
     let (text, done) = prompt(&template, &talk);
-    assert!(has_in_order(&text, &["[user]a", "[assistant]I look", "echo A", "echo B", "R", "S"]), "{text}");
+    assert!(
+        has_in_order(&text, &["[user]a", "[assistant]I look", "echo A", "echo B", "R", "S"]),
+        "{text}"
+    );
     assert_eq!(done, [Adaptation::Renamed]);
 }
 
@@ -192,8 +219,9 @@ fn a_conversation_that_cannot_be_adapted_is_refused_with_the_place_of_the_messag
     let picky = jinja(
         "{% for m in messages %}{% if 'no' in m.content %}{{ raise_exception('not that word') }}{% endif %}{{ m.content }}{% endfor %}",
     );
-    let error = adapted(&picky, &[message("user", "a"), message("assistant", "b"), message("user", "no")])
-        .unwrap_err();
+    let error =
+        adapted(&picky, &[message("user", "a"), message("assistant", "b"), message("user", "no")])
+            .unwrap_err();
     assert!(error.to_string().starts_with("messages[2]: the chat template refuses"), "{error}");
     assert!(error.to_string().ends_with("not that word"), "{error}");
     let go = Template::parse(Kind::Go, GO).unwrap();
@@ -255,7 +283,9 @@ mod random {
                         let (a, b) = (format!("a{number:02}"), format!("b{number:02}"));
                         let content = format!("text-{number}-beside");
                         all.push(Message { content, ..calls(&[&a, &b]) });
-                        all.extend([&a, &b].map(|id| result(id, &format!("text-{number}-{id}-result"))));
+                        all.extend(
+                            [&a, &b].map(|id| result(id, &format!("text-{number}-{id}-result"))),
+                        );
                     }
                     "call, user, result" => {
                         let id = format!("c{number:02}");
@@ -266,7 +296,9 @@ mod random {
                     "call, call, results" => {
                         let (a, b) = (format!("a{number:02}"), format!("b{number:02}"));
                         all.extend([calls(&[&a]), calls(&[&b])]);
-                        all.extend([&a, &b].map(|id| result(id, &format!("late-{number}-{id}-result"))));
+                        all.extend(
+                            [&a, &b].map(|id| result(id, &format!("late-{number}-{id}-result"))),
+                        );
                     }
                     role => all.push(message(role, &format!("text-{number}-said"))),
                 }
@@ -284,8 +316,8 @@ mod random {
             all.push((source.to_owned(), jinja(source)));
         }
         all.push(("go".to_owned(), Template::parse(Kind::Go, GO).unwrap()));
-        let folder =
-            std::env::var_os("PUNA_TEST_MODELS").map(|root| std::path::Path::new(&root).join("templates"));
+        let folder = std::env::var_os("PUNA_TEST_MODELS")
+            .map(|root| std::path::Path::new(&root).join("templates"));
         let Some(files) = folder.and_then(|folder| std::fs::read_dir(folder).ok()) else {
             eprintln!("SKIPPED: the templates of other models are not to be had here");
             return all;
@@ -313,10 +345,17 @@ mod random {
         while at < messages.len() {
             let results = messages[at + 1..].iter().take_while(|m| m.role == "tool").count();
             texts.extend(
-                messages.get(at).filter(stays).filter(|m| !m.content.is_empty()).map(|m| m.content.clone()),
+                messages
+                    .get(at)
+                    .filter(stays)
+                    .filter(|m| !m.content.is_empty())
+                    .map(|m| m.content.clone()),
             );
-            let mut of_results: Vec<_> =
-                messages[at + 1..][..results].iter().filter(stays).map(|m| m.content.clone()).collect();
+            let mut of_results: Vec<_> = messages[at + 1..][..results]
+                .iter()
+                .filter(stays)
+                .map(|m| m.content.clone())
+                .collect();
             of_results.sort();
             texts.append(&mut of_results);
             at += 1 + results;
@@ -330,7 +369,9 @@ mod random {
             .into_iter()
             .map(|(name, template)| (name, MessageRules::of(&template), template))
             // One that needs more than a user's text has no place for it.
-            .filter(|(_, _, template)| render(template, &Chat::new(&[message("user", "u")])).is_ok())
+            .filter(|(_, _, template)| {
+                render(template, &Chat::new(&[message("user", "u")])).is_ok()
+            })
             .collect();
         assert!(templates.len() > 25);
         let config = ProptestConfig { cases: 200, ..ProptestConfig::default() };
@@ -359,8 +400,9 @@ mod random {
                     );
                     let is_changed = adaptations.iter().any(|kind| *kind != Adaptation::Reordered);
                     // Rendering without rules also changes these two roles, and says nothing of it.
-                    let is_silent =
-                        |m: &Message| m.role == "developer" || (m.role == "system" && !rules.system);
+                    let is_silent = |m: &Message| {
+                        m.role == "developer" || (m.role == "system" && !rules.system)
+                    };
                     if is_changed && !messages.iter().any(is_silent) {
                         let as_is = render(template, &Chat { rules: None, ..chat.clone() });
                         let wanted = texts(&messages, &Adaptations::new());
@@ -368,12 +410,17 @@ mod random {
                         let is_whole = |prompt: &str| {
                             let calls = messages.iter().flat_map(|m| &m.tool_calls);
                             let mut commands = calls.map(|call| format!("echo {}", call.id));
-                            has_in_order(prompt, &wanted) && commands.all(|command| prompt.contains(&command))
+                            has_in_order(prompt, &wanted)
+                                && commands.all(|command| prompt.contains(&command))
                         };
-                        prop_assert!(!as_is.is_ok_and(|prompt| is_whole(&prompt)), "{name}: {adaptations:?}");
+                        prop_assert!(
+                            !as_is.is_ok_and(|prompt| is_whole(&prompt)),
+                            "{name}: {adaptations:?}"
+                        );
                     }
-                    let systems =
-                        messages.iter().filter(|m| matches!(m.role.as_str(), "system" | "developer"));
+                    let systems = messages
+                        .iter()
+                        .filter(|m| matches!(m.role.as_str(), "system" | "developer"));
                     for message in systems {
                         prop_assert!(
                             prompt.contains(&message.content),

@@ -10,7 +10,8 @@ use crate::{
 fn cria(kind: Kind) -> Template {
     let name = if kind == Kind::Go { "gotmpl" } else { "jinja" };
     let path = format!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/cria/template.{}"), name);
-    let source = std::fs::read_to_string(path).expect("cria's templates are part of the repository");
+    let source =
+        std::fs::read_to_string(path).expect("cria's templates are part of the repository");
     assert_eq!(Template::detect(&source), kind);
     // The line break at the end of the file is the file's; the Modelfile's TEMPLATE has none.
     Template::parse(kind, source.trim_end_matches('\n')).expect("cria's template parses")
@@ -18,7 +19,8 @@ fn cria(kind: Kind) -> Template {
 
 /// What both of cria's templates write, but for the text of tool schemas and the BOS that Jinja adds.
 fn both(messages: &[Message], tools: &[Json], think: Option<Think>) -> (String, String) {
-    let chat = Chat { tools, think, bos: "<|startoftext|>", eos: "<|im_end|>", ..Chat::new(messages) };
+    let chat =
+        Chat { tools, think, bos: "<|startoftext|>", eos: "<|im_end|>", ..Chat::new(messages) };
     let go = render(&cria(Kind::Go), &chat).expect("the Go template renders");
     let jinja = render(&cria(Kind::Jinja), &chat).expect("the Jinja template renders");
     (go, jinja.strip_prefix("<|startoftext|>").expect("Jinja writes the BOS").to_string())
@@ -32,7 +34,10 @@ fn weather_tool() -> Json {
 fn weather_call() -> Message {
     let arguments = json!({"city": "Paris"}).as_object().cloned().unwrap_or_default();
     let function = FunctionCall { index: 0, name: "get_weather".into(), arguments };
-    Message { tool_calls: vec![ToolCall { id: "call_1".into(), function }], ..Message::new("assistant", "") }
+    Message {
+        tool_calls: vec![ToolCall { id: "call_1".into(), function }],
+        ..Message::new("assistant", "")
+    }
 }
 
 #[test]
@@ -90,7 +95,10 @@ fn cria_thoughts_of_earlier_turns_are_dropped_and_of_the_tool_loop_kept() {
     let (go, jinja) = both(&messages, &[], None);
     for text in [&go, &jinja] {
         assert!(!text.contains("old"));
-        assert!(text.contains("<|im_start|>assistant\n<think>\nnew\n</think>\n\n<tool_call>\n"), "{text}");
+        assert!(
+            text.contains("<|im_start|>assistant\n<think>\nnew\n</think>\n\n<tool_call>\n"),
+            "{text}"
+        );
     }
 }
 
@@ -133,11 +141,13 @@ fn the_richer_template_is_preferred() {
     let go = |text: &str| Template::parse(Kind::Go, text).expect("it parses");
     let jinja = |text: &str| Template::parse(Kind::Jinja, text).expect("it parses");
     let plain = go("{{ range .Messages }}{{ .Content }}{{ end }}");
-    let round_trip =
-        go("{{ .Tools }}{{ range .Messages }}{{ .ToolCalls }}{{ if eq .Role \"tool\" }}{{ end }}{{ end }}");
+    let round_trip = go(
+        "{{ .Tools }}{{ range .Messages }}{{ .ToolCalls }}{{ if eq .Role \"tool\" }}{{ end }}{{ end }}",
+    );
     let tools = go("{{ .Tools }}{{ .Messages }}");
     let jinja_tools = jinja("{{ tools }}");
-    let jinja_round = jinja("{{ tools }}{% if message.role == 'tool' %}{{ tool_calls }}{% endif %}");
+    let jinja_round =
+        jinja("{{ tools }}{% if message.role == 'tool' %}{{ tool_calls }}{% endif %}");
     assert!(prefer_jinja(&jinja_tools, &plain));
     assert!(!prefer_jinja(&jinja_tools, &tools));
     assert!(prefer_jinja(&jinja_round, &tools));
@@ -152,8 +162,8 @@ fn images_get_numbered_tags_in_their_place_or_in_front() {
         Message::new("assistant", "yes"),
         Message { images: vec![image()], ..Message::new("user", "and this") },
     ];
-    let template =
-        Template::parse(Kind::Go, "{{ range .Messages }}{{ .Content }}|{{ end }}").expect("it parses");
+    let template = Template::parse(Kind::Go, "{{ range .Messages }}{{ .Content }}|{{ end }}")
+        .expect("it parses");
     let text = render(&template, &Chat::new(&messages)).expect("it renders");
     assert_eq!(text, "[img-1]look: [img-0] there|yes|[img-2]and this|");
 }
@@ -182,7 +192,8 @@ fn call_arguments_become_text_where_a_template_joins_them_to_text() {
 
 #[test]
 fn contents_become_parts_where_a_template_walks_them() {
-    let walks = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %};{% endfor %}";
+    let walks =
+        "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %};{% endfor %}";
     let template = Template::parse(Kind::Jinja, walks).expect("it parses");
     let messages = [Message::new("user", "Hi")];
     assert_eq!(render(&template, &Chat::new(&messages)), Ok("Hi;".into()));
@@ -190,8 +201,9 @@ fn contents_become_parts_where_a_template_walks_them() {
 
 #[test]
 fn variables_of_the_request_reach_the_template_and_override() {
-    let template = Template::parse(Kind::Jinja, "{{ enable_thinking }} {{ reasoning_effort }} {{ mine }}")
-        .expect("it parses");
+    let template =
+        Template::parse(Kind::Jinja, "{{ enable_thinking }} {{ reasoning_effort }} {{ mine }}")
+            .expect("it parses");
     let mut chat = Chat { think: Some(Think::Level("low".into())), ..Chat::new(&[]) };
     assert_eq!(render(&template, &chat), Ok("True low ".into()));
     chat.variables.insert("mine".into(), json!([1]));
@@ -204,7 +216,8 @@ fn the_models_system_text_is_in_front_unless_the_request_brings_its_own() {
     let stored = [Message::new("user", "stored")];
     let request = [Message::new("user", "asked")];
     let own = [Message::new("system", "own"), Message::new("user", "asked")];
-    let roles = |messages: Vec<Message>| messages.iter().map(|m| m.content.clone()).collect::<Vec<_>>();
+    let roles =
+        |messages: Vec<Message>| messages.iter().map(|m| m.content.clone()).collect::<Vec<_>>();
     assert_eq!(roles(conversation(Some("model"), &stored, &request)), ["model", "stored", "asked"]);
     assert_eq!(roles(conversation(Some("model"), &stored, &own)), ["stored", "own", "asked"]);
     assert_eq!(roles(generation(Some("model"), &stored, "p", &[])), ["model", "stored", "p"]);

@@ -1,7 +1,8 @@
 //! Truncation: what goes, what stays, and how often a prompt is rendered.
 
 use crate::{
-    Adaptation, Chat, Fitted, FunctionCall, Kind, Message, PromptError, Template, ToolCall, fit, fit_turns,
+    Adaptation, Chat, Fitted, FunctionCall, Kind, Message, PromptError, Template, ToolCall, fit,
+    fit_turns,
 };
 
 const CHATML: &str = "{{ range .Messages }}<{{ .Role }}>{{ .Content }}\n{{ end }}";
@@ -86,7 +87,9 @@ fn a_conversation_that_the_template_refuses_as_a_whole_is_an_error() {
     let template = Template::parse(Kind::Jinja, STRICT).expect("it parses");
     let messages = [Message::new("assistant", "hello"), Message::new("user", "hi")];
     let result = fit(&template, &Chat::new(&messages), 5, &mut |_| Ok(100));
-    assert!(matches!(result, Err(PromptError::Raised { message, .. }) if message == "must begin with user"));
+    assert!(
+        matches!(result, Err(PromptError::Raised { message, .. }) if message == "must begin with user")
+    );
 }
 
 #[test]
@@ -104,8 +107,9 @@ fn images_count_with_their_tokens() {
 
 #[test]
 fn an_error_of_the_counter_ends_the_search() {
-    let result =
-        fit(&go(CHATML), &Chat::new(&talk(3)), 5, &mut |_| Err(PromptError::Count("no vocabulary".into())));
+    let result = fit(&go(CHATML), &Chat::new(&talk(3)), 5, &mut |_| {
+        Err(PromptError::Count("no vocabulary".into()))
+    });
     assert_eq!(result, Err(PromptError::Count("no vocabulary".into())));
 }
 
@@ -117,8 +121,10 @@ fn agent() -> Vec<Message> {
         let function = FunctionCall { name: "f".into(), ..FunctionCall::default() };
         let tool_calls = vec![ToolCall { id: id.into(), function }];
         messages.push(Message { tool_calls, ..Message::new("assistant", format!("call {id}")) });
-        messages
-            .push(Message { tool_call_id: Some(id.into()), ..Message::new("tool", format!("result {id}")) });
+        messages.push(Message {
+            tool_call_id: Some(id.into()),
+            ..Message::new("tool", format!("result {id}"))
+        });
     };
     step(&mut messages, "1");
     step(&mut messages, "2");
@@ -148,7 +154,10 @@ fn turns_go_from_the_oldest_on_and_results_stay_with_their_calls() {
     };
     let whole: usize = run_turns(&messages, 10_000).tokens;
     let steps = [
-        ("S,task,call 1,result 1,call 2,result 2,older,answer,newest,call 3,result 3,call 4,result 4", 0),
+        (
+            "S,task,call 1,result 1,call 2,result 2,older,answer,newest,call 3,result 3,call 4,result 4",
+            0,
+        ),
         ("S,task,call 2,result 2,older,answer,newest,call 3,result 3,call 4,result 4", 2),
         ("S,task,older,answer,newest,call 3,result 3,call 4,result 4", 4),
         ("S,task,newest,call 3,result 3,call 4,result 4", 6),
@@ -198,7 +207,11 @@ fn a_system_message_at_the_end_does_not_cost_the_question() {
     ];
     let fitted = run_turns(&messages, 30);
     assert_eq!(fitted.dropped_messages, 1);
-    assert!(fitted.prompt.contains("old") && fitted.prompt.contains("q") && fitted.prompt.contains("late"));
+    assert!(
+        fitted.prompt.contains("old")
+            && fitted.prompt.contains("q")
+            && fitted.prompt.contains("late")
+    );
 }
 
 #[test]
@@ -206,7 +219,9 @@ fn a_late_system_message_that_is_too_long_is_cut_in_its_middle() {
     let messages = [Message::new("user", "q"), Message::new("system", "x y z ".repeat(700))];
     let fitted = run_turns(&messages, 1000);
     assert!(
-        !fitted.too_long && fitted.prompt.contains(">q\n") && fitted.prompt.contains("bytes were left out")
+        !fitted.too_long
+            && fitted.prompt.contains(">q\n")
+            && fitted.prompt.contains("bytes were left out")
     );
     let first = [Message::new("system", "x y z ".repeat(700)), Message::new("user", "q")];
     assert!(run_turns(&first, 1000).too_long, "the instructions of a conversation are never cut");

@@ -57,7 +57,8 @@ fn check(case: &Case) -> Result<(), String> {
     if vars != case.vars {
         return Err(format!("variables {vars:?}, expected {:?}", case.vars));
     }
-    let input = Input { messages: &case.messages, tools: &case.tools, think: case.think.as_ref(), now };
+    let input =
+        Input { messages: &case.messages, tools: &case.tools, think: case.think.as_ref(), now };
     let mut out = String::new();
     let result = match (&case.prompt, &case.suffix) {
         (Some(prompt), Some(suffix)) => template.render_insert(prompt, suffix, &input, &mut out),
@@ -70,15 +71,20 @@ fn check(case: &Case) -> Result<(), String> {
     };
     match (result, expect, expect_error) {
         (Ok(()), Some(want), _) => {
-            let want = want.replace("{{TODAY}}", "2026-03-01").replace("{{YESTERDAY}}", "2026-02-28");
-            (out == want).then_some(()).ok_or_else(|| format!("rendered {out:?}\n  expected {want:?}"))
+            let want =
+                want.replace("{{TODAY}}", "2026-03-01").replace("{{YESTERDAY}}", "2026-02-28");
+            (out == want)
+                .then_some(())
+                .ok_or_else(|| format!("rendered {out:?}\n  expected {want:?}"))
         }
         (Err(e), None, Some(want)) if e.to_string() == want => {
             let before = case.output_before_error.as_deref().unwrap_or("");
             (out == before).then_some(()).ok_or_else(|| format!("wrote {out:?} before the error"))
         }
-        (result, expect, error) => {
-            Err(format!("gave {:?}\n  expected {:?}", result.map_err(|e| e.to_string()), expect.or(error)))
-        }
+        (result, expect, error) => Err(format!(
+            "gave {:?}\n  expected {:?}",
+            result.map_err(|e| e.to_string()),
+            expect.or(error)
+        )),
     }
 }

@@ -5,14 +5,17 @@ use serde_json::Value as Json;
 use crate::GoTemplate;
 
 /// Where Go's answer cannot be ours.
-const DIFFERENT: &[(&str, &str)] =
-    &[("{{ (1).x }}", "another node is named in the error, and the type of any value is the interface")];
+const DIFFERENT: &[(&str, &str)] = &[(
+    "{{ (1).x }}",
+    "another node is named in the error, and the type of any value is the interface",
+)];
 
 #[test]
 fn small_go_templates_give_what_go_gives() {
     let text = include_str!("../../tests/data/go-vectors.jsonl");
-    let mut rows =
-        text.lines().map(|line| serde_json::from_str::<Json>(line).expect("a row is one JSON object"));
+    let mut rows = text
+        .lines()
+        .map(|line| serde_json::from_str::<Json>(line).expect("a row is one JSON object"));
     let data = rows.next().expect("the first row holds the data")["data"].take();
     let mut wrong = Vec::new();
     let mut count = 0;

@@ -20,7 +20,9 @@ impl Random {
 fn sources(file: &str) -> Vec<String> {
     let path = format!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cases/{}"), file);
     let text = std::fs::read_to_string(path).expect("the case file is part of the repository");
-    let rows = text.lines().map(|line| serde_json::from_str::<Json>(line).expect("a row is one JSON object"));
+    let rows = text
+        .lines()
+        .map(|line| serde_json::from_str::<Json>(line).expect("a row is one JSON object"));
     rows.filter_map(|row| row["template"].as_str().map(str::to_string)).collect()
 }
 
@@ -257,7 +259,8 @@ fn comparing_shared_lists_is_paid_for() {
 }
 
 /// Ten million letters, in loops that do something with all of them in a step or two.
-const LONG: &str = "{% set s = 'x' * 10000000 %}{% set l = range(99999)|list %}{% for i in range(99999) %}";
+const LONG: &str =
+    "{% set s = 'x' * 10000000 %}{% set l = range(99999)|list %}{% for i in range(99999) %}";
 
 #[test]
 fn whatever_reads_a_long_text_is_paid_for() {
@@ -286,10 +289,10 @@ fn whatever_reads_a_long_text_is_paid_for() {
         let source = format!("{LONG}{turn}{{% endfor %}}");
         assert_eq!(bound_of(Kind::Jinja, &source), Some(Bound::Steps), "{turn}");
     }
-    let go =
-        "{{ .Messages | len }}{{ $s := \"aaaaaaaaaaaaaaaa\" }}{{ range 20 }}{{ $s = print $s $s }}{{ end }}";
+    let go = "{{ .Messages | len }}{{ $s := \"aaaaaaaaaaaaaaaa\" }}{{ range 20 }}{{ $s = print $s $s }}{{ end }}";
     for turn in ["slice $s 5", "eq $s $s", "lt $s $s", "html $s", "printf \"%.0s\" $s"] {
-        let source = format!("{go}{{{{ range 99999 }}}}{{{{ if {turn} }}}}{{{{ end }}}}{{{{ end }}}}");
+        let source =
+            format!("{go}{{{{ range 99999 }}}}{{{{ if {turn} }}}}{{{{ end }}}}{{{{ end }}}}");
         assert_eq!(bound_of(Kind::Go, &source), Some(Bound::Steps), "{turn}");
     }
 }
@@ -326,7 +329,8 @@ fn what_one_step_could_do_without_end_is_paid_for() {
     for source in quick {
         assert_eq!(bound_of(Kind::Jinja, &source), None);
     }
-    let go = "{{ .Messages | len }}{{ $s := \"%[1]s\" }}{{ range 20 }}{{ $s = print $s $s }}{{ end }}";
+    let go =
+        "{{ .Messages | len }}{{ $s := \"%[1]s\" }}{{ range 20 }}{{ $s = print $s $s }}{{ end }}";
     let long = "{{ $t := print $s }}{{ printf $s $t }}";
     let bound = bound_of(Kind::Go, &format!("{go}{long}"));
     assert!(matches!(bound, Some(Bound::Text | Bound::Steps)), "{bound:?}");
@@ -364,8 +368,9 @@ fn no_long_text_is_listed() {
         "1|tojson(separators=s)",
     ];
     let lists = lists.map(|list| format!("{{{{ {list} }}}}"));
-    let turns = ["{% set a, b = s %}", "{% for c in s %}{% endfor %}", "{% for c in s if 0 %}{% endfor %}"]
-        .map(str::to_owned);
+    let turns =
+        ["{% set a, b = s %}", "{% for c in s %}{% endfor %}", "{% for c in s if 0 %}{% endfor %}"]
+            .map(str::to_owned);
     for list in lists.iter().chain(&turns) {
         let source = format!("{{% set s = 'a' * 30000000 %}}{list}");
         assert_eq!(bound_of(Kind::Jinja, &source), Some(Bound::Text), "{list}");

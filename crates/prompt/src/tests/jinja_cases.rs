@@ -43,10 +43,16 @@ fn check(source: &str, variables: &Map<String, Json>, row: &Row) -> Result<(), S
         (Ok(text), Some(want), _) => {
             let at = text.bytes().zip(want.bytes()).take_while(|(a, b)| a == b).count();
             let cut = |s: &str| {
-                String::from_utf8_lossy(&s.as_bytes()[at.saturating_sub(40)..(at + 80).min(s.len())])
-                    .into_owned()
+                String::from_utf8_lossy(
+                    &s.as_bytes()[at.saturating_sub(40)..(at + 80).min(s.len())],
+                )
+                .into_owned()
             };
-            Err(format!("differs at byte {at}:\n  got      {:?}\n  expected {:?}", cut(&text), cut(want)))
+            Err(format!(
+                "differs at byte {at}:\n  got      {:?}\n  expected {:?}",
+                cut(&text),
+                cut(want)
+            ))
         }
         (Err(e), None, Some(want)) => {
             let words = want.split_once(": ").map_or(want.as_str(), |(_, words)| words);
@@ -55,7 +61,9 @@ fn check(source: &str, variables: &Map<String, Json>, row: &Row) -> Result<(), S
                 .then_some(())
                 .ok_or_else(|| format!("error {e}\n  expected {words}"))
         }
-        (Ok(text), ..) => Err(format!("rendered {text:?}, expected the error {:?}", row.expect_error)),
+        (Ok(text), ..) => {
+            Err(format!("rendered {text:?}, expected the error {:?}", row.expect_error))
+        }
         (Err(e), ..) => Err(format!("error {e}")),
     }
 }
@@ -77,7 +85,9 @@ fn every_own_template_of_the_jinja_file_renders_as_jinja2_does() {
 #[test]
 fn the_published_templates_render_as_jinja2_does() {
     let Some(folder) = template_folder() else {
-        eprintln!("SKIPPED: no folder `templates` with llama.cpp's models/templates in $PUNA_TEST_MODELS");
+        eprintln!(
+            "SKIPPED: no folder `templates` with llama.cpp's models/templates in $PUNA_TEST_MODELS"
+        );
         return;
     };
     let rows = rows();
@@ -89,8 +99,10 @@ fn the_published_templates_render_as_jinja2_does() {
     let mut wrong = Vec::new();
     let mut count = 0;
     for row in rows.iter().filter(|r| r.kind == "template_file") {
-        let name = row.file.as_deref().and_then(|f| f.rsplit('/').next()).expect("a row names its file");
-        let source = std::fs::read_to_string(folder.join(name)).expect("the template file is there");
+        let name =
+            row.file.as_deref().and_then(|f| f.rsplit('/').next()).expect("a row names its file");
+        let source =
+            std::fs::read_to_string(folder.join(name)).expect("the template file is there");
         let conversation = row.conversation.as_deref().expect("a row names its conversation");
         count += 1;
         if let Err(why) = check(&source, conversations[conversation], row) {
@@ -108,13 +120,17 @@ fn the_published_templates_render_as_jinja2_does() {
 #[test]
 fn the_published_templates_render_random_conversations_as_jinja2_does() {
     let Some(folder) = template_folder() else {
-        eprintln!("SKIPPED: no folder `templates` with llama.cpp's models/templates in $PUNA_TEST_MODELS");
+        eprintln!(
+            "SKIPPED: no folder `templates` with llama.cpp's models/templates in $PUNA_TEST_MODELS"
+        );
         return;
     };
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cases/jinja-random.jsonl");
     let text = std::fs::read_to_string(path).expect("the case file is part of the repository");
-    let rows: Vec<Json> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    let (conversations, files): (Vec<&Json>, Vec<&Json>) = rows.iter().partition(|row| row["file"].is_null());
+    let rows: Vec<Json> =
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let (conversations, files): (Vec<&Json>, Vec<&Json>) =
+        rows.iter().partition(|row| row["file"].is_null());
     let now = jiff::civil::datetime(2026, 8, 15, 12, 0, 0, 0);
     let (mut same, mut wrong) = (0, Vec::new());
     for row in files {
@@ -123,7 +139,8 @@ fn the_published_templates_render_random_conversations_as_jinja2_does() {
         if name == PLAIN_TEXT_IS_RIGHT[0] {
             continue;
         }
-        let source = std::fs::read_to_string(folder.join(name)).expect("the template file is there");
+        let source =
+            std::fs::read_to_string(folder.join(name)).expect("the template file is there");
         let hashes = row["hashes"].as_array().expect("hashes");
         for (at, (conversation, want)) in conversations.iter().zip(hashes).enumerate() {
             let variables = conversation["variables"].as_object().expect("variables");
@@ -150,6 +167,7 @@ fn fnv(text: &str) -> String {
 /// `templates` beside the test models: the folder `models/templates` of llama.cpp, as the cases name it.
 fn template_folder() -> Option<PathBuf> {
     let models = std::env::var_os("PUNA_TEST_MODELS").map(PathBuf::from);
-    let models = models.unwrap_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/../../.cache/models").into());
+    let models = models
+        .unwrap_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/../../.cache/models").into());
     Some(models.join("templates")).filter(|folder| folder.is_dir())
 }

@@ -8,7 +8,10 @@ use crate::JinjaTemplate;
 const DIFFERENT: &[(&str, &str)] = &[
     ("{{ n|items }}", "a generator fails when it is made, not when it is walked"),
     ("{{ l|map }}{{ l|map(attribute='x')|list }}", "likewise"),
-    ("{{ l|reverse|list }} {{ 'abc'|reverse }} {{ l|reverse }}", "iterators show no type of CPython's"),
+    (
+        "{{ l|reverse|list }} {{ 'abc'|reverse }} {{ l|reverse }}",
+        "iterators show no type of CPython's",
+    ),
     ("{{ range }}", "nor do functions"),
     ("{{ n.real }} {{ f.is_integer() }}", "numbers have no attributes"),
     ("{{ x is divisibleby }}", "another text for a missing argument"),
@@ -21,8 +24,9 @@ const DIFFERENT: &[(&str, &str)] = &[
 #[test]
 fn small_jinja_templates_give_what_jinja2_gives() {
     let text = include_str!("../../tests/data/jinja-vectors.jsonl");
-    let mut rows =
-        text.lines().map(|line| serde_json::from_str::<Json>(line).expect("a row is one JSON object"));
+    let mut rows = text
+        .lines()
+        .map(|line| serde_json::from_str::<Json>(line).expect("a row is one JSON object"));
     let data = rows.next().expect("the first row holds the data")["data"].take();
     let data = data.as_object().expect("the data is an object");
     let now = jiff::civil::datetime(2026, 8, 15, 12, 0, 0, 0);
@@ -43,7 +47,10 @@ fn small_jinja_templates_give_what_jinja2_gives() {
         };
         if !same {
             let want = row["out"].as_str().or(row["error"].as_str());
-            wrong.push(format!("{source:?}\n   got {:?}\n  want {want:?}", got.map_err(|e| e.to_string())));
+            wrong.push(format!(
+                "{source:?}\n   got {:?}\n  want {want:?}",
+                got.map_err(|e| e.to_string())
+            ));
         }
     }
     assert!(count > 250, "{count}");

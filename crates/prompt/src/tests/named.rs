@@ -14,11 +14,18 @@ fn all_twenty_names_of_ollama_parse_and_have_stop_strings() {
     for named in NamedTemplate::all() {
         let template = Template::parse(Kind::Go, named.source).expect("a named template parses");
         assert!(!named.stop.is_empty(), "{}", named.name);
-        let messages =
-            [Message::new("system", "S"), Message::new("user", "U"), Message::new("assistant", "A")];
+        let messages = [
+            Message::new("system", "S"),
+            Message::new("user", "U"),
+            Message::new("assistant", "A"),
+        ];
         let text = render(&template, &Chat::new(&messages)).expect("a named template renders");
         // An answer at the end is left open.
-        assert!(text.ends_with('A') && text.contains('S') && text.contains('U'), "{}: {text}", named.name);
+        assert!(
+            text.ends_with('A') && text.contains('S') && text.contains('U'),
+            "{}: {text}",
+            named.name
+        );
     }
 }
 
@@ -61,7 +68,8 @@ fn a_file_s_own_template_comes_before_the_named_one_that_was_found_for_it() {
     let named = NamedTemplate::detect(CHATML_WITH_DEFAULT, "", "").expect("it is chatml");
     let found = Template::parse(Kind::Go, named.source).expect("it parses");
     assert!(prefer_jinja(&jinja, &found));
-    let chosen = Template::parse(Kind::Go, "<|im_start|>{{ .Prompt }}<|im_end|>").expect("it parses");
+    let chosen =
+        Template::parse(Kind::Go, "<|im_start|>{{ .Prompt }}<|im_end|>").expect("it parses");
     assert!(!prefer_jinja(&jinja, &chosen));
 }
 

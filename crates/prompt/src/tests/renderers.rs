@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
 use crate::{
-    Bound, Chat, FunctionCall, Image, Kind, Message, PromptError, Renderer, Template, Think, ToolCall, fit,
-    render,
+    Bound, Chat, FunctionCall, Image, Kind, Message, PromptError, Renderer, Template, Think,
+    ToolCall, fit, render,
 };
 
 #[derive(Deserialize)]
@@ -37,7 +37,11 @@ const RENDERERS: usize = 26;
 fn every_case_of_the_renderer_files_renders_as_ollama_does() {
     for (file, cases) in [("renderers", 713), ("renderers-random", 260)] {
         let by_renderer = replay(file);
-        assert_eq!((by_renderer.len(), by_renderer.values().sum::<usize>()), (RENDERERS, cases), "{file}");
+        assert_eq!(
+            (by_renderer.len(), by_renderer.values().sum::<usize>()),
+            (RENDERERS, cases),
+            "{file}"
+        );
         // All names have cases, but for the second name of one of them.
         let names: Vec<&str> = Renderer::names().filter(|name| *name != "deepseek3").collect();
         assert_eq!(names, by_renderer.keys().collect::<Vec<_>>(), "{file}");
@@ -46,7 +50,8 @@ fn every_case_of_the_renderer_files_renders_as_ollama_does() {
 
 /// Checks all cases of a file; gives how many each renderer has.
 fn replay(file: &str) -> BTreeMap<String, usize> {
-    let path = format!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cases/{}.jsonl"), file);
+    let path =
+        format!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cases/{}.jsonl"), file);
     let text = std::fs::read_to_string(path).expect("the case file is part of the repository");
     let mut by_renderer: BTreeMap<String, usize> = BTreeMap::new();
     let mut wrong = Vec::new();
@@ -148,8 +153,8 @@ fn prompts_of_renderers_are_fitted_by_dropping_the_oldest_messages() {
         Message::new("user", "three"),
     ];
     let mut count = |text: &str| Ok(text.len());
-    let fitted =
-        fit(&built_in("qwen3-coder"), &Chat::new(&messages), 110, &mut count).expect("it can be rendered");
+    let fitted = fit(&built_in("qwen3-coder"), &Chat::new(&messages), 110, &mut count)
+        .expect("it can be rendered");
     assert_eq!(
         (fitted.prompt.as_str(), fitted.dropped_messages, fitted.too_long),
         (
@@ -164,8 +169,10 @@ fn prompts_of_renderers_are_fitted_by_dropping_the_oldest_messages() {
 fn what_ollama_writes_by_accident_is_written_as_the_models_own_templates_do() {
     let tools = [json!({"function": {"name": "f", "parameters": {"properties": {
         "a": {"type": "string", "description": "x < y & z", "enum": [null]}, "b": {"items": true}}}}})];
-    let million =
-        Message { tool_calls: vec![call(json!({"n": 1_000_000}))], ..Message::new("assistant", "") };
+    let million = Message {
+        tool_calls: vec![call(json!({"n": 1_000_000}))],
+        ..Message::new("assistant", "")
+    };
     let messages = [
         Message::new("user", "Q?"),
         million,
@@ -174,8 +181,8 @@ fn what_ollama_writes_by_accident_is_written_as_the_models_own_templates_do() {
         Message::new("user", "Q!"),
     ];
     let shows = |name: &str, text: &str| {
-        let prompt =
-            render(&built_in(name), &Chat { tools: &tools, ..Chat::new(&messages) }).expect("it renders");
+        let prompt = render(&built_in(name), &Chat { tools: &tools, ..Chat::new(&messages) })
+            .expect("it renders");
         assert!(prompt.contains(text), "{name}: {prompt}");
     };
     // 1e+06
@@ -188,7 +195,10 @@ fn what_ollama_writes_by_accident_is_written_as_the_models_own_templates_do() {
     // true
     shows("nemotron-3-nano", "<items>True</items>");
     // without the turn
-    shows("functiongemma", "<start_of_turn>system\nS.<end_of_turn>\n<start_of_turn>user\nQ!<end_of_turn>");
+    shows(
+        "functiongemma",
+        "<start_of_turn>system\nS.<end_of_turn>\n<start_of_turn>user\nQ!<end_of_turn>",
+    );
 }
 
 #[test]
@@ -197,10 +207,14 @@ fn qwen38_tells_what_it_refuses() {
         let chat = Chat { think, ..Chat::new(messages) };
         render(&built_in("qwen3.8"), &chat).expect_err("it is refused").to_string()
     };
-    let image = |role: &str| Message { images: vec![Image("aQ==".into())], ..Message::new(role, "S") };
+    let image =
+        |role: &str| Message { images: vec![Image("aQ==".into())], ..Message::new(role, "S") };
     let user = Message::new("user", "Hi");
     assert_eq!(refused(&[], None), "no messages provided");
-    assert_eq!(refused(&[image("developer"), user.clone()], None), "developer message cannot contain images");
+    assert_eq!(
+        refused(&[image("developer"), user.clone()], None),
+        "developer message cannot contain images"
+    );
     let result = Message::new("user", "<tool_response>\n1\n</tool_response>");
     assert_eq!(refused(&[result], None), "no user query found in messages");
     let level = Some(Think::Level("odd".into()));
@@ -229,15 +243,25 @@ fn no_conversation_makes_a_renderer_panic() {
             "o": {"type": "object"}, "a": {"type": ["array"], "items": {"type": 1, "required": 2, "properties": 3}},
             "u": {"anyOf": [{}, {"type": "string"}]}, "e": {"type": "string", "enum": [null, {}, [1.5]]}}}}}),
     ];
-    let thoughts =
-        [None, Some(Think::Switch(true)), Some(Think::Switch(false)), Some(Think::Level("\0".into()))];
+    let thoughts = [
+        None,
+        Some(Think::Switch(true)),
+        Some(Think::Switch(false)),
+        Some(Think::Level("\0".into())),
+    ];
     let mut messages: Vec<Message> = Vec::new();
     for (i, text) in texts.iter().enumerate() {
         for (j, role) in roles.iter().enumerate() {
-            let calls = (0..(i + j) % 3).map(|n| call(json!({"a": [n, {"b": null}], "": ""}))).collect();
+            let calls =
+                (0..(i + j) % 3).map(|n| call(json!({"a": [n, {"b": null}], "": ""}))).collect();
             let images = vec![Image(String::new()); (i * j) % 4];
             let thinking = Some((*text).to_owned()).filter(|_| j % 2 == 0);
-            messages.push(Message { tool_calls: calls, images, thinking, ..Message::new(*role, *text) });
+            messages.push(Message {
+                tool_calls: calls,
+                images,
+                thinking,
+                ..Message::new(*role, *text)
+            });
         }
     }
     let mut rendered = 0;
@@ -262,13 +286,13 @@ fn deep_arguments_and_schemas_are_refused_before_the_stack_ends() {
     let deep = |levels: usize| (0..levels).fold(json!("x"), |inner, _| json!({"items": [inner]}));
     for name in Renderer::names() {
         let render = |tools: &[Json], arguments: Json| {
-            let calls = Message { tool_calls: vec![call(arguments)], ..Message::new("assistant", "") };
+            let calls =
+                Message { tool_calls: vec![call(arguments)], ..Message::new("assistant", "") };
             let messages = [Message::new("user", "Hi"), calls];
             render(&built_in(name), &Chat { tools, ..Chat::new(&messages) })
         };
         // As deep as JSON text can be.
-        let schema =
-            |levels| json!({"function": {"name": "f", "parameters": {"properties": {"a": deep(levels)}}}});
+        let schema = |levels| json!({"function": {"name": "f", "parameters": {"properties": {"a": deep(levels)}}}});
         assert!(render(&[schema(60)], json!({"a": deep(60)})).is_ok(), "{name}");
         let refused = |got| assert!(matches!(got, Err(PromptError::Refused(_))), "{name}: {got:?}");
         refused(render(&[schema(400)], json!({})));
@@ -286,12 +310,19 @@ fn tools_for_each_of_many_system_messages_meet_the_bound_of_a_text() {
 
 #[test]
 fn large_conversations_take_time_in_proportion() {
-    let answer =
-        Message { tool_calls: vec![call(json!({"a": 1})); 10_000], ..Message::new("assistant", "A") };
+    let answer = Message {
+        tool_calls: vec![call(json!({"a": 1})); 10_000],
+        ..Message::new("assistant", "A")
+    };
     let mut messages = vec![Message::new("user", "[img]".repeat(10_000)), answer];
     messages[0].images = vec![Image(String::new()); 10_000];
-    messages.extend(vec![Message { tool_call_id: Some("x".into()), ..Message::new("tool", "R") }; 10_000]);
-    messages.extend((0..10_000).map(|i| Message::new(if i % 2 == 0 { "user" } else { "assistant" }, "T")));
+    messages.extend(vec![
+        Message { tool_call_id: Some("x".into()), ..Message::new("tool", "R") };
+        10_000
+    ]);
+    messages.extend(
+        (0..10_000).map(|i| Message::new(if i % 2 == 0 { "user" } else { "assistant" }, "T")),
+    );
     let started = std::time::Instant::now();
     for name in Renderer::names() {
         render(&built_in(name), &Chat::new(&messages)).expect("it is only long");

@@ -48,7 +48,12 @@ impl AnswerPrinter {
     }
 
     /// Writes an event. Lines are wrapped to a terminal of `width` columns; `None`: as they are.
-    pub fn event(&mut self, event: &ChatEvent, width: Option<usize>, out: &mut dyn Write) -> io::Result<()> {
+    pub fn event(
+        &mut self,
+        event: &ChatEvent,
+        width: Option<usize>,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
         if !self.shows(event) {
             return Ok(());
         }
@@ -82,8 +87,11 @@ impl AnswerPrinter {
 
     fn text(&mut self, text: &str, width: Option<usize>, out: &mut dyn Write) -> io::Result<()> {
         // Into a pipe the text goes as it is; on a terminal it must not steer it.
-        let shown =
-            if self.colour || width.is_some() { self.wrapper.push(text, width) } else { text.to_owned() };
+        let shown = if self.colour || width.is_some() {
+            self.wrapper.push(text, width)
+        } else {
+            text.to_owned()
+        };
         out.write_all(shown.as_bytes())?;
         out.flush()
     }
@@ -154,7 +162,8 @@ mod tests {
         ];
         let plain = shown(&mut AnswerPrinter::new(false, false), &events);
         assert_eq!(plain, "Thinking...\nHm, yes\n...done thinking.\n\nIt is so.");
-        let broken = shown(&mut AnswerPrinter::new(false, false), &[thinking("Hm\n"), content("Yes.")]);
+        let broken =
+            shown(&mut AnswerPrinter::new(false, false), &[thinking("Hm\n"), content("Yes.")]);
         assert_eq!(broken, "Thinking...\nHm\n...done thinking.\n\nYes.");
     }
 
@@ -189,8 +198,7 @@ mod tests {
         call.function.name = "get\x1b_weather".into();
         call.function.arguments.insert("city".into(), "Paris".into());
         let shown = shown(&mut AnswerPrinter::new(false, false), &[ChatEvent::ToolCall(call)]);
-        let want =
-            r#"  Model called a non-existent function 'get_weather()' with arguments: {"city":"Paris"}"#;
+        let want = r#"  Model called a non-existent function 'get_weather()' with arguments: {"city":"Paris"}"#;
         assert_eq!(shown, format!("{want}\n"));
     }
 }

@@ -128,7 +128,9 @@ fn read_media(path: &str) -> Result<Option<(Vec<u8>, &'static str)>> {
     });
     let file = match opened {
         Ok(file) => file,
-        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
         Err(e) => bail!("open {path}: {}", os_text(&e)),
     };
     let mut bytes = Vec::new();
@@ -198,10 +200,14 @@ mod tests {
         let path = folder.path().join("note.png");
         std::fs::write(&path, "just text").expect("written");
         let mut told = Vec::new();
-        let error = attach_files(&format!("see {}", path.display()), &mut told).expect_err("refused");
+        let error =
+            attach_files(&format!("see {}", path.display()), &mut told).expect_err("refused");
         assert_eq!(error.to_string(), "invalid file type: text/plain; charset=utf-8");
         let told = String::from_utf8_lossy(&told).into_owned();
-        assert_eq!(told, "Couldn't process file: \"invalid file type: text/plain; charset=utf-8\"\n");
+        assert_eq!(
+            told,
+            "Couldn't process file: \"invalid file type: text/plain; charset=utf-8\"\n"
+        );
     }
 
     #[test]

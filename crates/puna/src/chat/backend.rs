@@ -3,7 +3,9 @@
 use std::ops::ControlFlow;
 
 use puna_api::ClientError;
-use puna_api::native::{ChatRequest, CreateRequest, Metrics, ShowRequest, ShowResponse, Think, ToolCall};
+use puna_api::native::{
+    ChatRequest, CreateRequest, Metrics, ShowRequest, ShowResponse, Think, ToolCall,
+};
 
 use super::Interrupt;
 
@@ -20,7 +22,12 @@ pub trait Backend {
     ) -> Result<(), BackendError>;
 
     /// Loads a model, so that the first answer comes at once, or fails for what it does not support.
-    fn load(&mut self, model: &str, think: Option<Think>, interrupt: &Interrupt) -> Result<(), BackendError>;
+    fn load(
+        &mut self,
+        model: &str,
+        think: Option<Think>,
+        interrupt: &Interrupt,
+    ) -> Result<(), BackendError>;
 
     /// What is known about a model.
     fn show(&mut self, request: ShowRequest) -> Result<ShowResponse, BackendError>;

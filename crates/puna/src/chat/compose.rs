@@ -76,7 +76,9 @@ impl Composer {
 
     fn close(&mut self) -> Composed {
         match self.open.take() {
-            Some(Block { text, is_system: true }) => Composed::Command(Command::Set(Setting::System(text))),
+            Some(Block { text, is_system: true }) => {
+                Composed::Command(Command::Set(Setting::System(text)))
+            }
             Some(Block { text, is_system: false }) => message(&text),
             None => Composed::Nothing,
         }

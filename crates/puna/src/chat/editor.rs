@@ -16,8 +16,8 @@ use rustyline::hint::Hinter;
 use rustyline::history::MemHistory;
 use rustyline::validate::Validator;
 use rustyline::{
-    Cmd, ConditionalEventHandler, Config, Context, Event, EventContext, EventHandler, Helper, KeyCode,
-    KeyEvent, Modifiers, RepeatCount,
+    Cmd, ConditionalEventHandler, Config, Context, Event, EventContext, EventHandler, Helper,
+    KeyCode, KeyEvent, Modifiers, RepeatCount,
 };
 
 use super::Options;
@@ -86,7 +86,13 @@ impl Editor {
         for entry in history.entries() {
             editor.add_history_entry(entry)?;
         }
-        Ok(Self { editor, history, keys, external: options.editor.clone(), terminal: Waiting::new() })
+        Ok(Self {
+            editor,
+            history,
+            keys,
+            external: options.editor.clone(),
+            terminal: Waiting::new(),
+        })
     }
 
     /// Lets the user edit a text in another program; the text as it was when that fails.
@@ -130,7 +136,8 @@ impl LineSource for Editor {
                     discard_input();
                     // Nowhere to tell it if standard error is gone.
                     let _ = writeln!(io::stderr(), "that is not UTF-8 and was left out");
-                    initial = self.editor.helper().map(|helper| helper.line.take()).unwrap_or_default();
+                    initial =
+                        self.editor.helper().map(|helper| helper.line.take()).unwrap_or_default();
                 }
                 Err(e) => return Err(e).context("reading from the terminal"),
             }
@@ -155,8 +162,10 @@ impl LineSource for Editor {
 fn warn_without_history(action: &str, path: Option<&Path>, error: &io::Error) {
     let path = path.map(|path| path.display().to_string()).unwrap_or_default();
     // Nowhere to tell it if standard error is gone.
-    let _ =
-        writeln!(io::stderr(), "warning: cannot {action} the history {path}: {error}: going on without it");
+    let _ = writeln!(
+        io::stderr(),
+        "warning: cannot {action} the history {path}: {error}: going on without it"
+    );
 }
 
 /// What the keys with a meaning of their own left behind while a line was read.
@@ -175,7 +184,8 @@ impl Keys {
     fn bind(&self, editor: &mut rustyline::Editor<Placeholder, MemHistory>) {
         let special = |key: char| KeyEvent(KeyCode::Char(key), Modifiers::CTRL);
         editor.bind_sequence(special('J'), Cmd::Newline);
-        editor.bind_sequence(KeyEvent(KeyCode::Tab, Modifiers::NONE), Cmd::Insert(1, TAB.to_owned()));
+        editor
+            .bind_sequence(KeyEvent(KeyCode::Tab, Modifiers::NONE), Cmd::Insert(1, TAB.to_owned()));
         for key in ['C', 'G'] {
             editor.bind_sequence(special(key), EventHandler::Conditional(Box::new(self.clone())));
         }
@@ -199,7 +209,13 @@ impl Keys {
 }
 
 impl ConditionalEventHandler for Keys {
-    fn handle(&self, event: &Event, _: RepeatCount, _: bool, context: &EventContext<'_>) -> Option<Cmd> {
+    fn handle(
+        &self,
+        event: &Event,
+        _: RepeatCount,
+        _: bool,
+        context: &EventContext<'_>,
+    ) -> Option<Cmd> {
         let mut pressed = self.lock();
         match event.get(0) {
             Some(KeyEvent(KeyCode::Char('G'), _)) => {

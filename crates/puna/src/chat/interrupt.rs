@@ -93,7 +93,9 @@ mod tests {
     fn a_second_request_ends_the_program_only_where_the_first_stopped_nothing() {
         let interrupt = Interrupt::default();
         let long_ago = Instant::now().checked_sub(2 * BOUNCE);
-        assert!(long_ago.is_some() && !interrupt.is_unheard(long_ago) && !interrupt.is_unheard(None));
+        assert!(
+            long_ago.is_some() && !interrupt.is_unheard(long_ago) && !interrupt.is_unheard(None)
+        );
         interrupt.raise();
         assert!(interrupt.is_unheard(long_ago) && !interrupt.is_unheard(Some(Instant::now())));
         interrupt.clear();
@@ -102,8 +104,10 @@ mod tests {
 
     #[test]
     fn waiting_ends_when_raised_before_or_during_it() {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().expect("a runtime");
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .build()
+            .expect("a runtime");
         let interrupt = Interrupt::default();
         interrupt.raise();
         runtime.block_on(interrupt.raised());

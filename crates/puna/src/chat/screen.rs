@@ -56,8 +56,8 @@ impl Spinner {
     /// Starts one; it stays invisible when standard error is no terminal.
     pub fn start() -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-        let style =
-            ProgressStyle::with_template("{spinner} ").unwrap_or_else(|_| ProgressStyle::default_spinner());
+        let style = ProgressStyle::with_template("{spinner} ")
+            .unwrap_or_else(|_| ProgressStyle::default_spinner());
         bar.set_style(style.tick_chars("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏ "));
         bar.enable_steady_tick(Duration::from_millis(100));
         Self { bar: Some(bar) }

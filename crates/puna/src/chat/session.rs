@@ -6,14 +6,17 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use puna_api::KeepAlive;
-use puna_api::native::{ChatRequest, CreateRequest, Message, Metrics, ShowRequest, ShowResponse, Think};
+use puna_api::native::{
+    ChatRequest, CreateRequest, Message, Metrics, ShowRequest, ShowResponse, Think,
+};
 use puna_store::{ModelName, parse_parameter};
 use serde_json::{Map, Value};
 
 use super::attach::{attach_files, names_file};
 use super::command::{Command, Item, Setting, Topic};
 use super::{
-    AnswerPrinter, Backend, BackendError, ChatEvent, Interrupt, Screen, help, warn_of_cuts, write_stats,
+    AnswerPrinter, Backend, BackendError, ChatEvent, Interrupt, Screen, help, warn_of_cuts,
+    write_stats,
 };
 
 /// How a session begins.
@@ -84,10 +87,16 @@ struct Model {
 impl Model {
     fn new(name: String, info: &ShowResponse) -> Self {
         let can = |capability: &str| info.capabilities.iter().any(|c| c == capability);
-        let parent =
-            Some(info.details.parent_model.clone()).filter(|parent| ModelName::parse(parent).is_ok());
+        let parent = Some(info.details.parent_model.clone())
+            .filter(|parent| ModelName::parse(parent).is_ok());
         let is_multimodal = can("vision") || can("audio");
-        Self { name, parent, messages: info.messages.clone(), thinks: can("thinking"), is_multimodal }
+        Self {
+            name,
+            parent,
+            messages: info.messages.clone(),
+            thinks: can("thinking"),
+            is_multimodal,
+        }
     }
 }
 
@@ -176,7 +185,9 @@ impl<'a> Session<'a> {
             Command::Set(Setting::History(on)) => return Ok(Flow::SaveHistory(on)),
             Command::Set(setting) => self.set(setting)?,
             Command::Show(item) => self.show(item)?,
-            Command::Unknown(word) => self.say(&format!("Unknown command '{word}'. Type /? for help"))?,
+            Command::Unknown(word) => {
+                self.say(&format!("Unknown command '{word}'. Type /? for help"))?
+            }
         }
         self.screen.out.flush()?;
         Ok(Flow::Stay)
@@ -218,7 +229,9 @@ impl<'a> Session<'a> {
         let has_begun = !answer.content.is_empty() || !answer.thinking.is_empty();
         let written = written
             .and(broken)
-            .and_then(|()| screen.out.write_all(if failed.is_none() || has_begun { b"\n\n" } else { b"" }))
+            .and_then(|()| {
+                screen.out.write_all(if failed.is_none() || has_begun { b"\n\n" } else { b"" })
+            })
             .and_then(|()| screen.out.flush());
         written.map_err(|e| BackendError::Other(e.into()))?;
         if let Some(error) = failed {
@@ -250,7 +263,8 @@ impl<'a> Session<'a> {
 
     /// Loads a model and makes it the session's; on failure the session keeps the one it has.
     fn switch_to(&mut self, name: String) -> Result<(), BackendError> {
-        let info = self.backend.show(ShowRequest { model: name.clone(), ..ShowRequest::default() })?;
+        let info =
+            self.backend.show(ShowRequest { model: name.clone(), ..ShowRequest::default() })?;
         let model = Model::new(name, &info);
         let think = match self.think_is_explicit {
             true => self.options.think,
@@ -361,7 +375,9 @@ impl<'a> Session<'a> {
             }
             Setting::Parameter { name, values } => self.set_parameter(name, &values),
             Setting::System(text) => self.set_system(text),
-            Setting::Unknown(word) => self.say(&format!("Unknown command '/set {word}'. Type /? for help")),
+            Setting::Unknown(word) => {
+                self.say(&format!("Unknown command '/set {word}'. Type /? for help"))
+            }
         }
     }
 
@@ -387,7 +403,10 @@ impl<'a> Session<'a> {
         self.think_is_explicit = true;
         if !self.model.thinks {
             let name = &self.model.name;
-            writeln!(self.screen.err, "warning: model \"{name}\" does not support thinking output")?;
+            writeln!(
+                self.screen.err,
+                "warning: model \"{name}\" does not support thinking output"
+            )?;
         }
         Ok(())
     }
@@ -438,8 +457,12 @@ impl<'a> Session<'a> {
                 let text = text.map(|text| format!("{text}\n")).unwrap_or_default();
                 self.say_or(&text, "No system message was specified for this model.")
             }
-            Item::Template => self.say_or(&info.template, "No prompt template was specified for this model."),
-            Item::Unknown(word) => self.say(&format!("Unknown command '/show {word}'. Type /? for help")),
+            Item::Template => {
+                self.say_or(&info.template, "No prompt template was specified for this model.")
+            }
+            Item::Unknown(word) => {
+                self.say(&format!("Unknown command '/show {word}'. Type /? for help"))
+            }
         }
     }
 

@@ -9,37 +9,60 @@ use puna_api::native::Metrics;
 /// Writes what is known: a figure of zero is not.
 pub fn write_stats(metrics: &Metrics, out: &mut dyn Write) -> io::Result<()> {
     let rate = |count: u64, nanos: u64| count as f64 / Duration::from_nanos(nanos).as_secs_f64();
-    let Metrics { total_duration, load_duration, prompt_eval_count, prompt_eval_duration, .. } = *metrics;
+    let Metrics { total_duration, load_duration, prompt_eval_count, prompt_eval_duration, .. } =
+        *metrics;
     let Metrics { prompt_eval_cached_count, eval_count, eval_duration, .. } = *metrics;
     let mut row = |label: &str, shown: bool, value: String| match shown {
         true => writeln!(out, "{label:21} {value}"),
         false => Ok(()),
     };
-    let mut time =
-        |label: &str, nanos: u64| row(label, nanos > 0, format_duration(Duration::from_nanos(nanos)));
+    let mut time = |label: &str, nanos: u64| {
+        row(label, nanos > 0, format_duration(Duration::from_nanos(nanos)))
+    };
     time("total duration:", total_duration)?;
     time("load duration:", load_duration)?;
     row("prompt eval count:", prompt_eval_count > 0, format!("{prompt_eval_count} token(s)"))?;
-    row("prompt eval cached:", prompt_eval_cached_count > 0, format!("{prompt_eval_cached_count} token(s)"))?;
+    row(
+        "prompt eval cached:",
+        prompt_eval_cached_count > 0,
+        format!("{prompt_eval_cached_count} token(s)"),
+    )?;
     if prompt_eval_duration > 0 {
-        row("prompt eval duration:", true, format_duration(Duration::from_nanos(prompt_eval_duration)))?;
+        row(
+            "prompt eval duration:",
+            true,
+            format_duration(Duration::from_nanos(prompt_eval_duration)),
+        )?;
         // Tokens from the cache took no time.
         let computed = prompt_eval_count.saturating_sub(prompt_eval_cached_count);
-        row("prompt eval rate:", true, format!("{:.2} tokens/s", rate(computed, prompt_eval_duration)))?;
+        row(
+            "prompt eval rate:",
+            true,
+            format!("{:.2} tokens/s", rate(computed, prompt_eval_duration)),
+        )?;
     }
     row("eval count:", eval_count > 0, format!("{eval_count} token(s)"))?;
     if eval_duration > 0 {
         row("eval duration:", true, format_duration(Duration::from_nanos(eval_duration)))?;
         row("eval rate:", true, format!("{:.2} tokens/s", rate(eval_count, eval_duration)))?;
     }
-    let Metrics { ngram_draft_count, ngram_accepted_count, model_draft_count, model_accepted_count, .. } =
-        *metrics;
+    let Metrics {
+        ngram_draft_count,
+        ngram_accepted_count,
+        model_draft_count,
+        model_accepted_count,
+        ..
+    } = *metrics;
     for (label, drafted, accepted) in [
         ("guessed from text:", ngram_draft_count, ngram_accepted_count),
         ("guessed by draft:", model_draft_count, model_accepted_count),
     ] {
         let percent = 100.0 * accepted as f64 / drafted.max(1) as f64;
-        row(label, drafted > 0, format!("{drafted} token(s), {accepted} accepted ({percent:.0} %)"))?;
+        row(
+            label,
+            drafted > 0,
+            format!("{drafted} token(s), {accepted} accepted ({percent:.0} %)"),
+        )?;
     }
     Ok(())
 }
@@ -81,7 +104,11 @@ mod tests {
                     for a longer one: num_ctx\n";
         assert_eq!(said(&cut), want);
         let dropped = Metrics { truncated_messages: 2, ..cut };
-        assert!(said(&dropped).contains("2 message(s) and 244 token(s) left out"), "{}", said(&dropped));
+        assert!(
+            said(&dropped).contains("2 message(s) and 244 token(s) left out"),
+            "{}",
+            said(&dropped)
+        );
         assert_eq!(said(&Metrics { truncated_tokens: 0, ..cut }), "");
     }
 
@@ -117,7 +144,8 @@ eval rate:            19.93 tokens/s
 
     #[test]
     fn guesses_are_shown_by_source_where_there_were_any() {
-        let metrics = Metrics { ngram_draft_count: 40, ngram_accepted_count: 30, ..Metrics::default() };
+        let metrics =
+            Metrics { ngram_draft_count: 40, ngram_accepted_count: 30, ..Metrics::default() };
         assert_eq!(stats(&metrics), "guessed from text:    40 token(s), 30 accepted (75 %)\n");
     }
 

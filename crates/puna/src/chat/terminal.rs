@@ -38,7 +38,8 @@ impl Waiting {
 /// A terminal that went away is no trouble of ours.
 #[cfg(unix)]
 fn set(mode: &rustix::termios::Termios) {
-    let _ = rustix::termios::tcsetattr(std::io::stdin(), rustix::termios::OptionalActions::Now, mode);
+    let _ =
+        rustix::termios::tcsetattr(std::io::stdin(), rustix::termios::OptionalActions::Now, mode);
 }
 
 #[cfg(not(unix))]

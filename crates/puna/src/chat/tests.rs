@@ -7,7 +7,9 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use anyhow::Result;
-use puna_api::native::{ChatRequest, CreateRequest, Message, Metrics, ShowRequest, ShowResponse, Think};
+use puna_api::native::{
+    ChatRequest, CreateRequest, Message, Metrics, ShowRequest, ShowResponse, Think,
+};
 use serde_json::json;
 
 use super::editor::{Line, LineSource, PromptKind};
@@ -41,7 +43,8 @@ impl Backend for Fake {
             return Err(error);
         }
         let metrics = Metrics { eval_count: 7, ..Metrics::default() };
-        let events = [ChatEvent::Thinking("hm".into()), ChatEvent::Content(text), ChatEvent::Done(metrics)];
+        let events =
+            [ChatEvent::Thinking("hm".into()), ChatEvent::Content(text), ChatEvent::Done(metrics)];
         for (i, event) in events.into_iter().enumerate() {
             if self.interrupt_after == Some(i + 1) {
                 interrupt.raise();
@@ -53,7 +56,12 @@ impl Backend for Fake {
         Ok(())
     }
 
-    fn load(&mut self, model: &str, think: Option<Think>, _: &Interrupt) -> Result<(), BackendError> {
+    fn load(
+        &mut self,
+        model: &str,
+        think: Option<Think>,
+        _: &Interrupt,
+    ) -> Result<(), BackendError> {
         self.loads.push((model.into(), think));
         Ok(())
     }
@@ -91,7 +99,10 @@ struct Script {
 
 impl Script {
     fn new(lines: &[&str]) -> Self {
-        Self { lines: lines.iter().map(|&line| Line::Text(line.into())).collect(), ..Self::default() }
+        Self {
+            lines: lines.iter().map(|&line| Line::Text(line.into())).collect(),
+            ..Self::default()
+        }
     }
 }
 
@@ -171,8 +182,11 @@ fn a_conversation_carries_all_that_was_said() {
 #[test]
 fn thinking_is_shown_and_statistics_follow_when_asked_for() {
     let mut backend = Fake::default();
-    let ran =
-        run_with(&mut backend, Options { verbose: true, ..Options::default() }, &mut Script::new(&["hi"]));
+    let ran = run_with(
+        &mut backend,
+        Options { verbose: true, ..Options::default() },
+        &mut Script::new(&["hi"]),
+    );
     assert!(ran.out.contains("Thinking...") && ran.out.ends_with("HI\n\n"), "{}", ran.out);
     assert_eq!(ran.err, "eval count:           7 token(s)\n");
 }
@@ -192,9 +206,11 @@ fn ctrl_c_on_an_empty_line_says_how_to_leave_and_drops_an_open_block() {
     let mut backend = Fake::default();
     let interrupted = |was_empty| Line::Interrupted { was_empty };
     let text = |text: &str| Line::Text(text.into());
-    let lines = [interrupted(true), interrupted(false), text(r#""""half"#), interrupted(true), text("new")];
+    let lines =
+        [interrupted(true), interrupted(false), text(r#""""half"#), interrupted(true), text("new")];
     let mut script = Script { lines: lines.into(), ..Script::default() };
-    let ran = run_with(&mut backend, Options { hide_thinking: true, ..Options::default() }, &mut script);
+    let ran =
+        run_with(&mut backend, Options { hide_thinking: true, ..Options::default() }, &mut script);
     assert_eq!(ran.out, "Use Ctrl + d or /bye to exit.\nNEW\n\n");
     assert_eq!(texts(&backend.chats[0].messages), [("user", "new")]);
 }
@@ -242,7 +258,8 @@ fn clearing_keeps_the_system_message() {
 fn a_new_system_message_replaces_only_one_just_before_it() {
     let mut backend = Fake::default();
     run(&mut backend, &["/set system a", "/set system b", "hi", "/set system c", "ho"]);
-    let roles = [("system", "b"), ("user", "hi"), ("assistant", "HI"), ("system", "c"), ("user", "ho")];
+    let roles =
+        [("system", "b"), ("user", "hi"), ("assistant", "HI"), ("system", "c"), ("user", "ho")];
     assert_eq!(texts(&backend.chats[1].messages), roles);
 }
 
@@ -262,7 +279,8 @@ fn saving_makes_a_model_of_the_session() {
     let mut backend = Fake::default();
     backend.info.messages = vec![Message::text("user", "old")];
     backend.info.details.parent_model = "base:7b".into();
-    let lines = ["/set parameter temperature 0.5", "/set system s", "hi", "/save mine", "/save no!"];
+    let lines =
+        ["/set parameter temperature 0.5", "/set system s", "hi", "/save mine", "/save no!"];
     let ran = run(&mut backend, &lines);
     assert!(ran.out.starts_with(">>> old\n"), "{}", ran.out);
     assert!(
@@ -346,11 +364,15 @@ Set 'nowordwrap' mode.
 fn thinking_is_on_for_models_that_can_and_set_by_level() {
     let mut backend = Fake::default();
     backend.info.capabilities = vec!["completion".into(), "thinking".into()];
-    let ran = run(&mut backend, &["a", "/set think high", "b", "/set nothink", "c", "/set think much"]);
+    let ran =
+        run(&mut backend, &["a", "/set think high", "b", "/set nothink", "c", "/set think much"]);
     let thinks: Vec<_> = backend.chats.iter().map(|chat| chat.think).collect();
     assert_eq!(thinks, [Some(Think::On), Some(Think::High), Some(Think::Off)]);
     assert_eq!(backend.loads, [("small".to_owned(), Some(Think::On))]);
-    assert!(ran.out.contains("Set 'think' mode to 'high'.\n") && ran.out.contains("Set 'nothink' mode.\n"));
+    assert!(
+        ran.out.contains("Set 'think' mode to 'high'.\n")
+            && ran.out.contains("Set 'nothink' mode.\n")
+    );
     assert!(ran.out.contains("error: invalid think value: \"much\""), "{}", ran.out);
     assert_eq!(ran.err, "");
 }
@@ -367,8 +389,10 @@ fn a_model_that_cannot_think_is_warned_about() {
 #[test]
 fn items_are_shown_or_said_to_be_missing() {
     let mut backend = Fake::default();
-    let ran =
-        run(&mut backend, &["/show license", "/show system", "/show template", "/show info", "/show x"]);
+    let ran = run(
+        &mut backend,
+        &["/show license", "/show system", "/show template", "/show info", "/show x"],
+    );
     let want = "\
 No license was specified for this model.
 No system message was specified for this model.
@@ -380,7 +404,8 @@ Unknown command '/show x'. Type /? for help
 
     backend.info.system = "model's".into();
     backend.info.template = "{{ .Prompt }}".into();
-    let lines = ["/show system", "/set system mine", "/show system", "/show template", "/show modelfile"];
+    let lines =
+        ["/show system", "/set system mine", "/show system", "/show template", "/show modelfile"];
     let ran = run(&mut backend, &lines);
     assert_eq!(ran.out, "model's\n\nSet system message.\nmine\n\n{{ .Prompt }}\n\n");
     assert_eq!(backend.shows.last().map(|show| show.system.as_str()), Some("mine"));

@@ -102,7 +102,8 @@ mod tests {
             match ch {
                 '\n' => lines.push(vec![]),
                 '\x1b' => {
-                    let code: String = chars.by_ref().take_while(|c| !c.is_ascii_alphabetic()).collect();
+                    let code: String =
+                        chars.by_ref().take_while(|c| !c.is_ascii_alphabetic()).collect();
                     if let Ok(back) = code.trim_start_matches('[').parse::<usize>() {
                         line.truncate(line.len() - back);
                     }

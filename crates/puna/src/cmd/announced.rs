@@ -26,7 +26,8 @@ fn choose(
     terminal: Option<&mut impl BufRead>,
     screen: &mut impl Write,
 ) -> Result<String> {
-    let is_configured = |mirror: &&Announced| configured.iter().any(|known| same(known, &mirror.address));
+    let is_configured =
+        |mirror: &&Announced| configured.iter().any(|known| same(known, &mirror.address));
     if let Some(known) = found.iter().find(is_configured) {
         return Ok(known.address.clone());
     }
@@ -55,10 +56,12 @@ fn choose(
 
 /// Whether two addresses are the same mirror, of which one may lack the scheme.
 fn same(configured: &str, found: &str) -> bool {
-    let bare =
-        |text: &str| text.split_once("://").map_or(text, |(_, rest)| rest).trim_end_matches('/').to_owned();
+    let bare = |text: &str| {
+        text.split_once("://").map_or(text, |(_, rest)| rest).trim_end_matches('/').to_owned()
+    };
     bare(configured) == bare(found)
-        && (!configured.contains("://") || configured.starts_with("https") == found.starts_with("https"))
+        && (!configured.contains("://")
+            || configured.starts_with("https") == found.starts_with("https"))
 }
 
 #[cfg(test)]
@@ -67,7 +70,8 @@ mod tests {
 
     /// What comes of the mirrors that are found, and what was asked; `None` for the answers: there is no terminal.
     fn chosen(configured: &[&str], answers: Option<&str>) -> (Result<String, String>, String) {
-        let one = |n: u8| Announced { name: format!("m{n}"), address: format!("http://10.0.0.{n}:5000") };
+        let one =
+            |n: u8| Announced { name: format!("m{n}"), address: format!("http://10.0.0.{n}:5000") };
         let configured: Vec<String> = configured.iter().map(|text| (*text).to_owned()).collect();
         let (mut answers, mut screen) = (answers.map(str::as_bytes), Vec::new());
         let chosen = choose(vec![one(1), one(2)], &configured, answers.as_mut(), &mut screen);
@@ -93,7 +97,10 @@ mod tests {
             );
         }
         // One that the configuration names needs no question.
-        assert_eq!(chosen(&["10.0.0.2:5000"], Some("n\nn\n")), (Ok(second.to_owned()), String::new()));
+        assert_eq!(
+            chosen(&["10.0.0.2:5000"], Some("n\nn\n")),
+            (Ok(second.to_owned()), String::new())
+        );
     }
 
     #[test]

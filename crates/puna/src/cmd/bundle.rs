@@ -12,7 +12,9 @@ use puna_api::native::Progress;
 use puna_gguf::Gguf;
 use puna_registry::{Format, Registry, write_bundle};
 use puna_server::{Config, registry_settings};
-use puna_store::{Digest, Hasher, Layer, Model, ModelName, ModelRef, Store, StoreError, Weights, embedded};
+use puna_store::{
+    Digest, Hasher, Layer, Model, ModelName, ModelRef, Store, StoreError, Weights, embedded,
+};
 
 use crate::cli::{ExportArgs, ImportArgs};
 use crate::local::{Output, check_file};
@@ -24,7 +26,8 @@ const STEP: u64 = 64 << 20;
 
 /// Writes a bundle, or a model's GGUF files.
 pub fn export(args: &ExportArgs) -> Result<()> {
-    let references = args.models.iter().map(|text| ModelRef::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    let references =
+        args.models.iter().map(|text| ModelRef::parse(text)).collect::<Result<Vec<_>, _>>()?;
     let store = store_for(&references)?;
     let names: Vec<ModelName> = references.into_iter().map(|reference| reference.name).collect();
     let packaging: Format = args.format.parse().map_err(usage::wrong)?;
@@ -36,7 +39,9 @@ pub fn export(args: &ExportArgs) -> Result<()> {
             "--format is how FILE.tar packages models: a GGUF file has nothing but the weights",
         )),
         (Some("gguf"), [name]) => export_files(&store, name, &args.output),
-        (Some("gguf"), _) => Err(usage::wrong("a GGUF file has one model; several go into FILE.tar")),
+        (Some("gguf"), _) => {
+            Err(usage::wrong("a GGUF file has one model; several go into FILE.tar"))
+        }
         _ => Err(usage::wrong(format!(
             "{}: FILE must end with .tar (models as they are) or .gguf (the weights of one)",
             args.output.display()
@@ -66,7 +71,8 @@ fn store_for(references: &[ModelRef]) -> Result<Store> {
 pub fn import(args: &ImportArgs) -> Result<()> {
     let config = Config::from_env()?;
     let (store, registry) = (Arc::new(config.store()?), Registry::new(registry_settings(&config)));
-    let name = args.name.as_deref().map(ModelRef::parse).transpose()?.map(|reference| reference.name);
+    let name =
+        args.name.as_deref().map(ModelRef::parse).transpose()?.map(|reference| reference.name);
     let (input, total, shown): (Box<dyn Read>, u64, String) = if args.file == Path::new("-") {
         (Box::new(io::stdin().lock()), 0, "standard input".into())
     } else {
@@ -156,12 +162,18 @@ fn export_files(store: &Store, name: &ModelName, path: &Path) -> Result<()> {
             return output.finish();
         }
         Weights::Remote => {
-            bail!("{name} is a model of another server ({}): it has no file", model.config.remote_host)
+            bail!(
+                "{name} is a model of another server ({}): it has no file",
+                model.config.remote_host
+            )
         }
     };
     let parts = Gguf::open(weights).with_context(|| weights.display().to_string())?.part_count();
     if parts > 1 {
-        bail!("{name} refers to a file in {parts} parts, {} and those beside it", weights.display());
+        bail!(
+            "{name} refers to a file in {parts} parts, {} and those beside it",
+            weights.display()
+        );
     }
     let mut files = vec![(weights.clone(), path.to_owned())];
     files.extend(beside(&model, path));
@@ -172,8 +184,9 @@ fn export_files(store: &Store, name: &ModelName, path: &Path) -> Result<()> {
         let found = copy(from, to, output)?;
         if let Some(expected) = digests.get(from).filter(|expected| **expected != found) {
             let (from, expected) = (from.display(), *expected);
-            return Err(StoreError::DigestMismatch { expected, found })
-                .context(format!("{from} is damaged (`puna verify {name} --repair` fetches it again)"));
+            return Err(StoreError::DigestMismatch { expected, found }).context(format!(
+                "{from} is damaged (`puna verify {name} --repair` fetches it again)"
+            ));
         }
     }
     outputs.into_iter().try_for_each(Output::finish)?;
@@ -196,8 +209,12 @@ fn beside(model: &Model, path: &Path) -> Vec<(PathBuf, PathBuf)> {
         paths.iter().enumerate().map(|(number, from)| (from.clone(), name(number))).collect()
     };
     let draft: Vec<PathBuf> = model.draft.iter().cloned().collect();
-    [named("projector", &model.projectors), named("adapter", &model.adapters), named("draft", &draft)]
-        .concat()
+    [
+        named("projector", &model.projectors),
+        named("adapter", &model.adapters),
+        named("draft", &draft),
+    ]
+    .concat()
 }
 
 /// The files of a model, and what digest each must have.

@@ -15,7 +15,8 @@ pub fn run(args: &ConfigArgs) -> Result<()> {
     }
     let file = config.file.as_ref().map(|path| path.display().to_string());
     if args.json {
-        let one = |s: &Setting| json!({"key": s.key, "value": s.value, "source": s.source.to_string()});
+        let one =
+            |s: &Setting| json!({"key": s.key, "value": s.value, "source": s.source.to_string()});
         let settings: Vec<_> = config.settings.iter().map(one).collect();
         let host = |table: &HostSettings| {
             let settings: Vec<_> = table.settings.iter().map(one).collect();

@@ -8,7 +8,8 @@ use anyhow::{Context, Result, bail};
 use puna_api::native::{CreateRequest, License, Message, Progress, ShowRequest};
 use puna_api::{Client, ClientError};
 use puna_store::{
-    Adopt, Adopted, LocalFile, LocalPlan, ModelRef, Modelfile, StoreError, check_quantize_type, plan_local,
+    Adopt, Adopted, LocalFile, LocalPlan, ModelRef, Modelfile, StoreError, check_quantize_type,
+    plan_local,
 };
 use serde_json::Value;
 use tokio::io::AsyncReadExt;
@@ -35,7 +36,8 @@ pub fn run(args: &CreateArgs) -> Result<()> {
         Some(file) => plan.context(file)?,
         None => plan?,
     };
-    let imatrix = args.imatrix.as_deref().map(|path| LocalFile::read(path, &mut show)).transpose()?;
+    let imatrix =
+        args.imatrix.as_deref().map(|path| LocalFile::read(path, &mut show)).transpose()?;
     for name in &plan.deprecated {
         out::note(format_args!("warning: parameter {name} is deprecated"));
     }
@@ -50,7 +52,8 @@ fn check(args: &CreateArgs) -> Result<()> {
     if !ModelRef::parse(&args.model).is_ok_and(|model| model.runner.is_none()) {
         bail!("invalid model name: {}", args.model);
     }
-    for (flag, kind) in [("--quantize", &args.quantize), ("--draft-quantize", &args.draft_quantize)] {
+    for (flag, kind) in [("--quantize", &args.quantize), ("--draft-quantize", &args.draft_quantize)]
+    {
         if kind.as_ref().is_some_and(|kind| kind.trim().is_empty()) {
             return Err(usage::wrong(format!(
                 "{flag} needs a type, such as Q4_K_M; leave it out to keep the weights as they are"
@@ -60,7 +63,9 @@ fn check(args: &CreateArgs) -> Result<()> {
         kind.as_ref().map_or(Ok(()), |kind| check_quantize_type(kind, has_imatrix))?;
     }
     if args.imatrix.is_some() && args.quantize.is_none() {
-        return Err(usage::wrong("--imatrix is for quantizing: name a type with --quantize, such as Q4_K_M"));
+        return Err(usage::wrong(
+            "--imatrix is for quantizing: name a type with --quantize, such as Q4_K_M",
+        ));
     }
     Ok(())
 }
@@ -176,7 +181,12 @@ fn read(path: &Path) -> Result<Recipe> {
 }
 
 /// Gets a file into the server's store: shared with it where both use the same folder of models, else uploaded.
-async fn give(service: &Service, file: &LocalFile, refer: bool, display: &mut Display) -> Result<()> {
+async fn give(
+    service: &Service,
+    file: &LocalFile,
+    refer: bool,
+    display: &mut Display,
+) -> Result<()> {
     let (client, digest) = (service.client(), file.digest.to_string());
     display.status(&format!("copying file {digest}"));
     // First where both are on this machine: a blob that is there already is compared then.
@@ -209,7 +219,9 @@ async fn share(service: &Service, file: &LocalFile, refer: bool) -> Result<bool>
     let how = if refer { Adopt::Refer } else { Adopt::Share };
     match store.adopt(&file.path, &file.digest, file.size, how) {
         Ok(Adopted::New) => {}
-        Ok(Adopted::Known) => return Ok(service.client().has_blob(&file.digest.to_string()).await?),
+        Ok(Adopted::Known) => {
+            return Ok(service.client().has_blob(&file.digest.to_string()).await?);
+        }
         Err(error @ StoreError::Changed { .. }) => return Err(error.into()),
         // It is another user's, or on another disk.
         Ok(_) | Err(_) => return Ok(false),
@@ -227,13 +239,14 @@ async fn upload(client: &Client, file: &LocalFile, display: &mut Display) -> Res
     let opened = opened.with_context(|| format!("cannot read {}", file.path.display()))?;
     let (report, mut sent) = watch::channel(0);
     // Pieces of a size that keeps both ends busy.
-    let pieces = futures_util::stream::try_unfold((opened, report), move |(mut file, report)| async move {
-        let mut piece = vec![0; 1 << 18];
-        let n = file.read(&mut piece).await?;
-        piece.truncate(n);
-        report.send_modify(|sent| *sent += n as u64);
-        Ok::<_, std::io::Error>((n > 0).then(|| (bytes::Bytes::from(piece), (file, report))))
-    });
+    let pieces =
+        futures_util::stream::try_unfold((opened, report), move |(mut file, report)| async move {
+            let mut piece = vec![0; 1 << 18];
+            let n = file.read(&mut piece).await?;
+            piece.truncate(n);
+            report.send_modify(|sent| *sent += n as u64);
+            Ok::<_, std::io::Error>((n > 0).then(|| (bytes::Bytes::from(piece), (file, report))))
+        });
     let mut push = pin!(client.push_blob(&digest, file.size, pieces));
     loop {
         tokio::select! {
@@ -251,7 +264,8 @@ async fn upload(client: &Client, file: &LocalFile, display: &mut Display) -> Res
 /// Whether a server lacks the model that another was to be made from.
 async fn is_missing(client: &Client, from: &str) -> bool {
     let request = ShowRequest { model: from.to_owned(), ..ShowRequest::default() };
-    !from.is_empty() && matches!(client.show(&request).await, Err(ClientError::Status { status: 404, .. }))
+    !from.is_empty()
+        && matches!(client.show(&request).await, Err(ClientError::Status { status: 404, .. }))
 }
 
 fn request(args: &CreateArgs, plan: LocalPlan) -> CreateRequest {
@@ -289,10 +303,15 @@ mod tests {
 
     #[test]
     fn what_a_server_says_of_a_digest_is_said_of_the_file() {
-        let file = |path: &str| LocalFile { path: path.into(), digest: Digest::of(path.as_bytes()), size: 1 };
+        let file = |path: &str| LocalFile {
+            path: path.into(),
+            digest: Digest::of(path.as_bytes()),
+            size: 1,
+        };
         let files = [file("a/weights.gguf"), file("matrix.gguf")];
         let [weights, matrix] = [&files[0], &files[1]].map(|file| file.digest);
-        let said = format!("{}: not an importance matrix; blob {weights} is whole", matrix.file_name());
+        let said =
+            format!("{}: not an importance matrix; blob {weights} is whole", matrix.file_name());
         let named = "matrix.gguf: not an importance matrix; blob a/weights.gguf is whole";
         assert_eq!(with_names(&said, &files).as_deref(), Some(named));
         assert_eq!(with_names(&format!("blob {} is missing", Digest::of(b"x")), &files), None);

@@ -33,7 +33,10 @@ pub fn run(args: &JsonArgs) -> Result<()> {
         "yes".into(),
         reason,
     ];
-    out::text(&format::table(&["ID", "KIND", "NAME", "MEMORY", "FREE", "USABLE", "REMARKS"], &[row]))
+    out::text(&format::table(
+        &["ID", "KIND", "NAME", "MEMORY", "FREE", "USABLE", "REMARKS"],
+        &[row],
+    ))
 }
 
 /// Bytes, unless the system does not tell.

@@ -43,7 +43,8 @@ pub fn run(args: &ImatrixArgs) -> Result<()> {
 
 /// The text in pieces of as many tokens as the context has.
 fn chunks(args: &ImatrixArgs, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
-    let bytes = std::fs::read(&args.file).with_context(|| format!("cannot read {}", args.file.display()))?;
+    let bytes = std::fs::read(&args.file)
+        .with_context(|| format!("cannot read {}", args.file.display()))?;
     let text = String::from_utf8_lossy(&bytes);
     let tokens = tokenizer.encode(&text, Encode { add_special: true, parse_special: false });
     let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
@@ -58,7 +59,12 @@ fn chunks(args: &ImatrixArgs, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
     let wanted = args.chunks.unwrap_or(usize::MAX);
     let chunks: Vec<_> = tokens.chunks_exact(args.ctx).take(wanted).map(chunk).collect();
     if chunks.is_empty() {
-        bail!("{} has {} tokens; a chunk needs {} (--ctx)", args.file.display(), tokens.len(), args.ctx);
+        bail!(
+            "{} has {} tokens; a chunk needs {} (--ctx)",
+            args.file.display(),
+            tokens.len(),
+            args.ctx
+        );
     }
     Ok(chunks)
 }
@@ -73,7 +79,10 @@ fn evaluator(args: &ImatrixArgs, file: &ModelFile) -> Result<Evaluator> {
     let evaluator = compute.evaluator(file)?;
     let info = evaluator.info();
     if !info.can_generate {
-        bail!("{} makes embeddings; importance is measured on models that generate text", file.shown);
+        bail!(
+            "{} makes embeddings; importance is measured on models that generate text",
+            file.shown
+        );
     }
     if info.start.is_some() {
         bail!(
@@ -82,7 +91,12 @@ fn evaluator(args: &ImatrixArgs, file: &ModelFile) -> Result<Evaluator> {
         );
     }
     if info.n_ctx < args.ctx {
-        bail!("{} was trained with a context of {}; use --ctx {}", file.shown, info.n_ctx_train, info.n_ctx);
+        bail!(
+            "{} was trained with a context of {}; use --ctx {}",
+            file.shown,
+            info.n_ctx_train,
+            info.n_ctx
+        );
     }
     Ok(evaluator)
 }
@@ -99,7 +113,8 @@ fn rows(evaluator: &mut Evaluator, with_output: bool) -> Vec<ImatrixRow> {
 /// Tells of experts that no token came to.
 fn tell_unused(rows: &[ImatrixRow]) {
     for row in rows {
-        let (unused, all) = (row.counts.iter().filter(|&&count| count == 0).count(), row.counts.len());
+        let (unused, all) =
+            (row.counts.iter().filter(|&&count| count == 0).count(), row.counts.len());
         if unused > 0 {
             out::note(format_args!(
                 "{}: {unused} of {all} experts were not used; a longer text reaches more",

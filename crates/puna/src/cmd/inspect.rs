@@ -49,11 +49,14 @@ impl Memory {
             Ok(model) => {
                 let (key_type, value_type) = (KvType::F16, KvType::F16);
                 let layers = model.cache_layers().to_vec();
-                let reach = layers.iter().filter_map(|layer| layer.mask.reach()).max().unwrap_or(0) as u64;
+                let reach =
+                    layers.iter().filter_map(|layer| layer.mask.reach()).max().unwrap_or(0) as u64;
                 // Rows that stand for several tokens lie one by one in pages.
                 let (page_tokens, pages, recent_pages) = (PAGE_TOKENS, 1, 1);
-                let spec = CacheSpec { layers, key_type, value_type, page_tokens, pages, recent_pages };
-                let states = StateSpec { states: model.states().to_vec(), slots: 1 }.slot_bytes() as u64;
+                let spec =
+                    CacheSpec { layers, key_type, value_type, page_tokens, pages, recent_pages };
+                let states =
+                    StateSpec { states: model.states().to_vec(), slots: 1 }.slot_bytes() as u64;
                 let a_token = |bytes: usize| bytes.div_ceil(page_tokens) as u64;
                 let window = (a_token(spec.recent_page_bytes()), reach);
                 let cache_token = Some(a_token(spec.page_bytes()));
@@ -129,13 +132,15 @@ fn kv_json(value: &Kv, full: bool) -> Value {
     match value {
         Kv::Bool(b) => json!(b),
         Kv::String(text) => json!(String::from_utf8_lossy(text.as_bytes())),
-        Kv::Array(array) if full || array.len() <= SHORT => {
-            (0..array.len()).map(|i| array.get(i).map_or(Value::Null, |item| kv_json(&item, full))).collect()
-        }
+        Kv::Array(array) if full || array.len() <= SHORT => (0..array.len())
+            .map(|i| array.get(i).map_or(Value::Null, |item| kv_json(&item, full)))
+            .collect(),
         Kv::Array(array) => json!({"array": array.element_type().name(), "length": array.len()}),
         // Wide enough for every integer of the format, and exact for its floats.
         number => match (number.as_int(), number.as_float()) {
-            (Some(int), _) => i64::try_from(int).map_or_else(|_| json!(int as u64), |int| json!(int)),
+            (Some(int), _) => {
+                i64::try_from(int).map_or_else(|_| json!(int as u64), |int| json!(int))
+            }
             (None, Some(x)) if x.is_finite() => match number {
                 Kv::F32(x) => json!(x),
                 _ => json!(x),
@@ -167,7 +172,8 @@ fn text(
     }
     out.push_str(&format::section("Tensor types", &type_rows(file.gguf.tensors())));
     if args.kv {
-        let rows: Vec<_> = meta.iter().map(|(key, value)| vec![key.to_owned(), value.to_string()]).collect();
+        let rows: Vec<_> =
+            meta.iter().map(|(key, value)| vec![key.to_owned(), value.to_string()]).collect();
         out.push_str(&format::section("Keys", &rows));
     }
     if args.tensors {
@@ -180,32 +186,53 @@ fn text(
                 format::bytes(t.size),
             ]
         };
-        out.push_str(&format::section("Tensors", &file.gguf.tensors().iter().map(row).collect::<Vec<_>>()));
+        out.push_str(&format::section(
+            "Tensors",
+            &file.gguf.tensors().iter().map(row).collect::<Vec<_>>(),
+        ));
     }
     out
 }
 
 /// What the file says of the model.
-fn facts_rows(file: &ModelFile, facts: &Facts, capabilities: &[String], memory: &Memory) -> Vec<Vec<String>> {
+fn facts_rows(
+    file: &ModelFile,
+    facts: &Facts,
+    capabilities: &[String],
+    memory: &Memory,
+) -> Vec<Vec<String>> {
     let meta = file.gguf.metadata();
     let mut rows = Vec::new();
     let mut row = |name: &str, value: String| rows.push(vec![name.to_owned(), value]);
     row(
         "file",
-        file.path.as_ref().map_or_else(|| "in this program".into(), |path| path.display().to_string()),
+        file.path
+            .as_ref()
+            .map_or_else(|| "in this program".into(), |path| path.display().to_string()),
     );
-    row("size", format!("{} ({} bytes)", format::bytes(file.gguf.file_size()), file.gguf.file_size()));
-    row("format", format!("GGUF version {}, {} part(s)", file.gguf.version(), file.gguf.part_count()));
+    row(
+        "size",
+        format!("{} ({} bytes)", format::bytes(file.gguf.file_size()), file.gguf.file_size()),
+    );
+    row(
+        "format",
+        format!("GGUF version {}, {} part(s)", file.gguf.version(), file.gguf.part_count()),
+    );
     row("name", facts.name.clone().unwrap_or_else(|| "-".into()));
     row("architecture", facts.architecture.clone());
-    row("parameters", format!("{} ({})", parameter_size(facts.parameter_count), facts.parameter_count));
+    row(
+        "parameters",
+        format!("{} ({})", parameter_size(facts.parameter_count), facts.parameter_count),
+    );
     row("quantization", facts.file_type.clone());
     row("context length", facts.context_length.to_string());
     row("embedding length", facts.embedding_length.to_string());
     let model = text_of(meta, "tokenizer.ggml.model").unwrap_or_else(|| "-".into());
-    let pre = text_of(meta, "tokenizer.ggml.pre").map_or_else(String::new, |pre| format!(" ({pre})"));
+    let pre =
+        text_of(meta, "tokenizer.ggml.pre").map_or_else(String::new, |pre| format!(" ({pre})"));
     row("tokenizer", format!("{model}{pre}, {} tokens", vocabulary(meta)));
-    let template = facts.chat_template.as_ref().map(|t| format!("Jinja, {} characters", t.chars().count()));
+    let template =
+        facts.chat_template.as_ref().map(|t| format!("Jinja, {} characters", t.chars().count()));
     row("chat template", template.unwrap_or_else(|| "none".into()));
     row("capabilities", capabilities.join(", "));
     row("memory", memory_text(memory, facts));
@@ -214,10 +241,16 @@ fn facts_rows(file: &ModelFile, facts: &Facts, capabilities: &[String], memory: 
 
 /// What was read as the standard has it.
 fn translated_rows(translation: &Translation) -> Vec<Vec<String>> {
-    let list = |what: &str, items: &[String]| vec![what.to_owned(), items.len().to_string(), items.join(" ")];
+    let list = |what: &str, items: &[String]| {
+        vec![what.to_owned(), items.len().to_string(), items.join(" ")]
+    };
     vec![
         vec!["form".into(), String::new(), translation.form.to_owned()],
-        vec!["architecture".into(), String::new(), format!("{} → {}", translation.from, translation.to)],
+        vec![
+            "architecture".into(),
+            String::new(),
+            format!("{} → {}", translation.from, translation.to),
+        ],
         vec!["tensors renamed".into(), translation.renamed.len().to_string(), String::new()],
         list("keys added", &translation.added),
         list("keys changed", &translation.changed),
@@ -254,8 +287,11 @@ fn memory_text(memory: &Memory, facts: &Facts) -> String {
             };
             let all = facts.context_length;
             // A usual context first, where the model can have a longer one.
-            let usual =
-                if all > 4096 { format!("{} of cache at 4096 tokens, ", cache(4096)) } else { String::new() };
+            let usual = if all > 4096 {
+                format!("{} of cache at 4096 tokens, ", cache(4096))
+            } else {
+                String::new()
+            };
             format!("{weights}, {usual}{} of cache at {all} tokens", cache(all))
         }
         (None, reason) => {

@@ -18,7 +18,8 @@ pub fn run(command: &KeyCommand) -> Result<()> {
             let secret = KeyFile::change(&path, |file| {
                 let secret = file.add(&args.name, scopes)?;
                 if let Some(key) = file.keys.last_mut() {
-                    (key.requests_per_minute, key.concurrent) = (args.requests_per_minute, args.concurrent);
+                    (key.requests_per_minute, key.concurrent) =
+                        (args.requests_per_minute, args.concurrent);
                     key.namespaces.clone_from(&args.namespace);
                     if public.is_some() {
                         (key.public, key.hash) = (public.clone(), String::new());
@@ -47,7 +48,8 @@ pub fn run(command: &KeyCommand) -> Result<()> {
             let row = |key: &Key| {
                 let scopes: Vec<_> = key.scopes.iter().map(|scope| scope.name()).collect();
                 let (rate, at_once) = (limit(key.requests_per_minute), limit(key.concurrent));
-                let within = if key.namespaces.is_empty() { "-".into() } else { key.namespaces.join(",") };
+                let within =
+                    if key.namespaces.is_empty() { "-".into() } else { key.namespaces.join(",") };
                 vec![key.name.clone(), scopes.join(","), within, rate, at_once, key.created.clone()]
             };
             let rows: Vec<_> = KeyFile::read(&path)?.keys.iter().map(row).collect();
@@ -73,7 +75,8 @@ pub fn run(command: &KeyCommand) -> Result<()> {
 fn public(text: &str) -> Result<String> {
     let line = match text.contains("ssh-ed25519") || puna_server::mirror::is_public_key(text) {
         true => text.to_owned(),
-        false => std::fs::read_to_string(text).with_context(|| format!("reading the public key {text}"))?,
+        false => std::fs::read_to_string(text)
+            .with_context(|| format!("reading the public key {text}"))?,
     };
     let key = line.split_whitespace().find(|word| puna_server::mirror::is_public_key(word));
     key.map(str::to_owned).with_context(|| {
@@ -87,7 +90,9 @@ fn scopes(args: &KeyAddArgs) -> Result<Vec<Scope>> {
         match Scope::by_name(name) {
             Some(scope) if scopes.contains(&scope) => {}
             Some(scope) => scopes.push(scope),
-            None => bail!("there is no scope {name:?}: take {}", Scope::ALL.map(Scope::name).join(", ")),
+            None => {
+                bail!("there is no scope {name:?}: take {}", Scope::ALL.map(Scope::name).join(", "))
+            }
         }
     }
     Ok(scopes)

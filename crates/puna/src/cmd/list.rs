@@ -37,7 +37,8 @@ pub fn table(list: &ListResponse) -> String {
         .map(|model| {
             let id = model.digest.get(..12).unwrap_or(&model.digest).to_owned();
             let modified = format::time(format::parse_time(&model.modified_at), now, "Never");
-            let size = if model.remote_model.is_empty() { format::bytes(model.size) } else { "-".into() };
+            let size =
+                if model.remote_model.is_empty() { format::bytes(model.size) } else { "-".into() };
             vec![shown_name(model, rows_of[model.name.as_str()] > 1), id, size, modified]
         })
         .collect();
@@ -97,7 +98,14 @@ fn running_table(list: &ProcessResponse) -> String {
                 at => format::time(at, now, "Never"),
             };
             let size = format::bytes(model.size);
-            vec![model.name.clone(), id, size, processor(model), model.context_length.to_string(), until]
+            vec![
+                model.name.clone(),
+                id,
+                size,
+                processor(model),
+                model.context_length.to_string(),
+                until,
+            ]
         })
         .collect();
     format::table(&["NAME", "ID", "SIZE", "PROCESSOR", "CONTEXT", "UNTIL"], &rows)
@@ -122,7 +130,9 @@ mod tests {
 
     #[test]
     fn the_processor_says_where_a_model_lies() {
-        let of = |size, size_vram| processor(&RunningModel { size, size_vram, ..RunningModel::default() });
+        let of = |size, size_vram| {
+            processor(&RunningModel { size, size_vram, ..RunningModel::default() })
+        };
         assert_eq!(of(100, 0), "100% CPU");
         assert_eq!(of(100, 100), "100% GPU");
         assert_eq!(of(100, 30), "70%/30% CPU/GPU");
@@ -141,12 +151,16 @@ mod tests {
         let table = downloads_table(&DownloadsResponse { downloads: vec![download] });
         let row = table.lines().nth(1).unwrap();
         // What is not whole is not called so.
-        assert!(row.contains("99%") && row.contains("stopped") && row.contains("2 minutes ago"), "{table}");
+        assert!(
+            row.contains("99%") && row.contains("stopped") && row.contains("2 minutes ago"),
+            "{table}"
+        );
     }
 
     #[test]
     fn running_models_are_listed_as_by_ollama() {
-        let expires_at = (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(299)).to_string();
+        let expires_at =
+            (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(299)).to_string();
         let model = RunningModel {
             name: "smol:latest".into(),
             size: 160_000_000,

@@ -11,5 +11,6 @@ use crate::cli::Cli;
 pub fn run(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let command = Cli::command().version(env!("CARGO_PKG_VERSION")).disable_version_flag(true);
-    clap_mangen::generate_to(command, folder).with_context(|| format!("cannot write in {}", folder.display()))
+    clap_mangen::generate_to(command, folder)
+        .with_context(|| format!("cannot write in {}", folder.display()))
 }

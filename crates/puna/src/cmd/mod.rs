@@ -98,9 +98,9 @@ fn version() -> Result<()> {
             out::note(format_args!("Warning: server version is {}", server.puna))
         }
         Ok(Some(_)) => {}
-        Err(error) => {
-            out::note(format_args!("Warning: could not connect to a running Puna instance: {error:#}"))
-        }
+        Err(error) => out::note(format_args!(
+            "Warning: could not connect to a running Puna instance: {error:#}"
+        )),
     }
     Ok(())
 }

@@ -22,11 +22,15 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
     if let (Some(base), Some(saved)) = (&args.kl_base, &args.save_logits)
         && (base == saved || same_file(base, saved))
     {
-        return Err(usage::wrong(format!("{} cannot be both --kl-base and --save-logits", base.display())));
+        return Err(usage::wrong(format!(
+            "{} cannot be both --kl-base and --save-logits",
+            base.display()
+        )));
     }
     let file = ModelFile::open(&args.model)?;
     let tokenizer = file.tokenizer()?;
-    let bytes = std::fs::read(&args.file).with_context(|| format!("cannot read {}", args.file.display()))?;
+    let bytes = std::fs::read(&args.file)
+        .with_context(|| format!("cannot read {}", args.file.display()))?;
     let text = String::from_utf8_lossy(&bytes);
     let tokens = tokenizer.encode(&text, Encode { add_special: true, parse_special: false });
     let windows = windows(tokens.len(), args)?;
@@ -54,7 +58,12 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
         );
     }
     if info.n_ctx < args.ctx {
-        bail!("{} was trained with a context of {}; use --ctx {}", file.shown, info.n_ctx_train, info.n_ctx);
+        bail!(
+            "{} was trained with a context of {}; use --ctx {}",
+            file.shown,
+            info.n_ctx_train,
+            info.n_ctx
+        );
     }
     let head = Head::new(args, info.n_vocab, windows.len(), &tokens);
     let mut saved = args.save_logits.as_ref().map(|path| Saver::create(path, head)).transpose()?;
@@ -240,8 +249,12 @@ fn print(args: &PerplexityArgs, score: &Score) -> Result<()> {
             "top1_agreement": of(|d| d.same),
         }));
     }
-    let mut text =
-        format!("perplexity {:.4} ± {:.4} over {} tokens\n", score.perplexity(), score.stderr(), score.count);
+    let mut text = format!(
+        "perplexity {:.4} ± {:.4} over {} tokens\n",
+        score.perplexity(),
+        score.stderr(),
+        score.count
+    );
     if let Some(Divergence { mean, stderr, p99, same }) = divergence {
         text.push_str(&format!(
             "divergence from the base: mean {mean:.6} ± {stderr:.6} nats, 99th percentile {p99:.6}\n\
@@ -351,7 +364,9 @@ impl Base {
         let short = || format!("{shown} is too short for saved logits");
         rows.read_exact(&mut magic).with_context(short)?;
         if magic == *b"PUNALGT1" {
-            bail!("{shown} was saved by an older version, which did not say of which text: save it again");
+            bail!(
+                "{shown} was saved by an older version, which did not say of which text: save it again"
+            );
         }
         if magic != *MAGIC {
             bail!("{shown} holds no logits saved by --save-logits");
@@ -369,8 +384,12 @@ impl Base {
 
     fn row(&mut self) -> Result<Vec<f32>> {
         let mut bytes = vec![0; 8 + 2 * self.n_vocab];
-        self.rows.read_exact(&mut bytes).with_context(|| format!("{} ends too early", self.shown))?;
-        let float = |at: usize| f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        self.rows
+            .read_exact(&mut bytes)
+            .with_context(|| format!("{} ends too early", self.shown))?;
+        let float = |at: usize| {
+            f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
         let (min, step) = (float(0), float(4));
         let values = bytes[8..].chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
         Ok(values.map(|value| min + step * f32::from(value)).collect())
@@ -402,7 +421,11 @@ mod tests {
     #[test]
     fn windows_cover_the_text_as_asked() {
         let bounds = |tokens, ctx, stride| -> Vec<_> {
-            windows(tokens, &args(ctx, stride)).unwrap().iter().map(|w| (w.start, w.first, w.end)).collect()
+            windows(tokens, &args(ctx, stride))
+                .unwrap()
+                .iter()
+                .map(|w| (w.start, w.first, w.end))
+                .collect()
         };
         assert_eq!(bounds(1100, 512, None), [(0, 256, 512), (512, 768, 1024)]);
         assert_eq!(bounds(8, 4, Some(2)), [(0, 0, 4), (2, 3, 6), (4, 5, 8)]);
@@ -440,7 +463,9 @@ mod tests {
         score.divergences = vec![1.0, 2.0, 3.0, 6.0];
         let four = score.divergence().unwrap();
         // The deviation is √(14/3), and its quotient by √4 the error of the mean.
-        assert!((four.mean - 3.0).abs() < 1e-9 && (four.stderr - (14.0f64 / 12.0).sqrt()).abs() < 1e-9);
+        assert!(
+            (four.mean - 3.0).abs() < 1e-9 && (four.stderr - (14.0f64 / 12.0).sqrt()).abs() < 1e-9
+        );
         let row = log_softmax(&[1.0, 2.0, 3.0]);
         assert!((row.iter().map(|x| x.exp()).sum::<f32>() - 1.0).abs() < 1e-6);
     }
@@ -465,7 +490,10 @@ mod tests {
             Head::new(&args(4, None), 5, 2, &[1, 2, 3, 4]),
         ] {
             let error = Base::open(path.path(), other).err().unwrap().to_string();
-            assert!(error.contains("saved for another text") && error.contains("--chunks"), "{error}");
+            assert!(
+                error.contains("saved for another text") && error.contains("--chunks"),
+                "{error}"
+            );
         }
         std::fs::write(path.path(), b"PUNALGT1\0\0").unwrap();
         assert!(Base::open(path.path(), head).err().unwrap().to_string().contains("save it again"));

@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail};
 use puna_api::native::Progress;
 use puna_gguf::Gguf;
 use puna_store::{
-    FileType, Imatrix, QuantizeOptions, fallbacks, file_type_name, requantize, requantize_part, same_file,
-    unmatched,
+    FileType, Imatrix, QuantizeOptions, fallbacks, file_type_name, requantize, requantize_part,
+    same_file, unmatched,
 };
 
 use crate::cli::QuantizeArgs;
@@ -39,7 +39,9 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
     for fallback in fallbacks(&file.gguf, target, imatrix.is_some()) {
         out::note(fallback);
     }
-    if let Some(unmatched) = imatrix.as_ref().and_then(|matrix| unmatched(&file.gguf, target, matrix)) {
+    if let Some(unmatched) =
+        imatrix.as_ref().and_then(|matrix| unmatched(&file.gguf, target, matrix))
+    {
         out::note(unmatched);
     }
     let mut display = Display::new();
@@ -52,7 +54,12 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
             status.push_str(&format!(", file {} of {}", part + 1, outputs.len()));
         }
         let mut progress = |completed, total| {
-            display.show(&Progress { status: status.clone(), total, completed, ..Progress::default() });
+            display.show(&Progress {
+                status: status.clone(),
+                total,
+                completed,
+                ..Progress::default()
+            });
         };
         let done = match outputs.len() {
             1 => requantize(&file.gguf, target, &options, &mut out, &mut progress),

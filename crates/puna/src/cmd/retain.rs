@@ -31,7 +31,9 @@ pub fn run(args: RetainArgs) -> Result<()> {
     }
     match retained.failed.first() {
         None => Ok(()),
-        Some(first) => bail!("{} could not be removed: {first}", count(retained.failed.len(), "manifest")),
+        Some(first) => {
+            bail!("{} could not be removed: {first}", count(retained.failed.len(), "manifest"))
+        }
     }
 }
 
@@ -61,7 +63,10 @@ fn summary(retained: &Retained, dry_run: bool) -> String {
     };
     let done = if dry_run { "would be removed" } else { "removed" };
     let freed = format::bytes(retained.bytes());
-    text.push_str(&format!("{} {done}, {freed} that nothing else needs\n", count(rows.len(), "manifest")));
+    text.push_str(&format!(
+        "{} {done}, {freed} that nothing else needs\n",
+        count(rows.len(), "manifest")
+    ));
     if retained.own > 0 {
         let own = count(retained.own, "model");
         text.push_str(&format!(

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use puna_api::KeepAlive;
 use puna_api::native::{
-    ChatRequest, CreateRequest, EmbedRequest, GenerateRequest, Metrics, ShowRequest, ShowResponse, Think,
+    ChatRequest, CreateRequest, EmbedRequest, GenerateRequest, Metrics, ShowRequest, ShowResponse,
+    Think,
 };
 use puna_server::speculate::Wish;
 use puna_store::{ModelRef, StoreError, Weights, parse_parameter};
@@ -18,8 +19,8 @@ use super::library::is_not_found;
 use super::transfer::fetch;
 use super::{list, show};
 use crate::chat::{
-    AnswerPrinter, Backend, BackendError, ChatEvent, Interrupt, Options, Screen, attach_files, warn_of_cuts,
-    write_stats,
+    AnswerPrinter, Backend, BackendError, ChatEvent, Interrupt, Options, Screen, attach_files,
+    warn_of_cuts, write_stats,
 };
 use crate::cli::RunArgs;
 use crate::local::is_a_path;
@@ -29,7 +30,8 @@ use crate::{out, usage};
 pub fn run(args: &RunArgs) -> Result<()> {
     let think = args.think.as_deref().map(parse_think).transpose()?;
     let keep_alive = args.keepalive.as_deref().map(puna_api::parse_duration).transpose();
-    let keep_alive = keep_alive.map_err(|error| usage::wrong(error.to_string()))?.map(KeepAlive::from_nanos);
+    let keep_alive =
+        keep_alive.map_err(|error| usage::wrong(error.to_string()))?.map(KeepAlive::from_nanos);
     let format = args.format.as_deref().map(parse_format).transpose()?;
     let piped = piped_input()?;
     let interactive = piped.is_none() && args.prompt.is_empty() && std::io::stdout().is_terminal();
@@ -44,7 +46,9 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let draft = args.speculate.as_deref().filter(|how| matches!(Wish::parse(how), Wish::Model(_)));
     let parameters = parameters(args, draft)?;
     let (service, model) = match (is_a_path(&args.model), draft) {
-        (true, draft) => Service::for_file(path, draft.map(draft_file).transpose()?.flatten().as_deref())?,
+        (true, draft) => {
+            Service::for_file(path, draft.map(draft_file).transpose()?.flatten().as_deref())?
+        }
         (false, Some(draft)) if is_a_path(draft) => bail!(
             "--speculate {draft}: a stored model takes a stored draft model; store it with `puna create`, or write \
              DRAFT {draft} into a Modelfile"
@@ -80,8 +84,15 @@ pub fn run(args: &RunArgs) -> Result<()> {
     }
     let think = think.or_else(|| can("thinking").then_some(Think::On));
     let options = Some(parameters).filter(|parameters| !parameters.is_empty());
-    let request =
-        GenerateRequest { model, prompt, format, keep_alive, think, options, ..GenerateRequest::default() };
+    let request = GenerateRequest {
+        model,
+        prompt,
+        format,
+        keep_alive,
+        think,
+        options,
+        ..GenerateRequest::default()
+    };
     answer_once(&service, request, can("vision") || can("audio"), args, &interrupt)
 }
 
@@ -178,7 +189,9 @@ fn parse_format(value: &str) -> Result<Value> {
         return Ok(Value::from(value));
     }
     let schema = serde_json::from_str::<Value>(value).ok().filter(Value::is_object);
-    schema.ok_or_else(|| usage::wrong(format!("--format must be json or a JSON schema, not {value:?}")))
+    schema.ok_or_else(|| {
+        usage::wrong(format!("--format must be json or a JSON schema, not {value:?}"))
+    })
 }
 
 /// What is known about a model; one that is not stored is fetched first.
@@ -202,7 +215,10 @@ fn embed(
     keep_alive: Option<KeepAlive>,
 ) -> Result<()> {
     if prompt.is_empty() {
-        bail!("embedding models require input text. Usage: puna run {} \"your text here\"", args.model);
+        bail!(
+            "embedding models require input text. Usage: puna run {} \"your text here\"",
+            args.model
+        );
     }
     let request = EmbedRequest {
         model: model.to_owned(),
@@ -317,7 +333,12 @@ impl Backend for Http<'_> {
         })
     }
 
-    fn load(&mut self, model: &str, think: Option<Think>, interrupt: &Interrupt) -> Result<(), BackendError> {
+    fn load(
+        &mut self,
+        model: &str,
+        think: Option<Think>,
+        interrupt: &Interrupt,
+    ) -> Result<(), BackendError> {
         let request = GenerateRequest {
             model: model.to_owned(),
             think,
@@ -325,7 +346,9 @@ impl Backend for Http<'_> {
             ..GenerateRequest::default()
         };
         self.service.runtime().block_on(async {
-            let load = async { Ok(self.service.client().generate(&request).await?.last().await.map(drop)?) };
+            let load = async {
+                Ok(self.service.client().generate(&request).await?.last().await.map(drop)?)
+            };
             tokio::select! {
                 loaded = load => loaded,
                 () = interrupt.raised() => Err(BackendError::Interrupted),
@@ -338,9 +361,9 @@ impl Backend for Http<'_> {
     }
 
     fn create(&mut self, request: CreateRequest) -> Result<(), BackendError> {
-        self.service
-            .runtime()
-            .block_on(async { Ok(self.service.client().create(&request).await?.last().await.map(drop)?) })
+        self.service.runtime().block_on(async {
+            Ok(self.service.client().create(&request).await?.last().await.map(drop)?)
+        })
     }
 
     fn list_table(&mut self, prefix: Option<&str>) -> Result<String, BackendError> {

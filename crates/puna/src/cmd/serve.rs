@@ -76,7 +76,10 @@ fn check(config: &Config) -> Result<()> {
             by()
         ),
         ("http", Some(_)) => {
-            bail!("{} begins with http://, but tls.certificate is set: write https:// or neither", by())
+            bail!(
+                "{} begins with http://, but tls.certificate is set: write https:// or neither",
+                by()
+            )
         }
         _ => Ok(()),
     }
@@ -88,7 +91,9 @@ fn asked_to_reload() -> io::Result<mpsc::Receiver<()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut hung_up = signal(SignalKind::hangup())?;
     let (sender, receiver) = mpsc::channel(1);
-    tokio::spawn(async move { while hung_up.recv().await.is_some() && sender.send(()).await.is_ok() {} });
+    tokio::spawn(async move {
+        while hung_up.recv().await.is_some() && sender.send(()).await.is_ok() {}
+    });
     Ok(receiver)
 }
 
@@ -114,7 +119,9 @@ fn asked_to_end() -> io::Result<impl Future<Output = ()>> {
             }
         };
         signal().await;
-        tracing::info!("asked to end: running answers have a few seconds; asked again, it ends at once");
+        tracing::info!(
+            "asked to end: running answers have a few seconds; asked again, it ends at once"
+        );
         let _ = first.send(());
         let again = signal().await;
         tracing::warn!("asked to end again: ending at once");
@@ -145,7 +152,8 @@ fn log(debug: u8) {
         _ => "trace",
     };
     // Other people's crates are quiet until everything is asked for. Ours all have names that begin with `puna`.
-    let filter = EnvFilter::new(if debug > 1 { level.to_owned() } else { format!("warn,puna={level}") });
+    let filter =
+        EnvFilter::new(if debug > 1 { level.to_owned() } else { format!("warn,puna={level}") });
     // A second one, set by whoever embeds this, is fine.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -27,7 +27,8 @@ pub fn run(args: &ShowArgs) -> Result<()> {
         bail!("{0} is a file: `puna inspect {0}` shows what it holds", args.model);
     }
     let service = Service::connect_or_own()?;
-    let request = ShowRequest { model: args.model.clone(), verbose: args.verbose, ..ShowRequest::default() };
+    let request =
+        ShowRequest { model: args.model.clone(), verbose: args.verbose, ..ShowRequest::default() };
     let info = service.wait(service.client().show(&request))?;
     match chosen.iter().position(|flag| *flag) {
         Some(0) => out::line(&info.license),
@@ -53,7 +54,10 @@ pub fn describe(info: &ShowResponse, verbose: bool) -> String {
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     add("Parameters", info.parameters.lines().map(words).filter(|row| !row.is_empty()).collect());
     if verbose {
-        add("Metadata", info.model_info.iter().map(|(key, value)| vec![key.clone(), shown(value)]).collect());
+        add(
+            "Metadata",
+            info.model_info.iter().map(|(key, value)| vec![key.clone(), shown(value)]).collect(),
+        );
         let tensor = |t: &puna_api::native::TensorInfo| {
             let shape: Vec<String> = t.shape.iter().map(u64::to_string).collect();
             vec![t.name.clone(), t.kind.clone(), format!("[{}]", shape.join(" "))]
@@ -79,7 +83,8 @@ fn runner_row(manifest: &RunnerManifest) -> Vec<String> {
 }
 
 fn model_rows(info: &ShowResponse) -> Vec<Vec<String>> {
-    let text = |key: &str| info.model_info.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let text =
+        |key: &str| info.model_info.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
     let architecture = text("general.architecture");
     let number = |key: &str| {
         let value = info.model_info.get(&format!("{architecture}.{key}"))?;
@@ -90,7 +95,8 @@ fn model_rows(info: &ShowResponse) -> Vec<Vec<String>> {
             let count = info.model_info.get("general.parameter_count")?.as_u64()?;
             Some(puna_store::parameter_size(count))
         });
-    let family = if architecture.is_empty() { info.details.family.clone() } else { architecture.clone() };
+    let family =
+        if architecture.is_empty() { info.details.family.clone() } else { architecture.clone() };
     let quantization = info.details.quantization_level.clone();
     let rows = [
         ("Remote model", Some(info.remote_model.clone())),
@@ -102,7 +108,8 @@ fn model_rows(info: &ShowResponse) -> Vec<Vec<String>> {
         ("quantization", Some(quantization)),
         ("requires", Some(info.requires.clone())),
     ];
-    let present = rows.into_iter().filter_map(|(name, value)| Some((name, value.filter(|v| !v.is_empty())?)));
+    let present =
+        rows.into_iter().filter_map(|(name, value)| Some((name, value.filter(|v| !v.is_empty())?)));
     present.map(|(name, value)| vec![name.to_owned(), value]).collect()
 }
 
@@ -113,11 +120,13 @@ fn general_number(value: &Value) -> String {
 
 fn projector_rows(info: &BTreeMap<String, Value>) -> Vec<Vec<String>> {
     let text = |key: &str| {
-        info.get(key).map(|value| value.as_str().map_or_else(|| general_number(value), str::to_owned))
+        info.get(key)
+            .map(|value| value.as_str().map_or_else(|| general_number(value), str::to_owned))
     };
     let Some(architecture) = text("general.architecture") else { return Vec::new() };
     let sized = |key: &str| {
-        text(&format!("{architecture}.vision.{key}")).or_else(|| text(&format!("{architecture}.audio.{key}")))
+        text(&format!("{architecture}.vision.{key}"))
+            .or_else(|| text(&format!("{architecture}.audio.{key}")))
     };
     let parameters =
         info.get("general.parameter_count").and_then(Value::as_u64).map(puna_store::parameter_size);

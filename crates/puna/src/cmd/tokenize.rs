@@ -15,7 +15,8 @@ pub fn run(args: &TokenizeArgs) -> Result<()> {
     let text = match (&args.text, &args.file) {
         (Some(text), _) => text.clone(),
         (None, Some(path)) => {
-            let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+            let bytes =
+                std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
             String::from_utf8(bytes).with_context(|| format!("{} is not UTF-8", path.display()))?
         }
         (None, None) => {
@@ -26,8 +27,10 @@ pub fn run(args: &TokenizeArgs) -> Result<()> {
     };
     let opts = Encode { add_special: !args.no_bos, parse_special: !args.no_special };
     let tokens = tokenizer.encode(&text, opts);
-    let pieces: Vec<String> =
-        tokens.iter().map(|id| String::from_utf8_lossy(tokenizer.piece(*id)).into_owned()).collect();
+    let pieces: Vec<String> = tokens
+        .iter()
+        .map(|id| String::from_utf8_lossy(tokenizer.piece(*id)).into_owned())
+        .collect();
     if args.json {
         return out::json(&json!({"tokens": tokens, "pieces": pieces}));
     }

@@ -18,10 +18,13 @@ pub fn pull(args: &PullArgs) -> Result<()> {
         Some("auto") => Some(announced::mirror()?),
         mirror => mirror.map(str::to_owned),
     };
-    let mut request = PullRequest { mirror, all_runners: args.all_runners, ..request(&args.transfer) };
+    let mut request =
+        PullRequest { mirror, all_runners: args.all_runners, ..request(&args.transfer) };
     if let Some(digest) = &args.digest {
         if !request.model.contains("://") {
-            bail!("--digest is for the address of a file; a registry says the digests of a model itself");
+            bail!(
+                "--digest is for the address of a file; a registry says the digests of a model itself"
+            );
         }
         request.model = with_digest(&request.model, digest)?;
     }
@@ -31,7 +34,9 @@ pub fn pull(args: &PullArgs) -> Result<()> {
 /// An address with the digest of its file behind it.
 fn with_digest(address: &str, digest: &str) -> Result<String> {
     match address.split_once('#').filter(|(_, given)| !given.is_empty()) {
-        Some((_, given)) => bail!("the address has a digest already (#{given}): leave that out, or --digest"),
+        Some((_, given)) => {
+            bail!("the address has a digest already (#{given}): leave that out, or --digest")
+        }
         None => Ok(format!("{}#{digest}", address.trim_end_matches('#'))),
     }
 }
@@ -43,7 +48,8 @@ pub fn fetch(service: &Service, model: &str, insecure: bool) -> Result<()> {
 
 fn follow(service: &Service, request: &PullRequest) -> Result<()> {
     let mut display = Display::new();
-    let pulled = service.wait(async { display.follow(service.client().pull(request).await?).await });
+    let pulled =
+        service.wait(async { display.follow(service.client().pull(request).await?).await });
     display.done();
     pulled
 }
@@ -65,7 +71,9 @@ pub fn push(args: &PushArgs) -> Result<()> {
     });
     display.done();
     match pushed {
-        Ok(()) => out::text(&format!("\nYou can find your model at:\n\n\t{}\n", place(&request.model))),
+        Ok(()) => {
+            out::text(&format!("\nYou can find your model at:\n\n\t{}\n", place(&request.model)))
+        }
         Err(error) if is_refused(&error.to_string()) => bail!(
             "you are not authorized to push to this namespace, create the model under a namespace you own{}",
             words(&error.to_string())
@@ -103,7 +111,10 @@ mod tests {
         assert_eq!(with("https://h/m.gguf"), Ok("https://h/m.gguf#sha256:12".into()));
         assert_eq!(with("https://h/m.gguf#"), Ok("https://h/m.gguf#sha256:12".into()));
         let text = with("https://h/m.gguf#sha256=34").unwrap_err();
-        assert_eq!(text, "the address has a digest already (#sha256=34): leave that out, or --digest");
+        assert_eq!(
+            text,
+            "the address has a digest already (#sha256=34): leave that out, or --digest"
+        );
     }
 
     #[test]

@@ -14,9 +14,11 @@ use crate::{format, out};
 pub fn verify(args: &VerifyArgs) -> Result<()> {
     let service = Service::connect_or_own()?;
     let model = args.model.clone().unwrap_or_default();
-    let request = VerifyRequest { model, repair: args.repair, insecure: args.insecure, stream: None };
+    let request =
+        VerifyRequest { model, repair: args.repair, insecure: args.insecure, stream: None };
     let mut display = Display::new();
-    let verified = service.wait(async { display.follow(service.client().verify(&request).await?).await });
+    let verified =
+        service.wait(async { display.follow(service.client().verify(&request).await?).await });
     display.done();
     verified
 }
@@ -60,7 +62,11 @@ pub fn prune(args: &PruneArgs) -> Result<()> {
 }
 
 /// Asks whether what is listed is to be removed.
-fn agrees(planned: &PruneResponse, terminal: &mut impl BufRead, screen: &mut impl Write) -> Result<bool> {
+fn agrees(
+    planned: &PruneResponse,
+    terminal: &mut impl BufRead,
+    screen: &mut impl Write,
+) -> Result<bool> {
     write!(screen, "Remove {}? [y/N] ", format::bytes(planned.bytes))?;
     screen.flush()?;
     let mut answer = String::new();
@@ -85,11 +91,16 @@ fn listed(done: &PruneResponse, args: &PruneArgs) -> String {
         vec![file.file.clone(), file.kind.clone(), format::bytes(file.size), file.reason.clone()]
     };
     let rows: Vec<Vec<String>> = done.removed.iter().map(row).collect();
-    if rows.is_empty() { String::new() } else { format::table(&["FILE", "KIND", "SIZE", "WHY"], &rows) }
+    if rows.is_empty() {
+        String::new()
+    } else {
+        format::table(&["FILE", "KIND", "SIZE", "WHY"], &rows)
+    }
 }
 
 fn totals(done: &PruneResponse, args: &PruneArgs) -> String {
-    let would = |done: &'static str, planned: &'static str| if args.dry_run { planned } else { done };
+    let would =
+        |done: &'static str, planned: &'static str| if args.dry_run { planned } else { done };
     let count = |count: usize| match count {
         1 => "1 file".to_owned(),
         n => format!("{n} files"),
@@ -102,15 +113,19 @@ fn totals(done: &PruneResponse, args: &PruneArgs) -> String {
     if args.empty_trash {
         return format!("{bytes} {}\n", would("freed", "would be freed"));
     }
-    let mut text =
-        format!("{} {}, {bytes}\n", count(done.removed.len()), would("removed", "would be removed"));
+    let mut text = format!(
+        "{} {}, {bytes}\n",
+        count(done.removed.len()),
+        would("removed", "would be removed")
+    );
     let young = match args.partial {
         true => "nothing needs them, but they were touched in the last minute",
         false => {
             "nothing needs them, but they are young: an hour for blobs, two weeks for downloads (see --partial)"
         }
     };
-    let kept = [(done.young, young), (done.held, "a pull, push or create that is running may need them")];
+    let kept =
+        [(done.young, young), (done.held, "a pull, push or create that is running may need them")];
     for (count, why) in kept.into_iter().filter(|(count, _)| *count > 0) {
         text.push_str(&format!("{count} more stay: {why}\n"));
     }
@@ -165,7 +180,10 @@ mod tests {
         assert!(text.contains("no name needs it") && !text.contains("--undo"), "{text}");
         assert!(summary(&pruned, &args(false, false)).contains("3 MB in the trash for a day"));
         assert!(summary(&pruned, &args(false, true)).contains("touched in the last minute\n"));
-        assert_eq!(summary(&PruneResponse::default(), &args(false, false)), "0 files removed, 0 B\n");
+        assert_eq!(
+            summary(&PruneResponse::default(), &args(false, false)),
+            "0 files removed, 0 B\n"
+        );
         let restored = PruneResponse {
             restored: vec!["blobs/sha256-ab".into()],
             taken: vec!["manifests/h/n/m/t".into()],
@@ -183,9 +201,15 @@ mod tests {
     #[test]
     fn nothing_is_removed_without_a_yes() {
         let planned = PruneResponse { bytes: 3_000_000, ..PruneResponse::default() };
-        for (answer, agreed) in [("y\n", true), ("yes\n", true), ("", false), ("\n", false), ("n\n", false)] {
+        for (answer, agreed) in
+            [("y\n", true), ("yes\n", true), ("", false), ("\n", false), ("n\n", false)]
+        {
             let mut screen = Vec::new();
-            assert_eq!(agrees(&planned, &mut answer.as_bytes(), &mut screen).unwrap(), agreed, "{answer:?}");
+            assert_eq!(
+                agrees(&planned, &mut answer.as_bytes(), &mut screen).unwrap(),
+                agreed,
+                "{answer:?}"
+            );
             assert_eq!(String::from_utf8(screen).unwrap(), "Remove 3 MB? [y/N] ");
         }
     }

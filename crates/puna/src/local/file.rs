@@ -34,7 +34,10 @@ impl ModelFile {
         let ModelRef { name, runner, .. } = ModelRef::parse(argument)?;
         let model = match store.resolve_for(&name, runner.as_deref()) {
             Err(puna_store::StoreError::NotFound(_)) => {
-                bail!("model '{argument}' not found: neither in {} nor a file", store.root().display())
+                bail!(
+                    "model '{argument}' not found: neither in {} nor a file",
+                    store.root().display()
+                )
             }
             model => model?,
         };
@@ -60,7 +63,13 @@ impl ModelFile {
         check_file(path)?;
         let gguf = Arc::new(Gguf::open(path).with_context(|| path.display().to_string())?);
         let view = View::new(gguf.clone()).with_context(|| path.display().to_string())?;
-        Ok(Self { path: Some(path.to_owned()), shown: path.display().to_string(), gguf, view, stored: None })
+        Ok(Self {
+            path: Some(path.to_owned()),
+            shown: path.display().to_string(),
+            gguf,
+            view,
+            stored: None,
+        })
     }
 
     /// The adapters that the model of the store has.
@@ -99,7 +108,9 @@ pub fn check_file(path: &Path) -> Result<()> {
             )
         }
         Ok(_) => bail!("{shown} is not a regular file"),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => bail!("{shown}: there is no such file"),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            bail!("{shown}: there is no such file")
+        }
         Err(e) => Err(e).with_context(|| format!("cannot read {shown}")),
     }
 }

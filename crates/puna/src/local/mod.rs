@@ -97,7 +97,8 @@ impl Compute {
         let backend: Box<dyn Backend> = Box::new(self.backend()?);
         // Before it is opened: what it takes for its cache would count twice.
         let available = puna_server::memory().available;
-        let evaluator = Evaluator::open(&file.view, backend, &options).with_context(|| file.shown.clone())?;
+        let evaluator =
+            Evaluator::open(&file.view, backend, &options).with_context(|| file.shown.clone())?;
         let need = evaluator.memory().total();
         ensure!(
             need <= available,

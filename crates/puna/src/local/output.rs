@@ -26,9 +26,13 @@ impl Output {
     /// The folder cannot be written, something is there that is no file, or somebody else is writing it.
     pub fn create(path: &Path) -> Result<Self> {
         let (path, replaced) = match std::fs::metadata(path) {
-            Ok(meta) if !meta.is_file() => bail!("cannot write {}: it is not a regular file", path.display()),
+            Ok(meta) if !meta.is_file() => {
+                bail!("cannot write {}: it is not a regular file", path.display())
+            }
             Ok(meta) => {
-                let path = path.canonicalize().with_context(|| format!("cannot write {}", path.display()))?;
+                let path = path
+                    .canonicalize()
+                    .with_context(|| format!("cannot write {}", path.display()))?;
                 (path, Some(meta))
             }
             Err(_) => (path.to_owned(), None),
@@ -109,7 +113,8 @@ mod interrupted {
         static STARTED: Once = Once::new();
         STARTED.call_once(|| {
             let (ready, is_ready) = channel();
-            let thread = std::thread::Builder::new().name("signals".into()).spawn(move || wait(&ready));
+            let thread =
+                std::thread::Builder::new().name("signals".into()).spawn(move || wait(&ready));
             // From here on a signal finds somebody who minds it.
             let _ = thread.map(|_| is_ready.recv());
         });
@@ -124,7 +129,9 @@ mod interrupted {
 
     /// Waits for a signal to end, and ends the process. Where the system has no way to wait, the signal does what it did.
     fn wait(ready: &Sender<()>) {
-        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+            return;
+        };
         runtime.block_on(async {
             let kinds = [SignalKind::interrupt(), SignalKind::terminate()];
             let [Ok(mut interrupt), Ok(mut terminate)] = kinds.map(signal) else { return };
@@ -215,7 +222,9 @@ mod tests {
         again.finish().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"newer");
         assert!(!left.exists());
-        assert!(Output::create(folder.path()).unwrap_err().to_string().contains("not a regular file"));
+        assert!(
+            Output::create(folder.path()).unwrap_err().to_string().contains("not a regular file")
+        );
     }
 
     #[cfg(unix)]
@@ -227,10 +236,15 @@ mod tests {
             locked(Err(TryLockError::Error(error))).map_err(|error| error.kind())
         };
         assert!(
-            [Errno::NOSYS, Errno::OPNOTSUPP, Errno::NOLCK].into_iter().all(|errno| tried(errno) == Ok(()))
+            [Errno::NOSYS, Errno::OPNOTSUPP, Errno::NOLCK]
+                .into_iter()
+                .all(|errno| tried(errno) == Ok(()))
         );
         assert_eq!(tried(Errno::ACCESS), Err(io::ErrorKind::PermissionDenied));
-        assert_eq!(locked(Err(TryLockError::WouldBlock)).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(
+            locked(Err(TryLockError::WouldBlock)).unwrap_err().kind(),
+            io::ErrorKind::WouldBlock
+        );
     }
 
     #[cfg(unix)]

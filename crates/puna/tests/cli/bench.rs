@@ -6,8 +6,10 @@ use crate::kit::{Puna, data};
 fn bench_states_speeds_as_shares_of_the_machine() {
     let puna = Puna::new();
     let plot = puna.home.path().join("p.svg");
-    let args =
-        ["bench", "cria", "-p", "32", "-n", "4", "-r", "1", "-d", "0,16", "-b", "1,2", "--ops", "--json"];
+    let args = [
+        "bench", "cria", "-p", "32", "-n", "4", "-r", "1", "-d", "0,16", "-b", "1,2", "--ops",
+        "--json",
+    ];
     let result = puna.json(&[&args[..], &["--plot", plot.to_str().unwrap()]].concat());
     assert!(result["machine"]["read_gbs"].as_f64().unwrap() > 0.1);
     assert!(result["machine"]["int8_gmacs"].as_f64().unwrap() > 0.1);
@@ -16,12 +18,16 @@ fn bench_states_speeds_as_shares_of_the_machine() {
     for test in results {
         assert!(test["tokens_per_second"].as_f64().unwrap() > 0.0, "{test}");
         assert!(
-            test["limit_share"].as_f64().unwrap() > 0.0 && !test["ops"].as_array().unwrap().is_empty(),
+            test["limit_share"].as_f64().unwrap() > 0.0
+                && !test["ops"].as_array().unwrap().is_empty(),
             "{test}"
         );
     }
     let plot = std::fs::read_to_string(plot).unwrap();
-    assert!(plot.contains("pp32") && plot.contains("tg4 @ d16 × 2") && plot.ends_with("</svg>\n"), "{plot}");
+    assert!(
+        plot.contains("pp32") && plot.contains("tg4 @ d16 × 2") && plot.ends_with("</svg>\n"),
+        "{plot}"
+    );
     let file = puna.home.path().join("base.json");
     std::fs::write(&file, result.to_string()).unwrap();
     let again = puna.json(&[
@@ -43,13 +49,17 @@ fn bench_states_speeds_as_shares_of_the_machine() {
 #[test]
 fn bench_measures_beside_a_busy_process_and_counts_memory() {
     let puna = Puna::new();
-    let args = ["bench", "cria", "-p", "0", "-n", "4", "-r", "1", "--busy", "1", "--memory", "--json"];
+    let args =
+        ["bench", "cria", "-p", "0", "-n", "4", "-r", "1", "--busy", "1", "--memory", "--json"];
     let result = puna.json(&args);
     let tests: Vec<&str> =
         result["results"].as_array().unwrap().iter().map(|r| r["test"].as_str().unwrap()).collect();
     assert_eq!(tests, ["tg4", "tg4, 1 busy"]);
     let busy = &result["results"][1];
-    assert!(busy["kept"].as_f64().unwrap() > 0.0 && busy["fair_share"].as_f64().unwrap() <= 1.0, "{busy}");
+    assert!(
+        busy["kept"].as_f64().unwrap() > 0.0 && busy["fair_share"].as_f64().unwrap() <= 1.0,
+        "{busy}"
+    );
     if cfg!(target_os = "linux") {
         // The smallest model: what is beyond it and its cache is the program itself, and little more.
         let beyond = result["memory"]["beyond"].as_u64().unwrap();
@@ -57,7 +67,8 @@ fn bench_measures_beside_a_busy_process_and_counts_memory() {
     }
     let (status, text) = puna.fails(&["bench", "cria", "-p", "0", "-n", "0", "--start"]);
     assert!(
-        status == 1 && text.ends_with("cria:latest is a part of this program: --start needs a file\n"),
+        status == 1
+            && text.ends_with("cria:latest is a part of this program: --start needs a file\n"),
         "{text}"
     );
 }
@@ -68,7 +79,10 @@ fn bench_refuses_numbers_beyond_the_model() {
     let most = u64::MAX.to_string();
     for numbers in [["-p", "8", "-d", &most], ["-p", &most, "-d", "1"], ["-p", "8", "-b", &most]] {
         let (status, text) = puna.fails(&[&["bench", "cria", "-n", "0"], &numbers[..]].concat());
-        assert!(status == 1 && text.contains("more t") && text.lines().count() == 1, "{numbers:?}: {text}");
+        assert!(
+            status == 1 && text.contains("more t") && text.lines().count() == 1,
+            "{numbers:?}: {text}"
+        );
     }
 }
 
@@ -81,7 +95,8 @@ fn bench_embeds_texts_of_mixed_lengths() {
     let test = &result["results"][0];
     assert_eq!((&test["embed"], &test["sequences"]), (&true.into(), &4.into()));
     assert!(
-        test["texts_per_second"].as_f64().unwrap() > 0.0 && test["macs_per_token"].as_f64().unwrap() > 0.0,
+        test["texts_per_second"].as_f64().unwrap() > 0.0
+            && test["macs_per_token"].as_f64().unwrap() > 0.0,
         "{test}"
     );
 }

@@ -7,8 +7,10 @@ use crate::kit::{Puna, data};
 /// The zoo's reference logits, as another engine computed them.
 pub fn zoo(name: &str) -> (String, String, Value) {
     let path = data("zoo").join(name);
-    let json: Value = serde_json::from_slice(&std::fs::read(path.with_extension("json")).unwrap()).unwrap();
-    let tokens: Vec<String> = json["tokens"].as_array().unwrap().iter().map(Value::to_string).collect();
+    let json: Value =
+        serde_json::from_slice(&std::fs::read(path.with_extension("json")).unwrap()).unwrap();
+    let tokens: Vec<String> =
+        json["tokens"].as_array().unwrap().iter().map(Value::to_string).collect();
     (path.to_str().unwrap().into(), tokens.join(","), json)
 }
 
@@ -27,10 +29,13 @@ fn worst(found: &Value, want: &Value, positions: &Value, std: f64) -> f64 {
 fn logits_are_those_of_the_reference_however_tokens_are_fed() {
     let puna = Puna::new();
     let (path, tokens, reference) = zoo("qwen3.gguf");
-    let (std, limit) = (reference["logits_std"].as_f64().unwrap(), reference["tolerance"].as_f64().unwrap());
+    let (std, limit) =
+        (reference["logits_std"].as_f64().unwrap(), reference["tolerance"].as_f64().unwrap());
     let base = ["debug", "logits", &path, "--tokens", &tokens, "--kernels", "portable", "--json"];
     let f32_cache = ["--cache-type-k", "f32", "--cache-type-v", "f32"];
-    for how in [&["--split", "whole"][..], &["--split", "7"], &["--split", "one"], &["--parallel", "2"]] {
+    for how in
+        [&["--split", "whole"][..], &["--split", "7"], &["--split", "one"], &["--parallel", "2"]]
+    {
         let found = puna.json(&[&base[..], &f32_cache, how].concat());
         let error = worst(&found["logits"], &reference["logits"], &reference["positions"], std);
         assert!(error <= limit, "{how:?}: {error} > {limit}");
@@ -46,9 +51,18 @@ fn encoders_give_a_vector_for_each_token() {
     let (path, tokens, reference) = zoo("bert-mean.gguf");
     let (std, limit) =
         (reference["embeddings_std"].as_f64().unwrap(), reference["tolerance"].as_f64().unwrap());
-    let found =
-        puna.json(&["debug", "logits", &path, "--tokens", &tokens, "--kernels", "portable", "--json"]);
-    let error = worst(&found["embeddings"], &reference["token_embeddings"], &reference["positions"], std);
+    let found = puna.json(&[
+        "debug",
+        "logits",
+        &path,
+        "--tokens",
+        &tokens,
+        "--kernels",
+        "portable",
+        "--json",
+    ]);
+    let error =
+        worst(&found["embeddings"], &reference["token_embeddings"], &reference["positions"], std);
     assert!(error <= limit, "{error} > {limit}");
 }
 
@@ -71,10 +85,14 @@ fn kernels_that_the_machine_lacks_are_refused_with_those_it_has() {
     let puna = Puna::new();
     let levels = puna.json(&["debug", "kernels", "--json"]);
     assert_eq!(levels["levels"][0], "portable");
-    let (status, text) = puna.fails(&["debug", "logits", "cria", "--tokens", "1", "--kernels", "quantum"]);
+    let (status, text) =
+        puna.fails(&["debug", "logits", "cria", "--tokens", "1", "--kernels", "quantum"]);
     assert!(status == 1 && text.contains("no kernel level `quantum`; it has portable"), "{text}");
-    let output =
-        puna.command(&["debug", "kernels", "--json"]).env("PUNA_KERNELS", "portable").output().unwrap();
+    let output = puna
+        .command(&["debug", "kernels", "--json"])
+        .env("PUNA_KERNELS", "portable")
+        .output()
+        .unwrap();
     let chosen: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(chosen["chosen"], "portable");
     assert!(puna.json(&["devices", "--json"])["devices"][0]["usable"].as_bool().unwrap());
@@ -84,12 +102,21 @@ fn kernels_that_the_machine_lacks_are_refused_with_those_it_has() {
 fn the_graph_of_a_step_is_listed_with_its_memory() {
     let puna = Puna::new();
     let dot = puna.home.path().join("g.dot");
-    let graph =
-        puna.json(&["debug", "graph", "cria", "--tokens", "4", "--dot", dot.to_str().unwrap(), "--json"]);
+    let graph = puna.json(&[
+        "debug",
+        "graph",
+        "cria",
+        "--tokens",
+        "4",
+        "--dot",
+        dot.to_str().unwrap(),
+        "--json",
+    ]);
     let nodes = graph["nodes"].as_array().unwrap();
     assert_eq!(nodes[0]["op"], "embed");
     assert!(
-        nodes.iter().any(|node| node["op"] == "attention") && graph["scratch_bytes"].as_u64().unwrap() > 0
+        nodes.iter().any(|node| node["op"] == "attention")
+            && graph["scratch_bytes"].as_u64().unwrap() > 0
     );
     assert!(std::fs::read_to_string(dot).unwrap().starts_with("digraph"));
 }
@@ -104,9 +131,16 @@ fn requests_are_rendered_as_the_models_template_says() {
     assert_eq!(rendered["prompt"], "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
     assert!(rendered["tokens"].as_array().unwrap().len() > 5 && rendered["truncated"] == false);
     let template = puna.home.path().join("t.jinja");
-    std::fs::write(&template, "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}").unwrap();
-    let rendered =
-        puna.ok(&["debug", "render", "--template", template.to_str().unwrap(), "--request", request]);
+    std::fs::write(&template, "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}")
+        .unwrap();
+    let rendered = puna.ok(&[
+        "debug",
+        "render",
+        "--template",
+        template.to_str().unwrap(),
+        "--request",
+        request,
+    ]);
     assert_eq!(rendered, "[user] Hi");
     let rendered = puna.ok(&["debug", "render", "--renderer", "glm-4.7", "--request", request]);
     assert_eq!(rendered, "[gMASK]<sop><|user|>Hi<|assistant|><think>");
@@ -118,13 +152,23 @@ fn marks_in_messages_are_text_and_in_a_raw_prompt_what_they_are() {
     let request = puna.home.path().join("request.json");
     let render = |body: serde_json::Value| {
         std::fs::write(&request, body.to_string()).unwrap();
-        let rendered =
-            puna.json(&["debug", "render", "cria", "--request", request.to_str().unwrap(), "--json"]);
-        (rendered["prompt"].as_str().unwrap().to_owned(), rendered["tokens"].as_array().unwrap().clone())
+        let rendered = puna.json(&[
+            "debug",
+            "render",
+            "cria",
+            "--request",
+            request.to_str().unwrap(),
+            "--json",
+        ]);
+        (
+            rendered["prompt"].as_str().unwrap().to_owned(),
+            rendered["tokens"].as_array().unwrap().clone(),
+        )
     };
     let raw = |prompt: &str| render(serde_json::json!({"raw": true, "prompt": prompt}));
-    let chat =
-        |content: &str| render(serde_json::json!({"messages": [{"role": "user", "content": content}]}));
+    let chat = |content: &str| {
+        render(serde_json::json!({"messages": [{"role": "user", "content": content}]}))
+    };
     let (_, end) = raw("<|im_end|>");
     let end = end.last().unwrap();
     let ends = |tokens: &[serde_json::Value]| tokens.iter().filter(|token| *token == end).count();
@@ -140,7 +184,8 @@ fn marks_in_messages_are_text_and_in_a_raw_prompt_what_they_are() {
 fn output_parsers_can_be_tried_on_pieces_of_text() {
     let puna = Puna::new();
     let chunks = puna.home.path().join("chunks.json");
-    std::fs::write(&chunks, r#"["<thi", "nk>so be", " it</think>\n\n", "Yes.", " <think>"]"#).unwrap();
+    std::fs::write(&chunks, r#"["<thi", "nk>so be", " it</think>\n\n", "Yes.", " <think>"]"#)
+        .unwrap();
     let chunks = chunks.to_str().unwrap();
     let parse = |args: &[&str]| {
         puna.json(&[&["debug", "parse", "--chunks", chunks, "--json", "--parser"], args].concat())
@@ -154,16 +199,21 @@ fn output_parsers_can_be_tried_on_pieces_of_text() {
     assert_eq!(parse(&opened), parsed("Yes. <think>", "<think>so be it"));
     let (status, text) = puna.fails(&["debug", "parse", "--parser", "none", "--chunks", chunks]);
     assert!(
-        status == 2 && text.starts_with("Error: unknown parser \"none\"; known are cogito, cohere, "),
+        status == 2
+            && text.starts_with("Error: unknown parser \"none\"; known are cogito, cohere, "),
         "{text}"
     );
-    std::fs::write(chunks, r#"["Ok. <tool", "_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>"]"#)
-        .unwrap();
+    std::fs::write(
+        chunks,
+        r#"["Ok. <tool", "_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>"]"#,
+    )
+    .unwrap();
     let call = serde_json::json!({"function": {"index": 0, "name": "f", "arguments": {}}});
     assert_eq!(
         parse(&["qwen3"]),
         serde_json::json!({"content": "Ok.", "thinking": "", "tool_calls": [call]})
     );
-    let (status, text) = puna.fails(&["debug", "parse", "--parser", "thinking", "--chunks", "/dev/null"]);
+    let (status, text) =
+        puna.fails(&["debug", "parse", "--parser", "thinking", "--chunks", "/dev/null"]);
     assert!(status == 1 && text.contains("/dev/null is not a JSON list of texts"), "{text}");
 }

@@ -20,7 +20,10 @@ fn wrong_usage_exits_with_2_and_failed_work_with_1() {
     );
     let (status, help) = puna.fails(&["debug"]);
     assert!(status == 2 && help.contains("logits"), "{status} {help}");
-    assert_eq!(puna.fails(&["inspect", "--nope", "x"]), (2, "Error: unknown flag: --nope\n".into()));
+    assert_eq!(
+        puna.fails(&["inspect", "--nope", "x"]),
+        (2, "Error: unknown flag: --nope\n".into())
+    );
     let (status, text) = puna.fails(&["inspect", "./absent.gguf"]);
     assert!(status == 1 && text == "Error: ./absent.gguf: there is no such file\n", "{text}");
     let (status, text) = puna.fails(&["run", ".", "x"]);
@@ -33,9 +36,10 @@ fn wrong_usage_exits_with_2_and_failed_work_with_1() {
 fn help_teaches() {
     let puna = Puna::new();
     let help = puna.ok(&["--help"]);
-    for command in
-        ["serve", "create", "show", "run", "stop", "list", "ps", "cp", "rm", "inspect", "bench", "debug"]
-    {
+    for command in [
+        "serve", "create", "show", "run", "stop", "list", "ps", "cp", "rm", "inspect", "bench",
+        "debug",
+    ] {
         assert!(help.contains(&format!("\n  {command}")), "{command} in {help}");
     }
     assert!(puna.ok(&["run", "--help"]).contains("OLLAMA_HOST"));
@@ -57,7 +61,10 @@ fn inspect_shows_what_the_embedded_model_holds() {
     assert_eq!(model["translated"], Value::Null);
     let tensors = model["tensors"].as_array().unwrap();
     let embedding = tensors.iter().find(|t| t["name"] == "token_embd.weight").unwrap();
-    assert_eq!((&embedding["type"], embedding["shape"].as_array().unwrap().len()), (&"Q8_0".into(), 2));
+    assert_eq!(
+        (&embedding["type"], embedding["shape"].as_array().unwrap().len()),
+        (&"Q8_0".into(), 2)
+    );
     assert_eq!(embedding["shape"][1], model["tokenizer"]["tokens"]);
     let text = puna.ok(&["inspect", "cria", "--tensors", "--kv"]);
     assert!(text.contains("token_embd.weight") && text.contains("tokenizer.ggml.model"));
@@ -69,7 +76,10 @@ fn inspect_says_what_is_translated() {
     let path = data("compat/gptoss.gguf");
     let model = puna.json(&["inspect", path.to_str().unwrap(), "--json"]);
     let translated = &model["translated"];
-    assert!(translated["renamed"].as_u64().unwrap() > 0 && translated["added"].is_array(), "{translated}");
+    assert!(
+        translated["renamed"].as_u64().unwrap() > 0 && translated["added"].is_array(),
+        "{translated}"
+    );
     let (from, to) = (&translated["architecture"]["from"], &translated["architecture"]["to"]);
     assert_eq!((from, to), (&"gptoss".into(), &"gpt-oss".into()));
 }
@@ -79,13 +89,16 @@ fn tokens_and_text_turn_into_each_other() {
     let puna = Puna::new();
     let text = "What is the capital of France?";
     let tokens = puna.json(&["tokenize", "cria", text, "--no-bos", "--json"]);
-    let pieces: String = tokens["pieces"].as_array().unwrap().iter().map(|p| p.as_str().unwrap()).collect();
+    let pieces: String =
+        tokens["pieces"].as_array().unwrap().iter().map(|p| p.as_str().unwrap()).collect();
     assert_eq!(pieces, text);
-    let ids: Vec<String> = tokens["tokens"].as_array().unwrap().iter().map(Value::to_string).collect();
+    let ids: Vec<String> =
+        tokens["tokens"].as_array().unwrap().iter().map(Value::to_string).collect();
     let back = puna.json(&["detokenize", "cria", "--tokens", &ids.join(","), "--json"]);
     assert_eq!(back["text"], text);
     let special = puna.json(&["tokenize", "cria", "<|im_end|>", "--no-bos", "--json"]);
-    let plain = puna.json(&["tokenize", "cria", "<|im_end|>", "--no-bos", "--no-special", "--json"]);
+    let plain =
+        puna.json(&["tokenize", "cria", "<|im_end|>", "--no-bos", "--no-special", "--json"]);
     assert_eq!(special["tokens"].as_array().unwrap().len(), 1);
     assert!(plain["tokens"].as_array().unwrap().len() > 1);
     let (status, error) = puna.fails(&["detokenize", "cria", "--tokens", "99999999"]);
@@ -137,7 +150,10 @@ fn wrong_values_of_flags_are_wrong_usage() {
         &["bench", "cria", "--busy", "100000"],
     ] {
         let (status, text) = puna.fails(args);
-        assert!(status == 2 && text.starts_with("Error: ") && text.lines().count() == 1, "{args:?}: {text}");
+        assert!(
+            status == 2 && text.starts_with("Error: ") && text.lines().count() == 1,
+            "{args:?}: {text}"
+        );
     }
 }
 
@@ -145,10 +161,12 @@ fn wrong_values_of_flags_are_wrong_usage() {
 fn a_model_is_compared_with_its_saved_logits() {
     let puna = Puna::new();
     let text = puna.home.path().join("text");
-    std::fs::write(&text, "The capital of France is Paris. What is two plus two? Four. ".repeat(8)).unwrap();
+    std::fs::write(&text, "The capital of France is Paris. What is two plus two? Four. ".repeat(8))
+        .unwrap();
     let (text, saved) = (text.to_str().unwrap(), puna.home.path().join("logits"));
     let saved = saved.to_str().unwrap();
-    let base = ["perplexity", "cria", "--file", text, "--ctx", "64", "--kernels", "portable", "--json"];
+    let base =
+        ["perplexity", "cria", "--file", text, "--ctx", "64", "--kernels", "portable", "--json"];
     let first = puna.json(&[&base[..], &["--save-logits", saved]].concat());
     assert!(first["perplexity"].as_f64().unwrap() > 1.0 && first["kl_mean"].is_null(), "{first}");
     let again = puna.json(&[&base[..], &["--kl-base", saved]].concat());
@@ -179,12 +197,14 @@ fn a_draft_model_that_is_unknown_is_told_with_what_else_may_be_said() {
 #[test]
 fn a_draft_model_of_one_model_runs_beside_it_and_says_so_alone() {
     let puna = Puna::new();
-    let [model, draft, other] = ["zoo/gemma4.gguf", "drafts/gemma4-assistant.gguf", "zoo/gemma3.gguf"]
-        .map(|name| data(name).to_str().unwrap().to_owned());
+    let [model, draft, other] =
+        ["zoo/gemma4.gguf", "drafts/gemma4-assistant.gguf", "zoo/gemma3.gguf"]
+            .map(|name| data(name).to_str().unwrap().to_owned());
     let says = |how: &str| {
         let fixed = ["--parameter", "temperature=0", "--parameter", "num_predict=30"];
-        let done =
-            puna.run(&[&["run", &model, "--verbose", "--speculate", how], &fixed[..], &["the"]].concat());
+        let done = puna.run(
+            &[&["run", &model, "--verbose", "--speculate", how], &fixed[..], &["the"]].concat(),
+        );
         let [answer, said] =
             [&done.stdout, &done.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
         assert!(done.status.success(), "{said}");
@@ -196,13 +216,17 @@ fn a_draft_model_of_one_model_runs_beside_it_and_says_so_alone() {
     let told = ["`gemma4-assistant` is a draft model", "--speculate", "DRAFT"];
     assert!(status == 1 && told.iter().all(|part| error.contains(part)), "{error}");
     let (status, error) = puna.fails(&["run", &other, "--speculate", &draft, "x"]);
-    assert!(status == 1 && error.contains("gemma4-assistant:latest cannot be a draft model"), "{error}");
+    assert!(
+        status == 1 && error.contains("gemma4-assistant:latest cannot be a draft model"),
+        "{error}"
+    );
     // How to guess is said beside it; the model's own file is a draft model, too.
     let count = |said: &str| said.lines().any(|line| line.starts_with("guessed by draft:"));
     let always = |draft: &str| {
         let fixed = ["-p", "speculate=always", "-p", "temperature=0", "-p", "num_predict=30"];
-        let done =
-            puna.run(&[&["run", &model, "--verbose", "--speculate", draft], &fixed[..], &["the"]].concat());
+        let done = puna.run(
+            &[&["run", &model, "--verbose", "--speculate", draft], &fixed[..], &["the"]].concat(),
+        );
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         assert!(done.status.success() && count(&said), "{said}");
         String::from_utf8_lossy(&done.stdout).into_owned()
@@ -226,9 +250,19 @@ fn a_file_is_quantized_and_still_answers() {
     assert_eq!(made["file_type"], "Q4_K_M");
     assert!(made["size"].as_u64().unwrap() < 6_273_216);
     let tokens = puna.json(&["tokenize", out, "What is the capital of France?", "--json"]);
-    let ids: Vec<String> = tokens["tokens"].as_array().unwrap().iter().map(Value::to_string).collect();
+    let ids: Vec<String> =
+        tokens["tokens"].as_array().unwrap().iter().map(Value::to_string).collect();
     let logits = |model: &str| {
-        puna.json(&["debug", "logits", model, "--tokens", &ids.join(","), "--positions", "last", "--json"])
+        puna.json(&[
+            "debug",
+            "logits",
+            model,
+            "--tokens",
+            &ids.join(","),
+            "--positions",
+            "last",
+            "--json",
+        ])
     };
     let best = |value: &Value| {
         let row: Vec<f64> =
@@ -236,7 +270,9 @@ fn a_file_is_quantized_and_still_answers() {
         (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap()
     };
     assert_eq!(best(&logits(out)), best(&logits("cria")));
-    assert!(puna.fails(&["quantize", "cria", out, "Q9"]).1.contains("unknown type Q9; known are F32"));
+    assert!(
+        puna.fails(&["quantize", "cria", out, "Q9"]).1.contains("unknown type Q9; known are F32")
+    );
     assert!(puna.fails(&["quantize", out, out, "Q8_0"]).1.contains("is the file that is read"));
 }
 
@@ -256,16 +292,27 @@ fn a_split_model_stays_split_where_that_is_asked_for() {
     puna.ok(&["quantize", source, out.to_str().unwrap(), "Q4_0"]);
     let logits = |model: &Path| {
         let model = model.to_str().unwrap();
-        puna.json(&["debug", "logits", model, "--tokens", "4085,270,1996", "--positions", "last", "--json"])
+        puna.json(&[
+            "debug",
+            "logits",
+            model,
+            "--tokens",
+            "4085,270,1996",
+            "--positions",
+            "last",
+            "--json",
+        ])
     };
     assert_eq!(logits(&first), logits(&out));
-    let inspect =
-        |path: &Path| puna.json(&["inspect", path.to_str().unwrap(), "--tensors", "--kv", "--json"]);
+    let inspect = |path: &Path| {
+        puna.json(&["inspect", path.to_str().unwrap(), "--tensors", "--kv", "--json"])
+    };
     let (first, out) = (inspect(&first), inspect(&out));
     assert_eq!((&first["kv"]["split.count"], &out["kv"]["split.count"]), (&2.into(), &Value::Null));
     let types = |file: &Value| -> Vec<(String, String)> {
         let tensors = file["tensors"].as_array().unwrap().iter();
-        let mut types: Vec<_> = tensors.map(|t| (t["name"].to_string(), t["type"].to_string())).collect();
+        let mut types: Vec<_> =
+            tensors.map(|t| (t["name"].to_string(), t["type"].to_string())).collect();
         types.sort();
         types
     };
@@ -278,7 +325,8 @@ fn split_cria(folder: &Path) -> PathBuf {
     let whole = puna_gguf::Gguf::open(&cria).unwrap();
     let path = |part: usize| folder.join(format!("cria-0000{}-of-00002.gguf", part + 1));
     for part in 0..2 {
-        let mut metadata = if part == 0 { whole.metadata().clone() } else { puna_gguf::Metadata::new() };
+        let mut metadata =
+            if part == 0 { whole.metadata().clone() } else { puna_gguf::Metadata::new() };
         metadata.set("split.no", part as u16);
         metadata.set("split.count", 2u16);
         metadata.set("split.tensors.count", whole.tensors().len() as i32);
@@ -321,8 +369,16 @@ fn pipes_devices_and_folders_are_looked_at_before_they_are_opened() {
         let says = |path: &str| puna.fails(&[command, path]).1;
         assert_eq!(says(&fifo), format!("Error: {fifo} is not a regular file\n"));
         assert_eq!(says("/dev/null"), "Error: /dev/null is not a regular file\n");
-        assert!(says(&folder).contains("is a folder: make a model of it with"), "{}", says(&folder));
-        assert!(says(&link).starts_with(&format!("Error: cannot read {link}: ")), "{}", says(&link));
+        assert!(
+            says(&folder).contains("is a folder: make a model of it with"),
+            "{}",
+            says(&folder)
+        );
+        assert!(
+            says(&link).starts_with(&format!("Error: cannot read {link}: ")),
+            "{}",
+            says(&link)
+        );
     }
 }
 
@@ -339,7 +395,9 @@ fn larger_than_memory(folder: &Path) -> PathBuf {
     for tensor in small.tensors().iter().filter(|tensor| !tensor.name.starts_with("blk.")) {
         writer.tensor(&tensor.name, tensor.ty, &tensor.shape).unwrap();
     }
-    for (layer, tensor) in (0..LAYERS).flat_map(|layer| small.tensors().iter().map(move |t| (layer, t))) {
+    for (layer, tensor) in
+        (0..LAYERS).flat_map(|layer| small.tensors().iter().map(move |t| (layer, t)))
+    {
         let Some(rest) = tensor.name.strip_prefix("blk.0.") else { continue };
         let mut shape = tensor.shape.clone();
         match rest {

@@ -38,8 +38,9 @@ impl Puna {
     /// A server runs there.
     pub fn serving() -> Self {
         let mut puna = Self::alone();
-        puna.server =
-            Some(puna.command(&["serve"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        puna.server = Some(
+            puna.command(&["serve"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap(),
+        );
         let start = Instant::now();
         while std::net::TcpStream::connect(("127.0.0.1", puna.port)).is_err() {
             assert!(start.elapsed() < Duration::from_secs(20), "the server does not answer");

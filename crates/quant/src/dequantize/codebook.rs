@@ -17,7 +17,8 @@ pub(super) fn iq4_nl(src: &[u8], dst: &mut [f32]) {
 pub(super) fn iq4_xs(src: &[u8], dst: &mut [f32]) {
     each_block::<BlockIQ4_XS, 256>(src, dst, |b, y| {
         let (d, high) = (half(b.d), u16::from_le_bytes(b.scales_h));
-        for (g, (y, qs)) in y.as_chunks_mut::<32>().0.iter_mut().zip(b.qs.as_chunks().0).enumerate() {
+        for (g, (y, qs)) in y.as_chunks_mut::<32>().0.iter_mut().zip(b.qs.as_chunks().0).enumerate()
+        {
             let scale = nibble(&b.scales_l, g) | ((high >> (2 * g) & 3) as u8) << 4;
             let dl = d * f32::from(scale as i8 - 32);
             for (y, q) in y.iter_mut().zip(nibbles(qs)) {
@@ -34,7 +35,8 @@ pub(super) fn iq2_xxs(src: &[u8], dst: &mut [f32]) {
             let [i0, i1, i2, i3, w @ ..] = *group;
             let word = u32::from_le_bytes(w);
             let db = d * (0.5 + (word >> 28) as f32) * 0.25;
-            for (l, (index, y)) in [i0, i1, i2, i3].into_iter().zip(y.as_chunks_mut().0).enumerate() {
+            for (l, (index, y)) in [i0, i1, i2, i3].into_iter().zip(y.as_chunks_mut().0).enumerate()
+            {
                 signed(db, IQ2XXS_GRID[usize::from(index)].to_le_bytes(), sign_index(word, l), y);
             }
         }

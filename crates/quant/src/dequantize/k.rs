@@ -8,7 +8,8 @@ pub(super) fn q2_k(src: &[u8], dst: &mut [f32]) {
         let (d, dmin) = (half(b.d), half(b.dmin));
         for (s, y) in y.as_chunks_mut::<16>().0.iter_mut().enumerate() {
             let (half, shift, part) = (s / 8, s % 8 / 2 * 2, s % 2);
-            let (scale, min) = (d * f32::from(b.scales[s] & 15), dmin * f32::from(b.scales[s] >> 4));
+            let (scale, min) =
+                (d * f32::from(b.scales[s] & 15), dmin * f32::from(b.scales[s] >> 4));
             let qs: &[u8; 16] = array(&b.qs, 32 * half + 16 * part);
             for (y, q) in y.iter_mut().zip(qs) {
                 *y = scale * f32::from(q >> shift & 3) - min;

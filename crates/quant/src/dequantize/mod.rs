@@ -20,8 +20,11 @@ pub type Dequantizer = fn(&[u8], &mut [f32]);
 pub fn dequantize(ty: TensorType, src: &[u8], dst: &mut [f32]) -> Result<(), QuantError> {
     let convert = dequantizer(ty).ok_or(QuantError::NoFloats { ty })?;
     let values = dst.len();
-    let expected =
-        ty.row_bytes(values).ok_or(QuantError::PartialBlock { ty, values, block: ty.block_values() })?;
+    let expected = ty.row_bytes(values).ok_or(QuantError::PartialBlock {
+        ty,
+        values,
+        block: ty.block_values(),
+    })?;
     if src.len() != expected {
         return Err(QuantError::Bytes { ty, values, expected, bytes: src.len() });
     }
@@ -70,7 +73,11 @@ pub fn dequantizer(ty: TensorType) -> Option<Dequantizer> {
 
 /// Runs `body` over the blocks of `src` and the `N` values that each stands for.
 #[inline(always)]
-fn each_block<B: Block, const N: usize>(src: &[u8], dst: &mut [f32], body: impl Fn(&B, &mut [f32; N])) {
+fn each_block<B: Block, const N: usize>(
+    src: &[u8],
+    dst: &mut [f32],
+    body: impl Fn(&B, &mut [f32; N]),
+) {
     const { assert!(B::VALUES == N) };
     let blocks: &[B] = bytemuck::cast_slice(src);
     let (chunks, rest) = dst.as_chunks_mut::<N>();

@@ -21,7 +21,12 @@ pub(super) fn f64(src: &[u8], dst: &mut [f32]) {
 #[inline(always)]
 fn each<const N: usize>(src: &[u8], dst: &mut [f32], value: impl Fn([u8; N]) -> f32) {
     let (values, rest) = src.as_chunks::<N>();
-    assert!(rest.is_empty() && values.len() == dst.len(), "{} bytes for {} values", src.len(), dst.len());
+    assert!(
+        rest.is_empty() && values.len() == dst.len(),
+        "{} bytes for {} values",
+        src.len(),
+        dst.len()
+    );
     for (bytes, y) in values.iter().zip(dst) {
         *y = value(*bytes);
     }

@@ -14,10 +14,12 @@ static IQ2XXS: LazyLock<Grid<8>> =
     LazyLock::new(|| Grid::new(&codebooks::IQ2_XXS, &levels(IQ2_LEVELS, 8.0), 2));
 static IQ2XS: LazyLock<Grid<8>> =
     LazyLock::new(|| Grid::new(&codebooks::IQ2_XS, &levels(IQ2_LEVELS, 8.0), 2));
-static IQ2S: LazyLock<Grid<8>> = LazyLock::new(|| Grid::new(&codebooks::IQ2_S, &levels(IQ2_LEVELS, 8.0), 1));
+static IQ2S: LazyLock<Grid<8>> =
+    LazyLock::new(|| Grid::new(&codebooks::IQ2_S, &levels(IQ2_LEVELS, 8.0), 1));
 static IQ3XXS: LazyLock<Grid<4>> =
     LazyLock::new(|| Grid::new(&codebooks::IQ3_XXS, &levels(IQ3XXS_LEVELS, 4.0), 2));
-static IQ3S: LazyLock<Grid<4>> = LazyLock::new(|| Grid::new(&codebooks::IQ3_S, &levels(IQ3S_LEVELS, 1.0), 3));
+static IQ3S: LazyLock<Grid<4>> =
+    LazyLock::new(|| Grid::new(&codebooks::IQ3_S, &levels(IQ3S_LEVELS, 1.0), 3));
 
 fn levels<const N: usize>(levels: [u8; N], unit: f32) -> [f32; N] {
     levels.map(|level| f32::from(level) / unit)
@@ -120,7 +122,9 @@ impl Parts {
     /// magnitude becomes negative.
     fn with_even_signs(x: &[f32; 256], importance: Option<&[f32; 256]>) -> Self {
         let mut parts = Self::with_free_signs(x, importance);
-        for (g, signs) in parts.signs.iter_mut().enumerate().filter(|(_, s)| s.count_ones() % 2 == 1) {
+        for (g, signs) in
+            parts.signs.iter_mut().enumerate().filter(|(_, s)| s.count_ones() % 2 == 1)
+        {
             let loss = |j: &usize| {
                 let i = 8 * g + j;
                 parts.weights[i] * x[i] * x[i]

@@ -64,7 +64,9 @@ impl<const N: usize> Grid<N> {
                 *squared = (0..N).map(|j| row[j].abs_diff(place[j]).pow(2)).sum();
             }
             for (i, distance) in smallest_distinct(&squared, distances).enumerate() {
-                near.extend((0..codes.len()).filter(|&row| squared[row] == distance).map(|row| row as u16));
+                near.extend(
+                    (0..codes.len()).filter(|&row| squared[row] == distance).map(|row| row as u16),
+                );
                 if i == 0 {
                     nearest.push((near.len() - start[tuple] as usize) as u16);
                 }
@@ -88,7 +90,14 @@ impl<const N: usize> Grid<N> {
     }
 
     #[inline(always)]
-    fn choose_row(&self, x: &[f32; N], w: &[f32; N], scale: f32, shift: f32, effort: Effort) -> (u16, Sums) {
+    fn choose_row(
+        &self,
+        x: &[f32; N],
+        w: &[f32; N],
+        scale: f32,
+        shift: f32,
+        effort: Effort,
+    ) -> (u16, Sums) {
         let mut codes = [0_u32; N];
         for midpoint in &self.midpoints {
             let boundary = scale * (midpoint + shift);
@@ -217,8 +226,9 @@ pub(super) fn fit_block<const S: usize>(
     choose: impl Fn(usize, f32, Effort) -> GroupChoice,
 ) -> BlockFit<S> {
     let mut fit = BlockFit { d: [0; 2], scales: [0; S], groups: [GroupChoice::default(); S] };
-    let wanted: [f32; S] =
-        std::array::from_fn(|g| group_scale(search, largest[g], |scale, effort| choose(g, scale, effort)));
+    let wanted: [f32; S] = std::array::from_fn(|g| {
+        group_scale(search, largest[g], |scale, effort| choose(g, scale, effort))
+    });
     let max = wanted.iter().fold(0.0_f32, |a, &b| a.max(b));
     let top = f32::from(2 * search.codes + 1);
     let mut d = super::half(max / top).1;
@@ -227,7 +237,8 @@ pub(super) fn fit_block<const S: usize>(
         return fit;
     }
     for (g, wanted) in wanted.into_iter().enumerate() {
-        let code = (0.5 * (wanted / d - 1.0)).round_ties_even().clamp(0.0, f32::from(search.codes)) as u8;
+        let code =
+            (0.5 * (wanted / d - 1.0)).round_ties_even().clamp(0.0, f32::from(search.codes)) as u8;
         let mut least = f32::INFINITY;
         for code in code.saturating_sub(1)..=(code + 1).min(search.codes) {
             let scale = d * f32::from(2 * code + 1);
@@ -253,7 +264,11 @@ pub(super) fn fit_block<const S: usize>(
 }
 
 /// The scale that fits a group best among the tried ones and what follows from them; 0 for a group of zeros.
-fn group_scale(search: &ScaleSearch, largest: f32, choose: impl Fn(f32, Effort) -> GroupChoice) -> f32 {
+fn group_scale(
+    search: &ScaleSearch,
+    largest: f32,
+    choose: impl Fn(f32, Effort) -> GroupChoice,
+) -> f32 {
     if largest < super::search::ALMOST_ZERO {
         return 0.0;
     }
@@ -296,13 +311,15 @@ mod tests {
 
     #[test]
     fn a_tuple_that_is_a_row_has_only_itself_and_others_their_nearest_first() {
-        let grid = Grid::<4>::new(&codebooks::IQ3_XXS, &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 2);
+        let grid =
+            Grid::<4>::new(&codebooks::IQ3_XXS, &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 2);
         for tuple in 0..4096_u32 {
             let place: [f32; 4] = std::array::from_fn(|j| (tuple >> (3 * j) & 7) as f32);
             let distance = |row: &u16| -> f32 {
                 grid.rows[usize::from(*row)].iter().zip(place).map(|(a, b)| (a - b) * (a - b)).sum()
             };
-            let (start, end) = (grid.start[tuple as usize] as usize, grid.start[tuple as usize + 1] as usize);
+            let (start, end) =
+                (grid.start[tuple as usize] as usize, grid.start[tuple as usize + 1] as usize);
             let near: Vec<f32> = grid.near[start..end].iter().map(distance).collect();
             let all: Vec<f32> = (0..256).map(|row| distance(&row)).collect();
             let least = all.iter().copied().fold(f32::MAX, f32::min);
@@ -321,7 +338,14 @@ mod tests {
         let (x, w) = row.split_at(row.len() / 2);
         let w: Vec<f32> = w.iter().map(|w| w.abs()).collect();
         for (x, w) in x.as_chunks::<8>().0.chunks(4).zip(w.as_chunks::<8>().0.chunks(4)) {
-            let job = || ChooseJob { grid: &grid, x, w, scale: 0.4, shift: 0.0, effort: Effort::Thorough };
+            let job = || ChooseJob {
+                grid: &grid,
+                x,
+                w,
+                scale: 0.4,
+                shift: 0.0,
+                effort: Effort::Thorough,
+            };
             let (wide, narrow) = (simd::run(job()), job().run());
             assert_eq!(wide.rows, narrow.rows);
             assert_eq!((wide.sums.lx, wide.sums.l2), (narrow.sums.lx, narrow.sums.l2));

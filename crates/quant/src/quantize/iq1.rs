@@ -8,7 +8,8 @@ use super::search::{largest, sum_of_squares, weights};
 use crate::codebooks;
 use crate::layout::{BlockIQ1_M, BlockIQ1_S};
 
-static GRID: LazyLock<Grid<8>> = LazyLock::new(|| Grid::new(&codebooks::IQ1_S, &[-1.0, 0.0, 1.0], 3));
+static GRID: LazyLock<Grid<8>> =
+    LazyLock::new(|| Grid::new(&codebooks::IQ1_S, &[-1.0, 0.0, 1.0], 3));
 
 const SHIFT: f32 = 0.125;
 /// Marks rows that are moved down.
@@ -52,7 +53,8 @@ pub(super) fn iq1_m(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
         let high = |i: usize| ((row(i) >> 8 & 7) | row(i) >> 15 << 3) as u8;
         let d = u16::from_le_bytes(fit.d);
         let scales = std::array::from_fn(|i| {
-            let codes = (0..4).fold(0, |word, k| word | u16::from(fit.scales[4 * i + k]) << (3 * k));
+            let codes =
+                (0..4).fold(0, |word, k| word | u16::from(fit.scales[4 * i + k]) << (3 * k));
             (codes | (d >> (4 * i) & 15) << 12).to_le_bytes()
         });
         BlockIQ1_M {
@@ -64,8 +66,15 @@ pub(super) fn iq1_m(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
 }
 
 /// Rows for some values, all moved up or all down: the first says which.
-fn moved(grid: &Grid<8>, x: &[[f32; 8]], w: &[[f32; 8]], scale: f32, effort: Effort) -> GroupChoice {
-    let (up, mut down) = (grid.choose(x, w, scale, SHIFT, effort), grid.choose(x, w, scale, -SHIFT, effort));
+fn moved(
+    grid: &Grid<8>,
+    x: &[[f32; 8]],
+    w: &[[f32; 8]],
+    scale: f32,
+    effort: Effort,
+) -> GroupChoice {
+    let (up, mut down) =
+        (grid.choose(x, w, scale, SHIFT, effort), grid.choose(x, w, scale, -SHIFT, effort));
     down.rows[0] |= DOWN;
     if down.sums.error(scale) < up.sums.error(scale) { down } else { up }
 }

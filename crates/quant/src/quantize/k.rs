@@ -6,9 +6,12 @@ use super::{each_block, half};
 use crate::layout::*;
 
 /// As the search for Q2_K without an importance matrix differs: by absolute error.
-const Q2_K_SEARCH: Affine = Affine { levels: 3, rmin: -0.5, rdelta: 0.1, steps: 15, absolute: true };
-const Q4_K_SEARCH: Affine = Affine { levels: 15, rmin: -1.0, rdelta: 0.1, steps: 20, absolute: false };
-const Q5_K_SEARCH: Affine = Affine { levels: 31, rmin: -0.5, rdelta: 0.1, steps: 15, absolute: false };
+const Q2_K_SEARCH: Affine =
+    Affine { levels: 3, rmin: -0.5, rdelta: 0.1, steps: 15, absolute: true };
+const Q4_K_SEARCH: Affine =
+    Affine { levels: 15, rmin: -1.0, rdelta: 0.1, steps: 20, absolute: false };
+const Q5_K_SEARCH: Affine =
+    Affine { levels: 31, rmin: -0.5, rdelta: 0.1, steps: 15, absolute: false };
 
 pub(super) fn q2_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     each_block(row, importance, out, |x: &[f32; 256], importance| {
@@ -139,7 +142,9 @@ pub(super) fn q8_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
         let inverse = -127.0 / extreme;
         let qs = x.map(|x| nearest(inverse * x).clamp(-128, 127) as i8);
         let sums = qs.as_chunks::<16>().0;
-        let bsums = std::array::from_fn(|g| sums[g].iter().map(|&q| i16::from(q)).sum::<i16>().to_le_bytes());
+        let bsums = std::array::from_fn(|g| {
+            sums[g].iter().map(|&q| i16::from(q)).sum::<i16>().to_le_bytes()
+        });
         BlockQ8_K { d: (1.0 / inverse).to_le_bytes(), qs, bsums }
     });
 }
@@ -156,7 +161,11 @@ struct AffineBlock<const G: usize> {
 impl<const G: usize> AffineBlock<G> {
     /// Rounds `d` and `dmin` to binary16 and the values to what the rounded scales can express. Groups whose scale
     /// became zero keep the codes of the search.
-    fn quantize<const N: usize>(&self, x: &[f32; 256], levels: i32) -> ([u8; 2], [u8; 2], [[u8; N]; G]) {
+    fn quantize<const N: usize>(
+        &self,
+        x: &[f32; 256],
+        levels: i32,
+    ) -> ([u8; 2], [u8; 2], [[u8; N]; G]) {
         let ((d_bytes, d), (dmin_bytes, dmin)) = (half(self.d), half(self.dmin));
         let groups = x.as_chunks::<N>().0;
         let codes = std::array::from_fn(|g| {

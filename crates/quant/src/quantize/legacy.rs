@@ -1,6 +1,8 @@
 //! Types with one scale for 32 to 128 values.
 
-use super::search::{Affine, affine, extreme, largest, nearest_away, sum_of_squares, symmetric, weights};
+use super::search::{
+    Affine, affine, extreme, largest, nearest_away, sum_of_squares, symmetric, weights,
+};
 use super::{each_block, half};
 use crate::layout::*;
 
@@ -144,6 +146,9 @@ pub(super) fn pack_nibbles(codes: &[u8; 32]) -> [u8; 16] {
 
 #[inline(always)]
 fn fifth_bits(codes: &[u8; 32]) -> [u8; 4] {
-    let bits = codes.iter().enumerate().fold(0_u32, |bits, (i, &code)| bits | u32::from(code >> 4 & 1) << i);
+    let bits = codes
+        .iter()
+        .enumerate()
+        .fold(0_u32, |bits, (i, &code)| bits | u32::from(code >> 4 & 1) << i);
     bits.to_le_bytes()
 }

@@ -73,7 +73,10 @@ fn check(
         }
         Some(weights) => {
             if let Some(column) = weights.iter().position(|w| !w.is_finite() || *w < 0.0) {
-                return Err(QuantError::ImportanceValue { column, value: weights[column].to_string() });
+                return Err(QuantError::ImportanceValue {
+                    column,
+                    value: weights[column].to_string(),
+                });
             }
         }
         None if requires_importance(ty) => return Err(QuantError::ImportanceRequired { ty }),
@@ -87,7 +90,8 @@ const LARGEST: f32 = 3e8;
 
 fn check_values(ty: TensorType, src: &[f32]) -> Result<(), QuantError> {
     use TensorType::*;
-    let largest = if matches!(ty, F32 | F16 | BF16 | Q8_K | MXFP4 | NVFP4) { f32::MAX } else { LARGEST };
+    let largest =
+        if matches!(ty, F32 | F16 | BF16 | Q8_K | MXFP4 | NVFP4) { f32::MAX } else { LARGEST };
     // `<=` is false for NaN; the fold has no branch and vectorises.
     if src.iter().fold(true, |good, x| good & (x.abs() <= largest)) {
         return Ok(());

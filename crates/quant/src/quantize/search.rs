@@ -51,7 +51,11 @@ pub(super) fn sum_of_squares(x: &[f32]) -> f32 {
 
 /// Weights of a group in a weighted search: importance times √(σ² + x²), so that outliers count without ruling.
 #[inline(always)]
-pub(super) fn weights<const N: usize>(x: &[f32; N], importance: &[f32; N], sigma2: f32) -> [f32; N] {
+pub(super) fn weights<const N: usize>(
+    x: &[f32; N],
+    importance: &[f32; N],
+    sigma2: f32,
+) -> [f32; N] {
     std::array::from_fn(|i| importance[i] * (sigma2 + x[i] * x[i]).sqrt())
 }
 
@@ -78,7 +82,9 @@ pub(super) struct AffineFit<const G: usize> {
 impl<const G: usize> AffineFit<G> {
     /// The codes that the fit of a group was made with.
     pub(super) fn codes<const N: usize>(&self, group: usize, x: &[f32; N]) -> [u8; N] {
-        x.map(|x| round_clamped(self.inverses[group] * (x - self.offsets[group]), 0.0, self.levels) as u8)
+        x.map(|x| {
+            round_clamped(self.inverses[group] * (x - self.offsets[group]), 0.0, self.levels) as u8
+        })
     }
 }
 
@@ -266,7 +272,8 @@ impl<const N: usize, const G: usize> simd::Job for SymmetricJob<'_, N, G> {
         let nmax = f32::from(self.nmax);
         let mut inverses = self.extremes.map(|extreme| -nmax / extreme);
         let (lx, l2) = self.sums(&inverses);
-        let mut scales: [f32; G] = std::array::from_fn(|g| if l2[g] != 0.0 { lx[g] / l2[g] } else { 0.0 });
+        let mut scales: [f32; G] =
+            std::array::from_fn(|g| if l2[g] != 0.0 { lx[g] / l2[g] } else { 0.0 });
         let mut best: [f32; G] = std::array::from_fn(|g| scales[g] * lx[g]);
         for step in (-9..=9).filter(|&step| step != 0) {
             let inverse = self.extremes.map(|extreme| -(nmax + 0.1 * step as f32) / extreme);
@@ -312,7 +319,8 @@ pub(super) fn symmetric_by_descent<const N: usize>(nmax: i32, x: &[f32; N]) -> (
         return (0.0, [0; N]);
     }
     let inverse = -(nmax as f32) / max;
-    let mut codes: [i32; N] = std::array::from_fn(|i| nearest(inverse * x[i]).clamp(-nmax, nmax - 1));
+    let mut codes: [i32; N] =
+        std::array::from_fn(|i| nearest(inverse * x[i]).clamp(-nmax, nmax - 1));
     let (mut lx, mut l2) = (0.0, 0.0);
     for i in 0..N {
         let (w, l) = (x[i] * x[i], codes[i] as f32);
@@ -350,8 +358,9 @@ pub(super) fn positive<const N: usize>(nmax: i32, x: &[f32; N], w: &[f32; N]) ->
     if max < ALMOST_ZERO {
         return (0.0, [0; N]);
     }
-    let round =
-        |inverse: f32| -> [i32; N] { std::array::from_fn(|i| nearest(inverse * x[i]).clamp(0, nmax)) };
+    let round = |inverse: f32| -> [i32; N] {
+        std::array::from_fn(|i| nearest(inverse * x[i]).clamp(0, nmax))
+    };
     let error = |inverse: f32| {
         let (scale, codes) = (1.0 / inverse, round(inverse));
         let mut sum = 0.0;
@@ -425,7 +434,8 @@ mod tests {
             let (x, w) = block.split_at(256);
             let (x, w) = (transposed(x.as_chunks::<32>().0), transposed(w.as_chunks::<32>().0));
             let w: Lanes<32, 8> = w.map(|w: [f32; 8]| w.map(f32::abs));
-            let search = Affine { levels: 15, rmin: -0.9, rdelta: 0.05, steps: 36, absolute: false };
+            let search =
+                Affine { levels: 15, rmin: -0.9, rdelta: 0.05, steps: 36, absolute: false };
             let job = || AffineJob { x: &x, w: &w, search };
             let (wide, narrow) = (simd::run(job()), job().run());
             assert_eq!((wide.scales, wide.mins), (narrow.scales, narrow.mins));

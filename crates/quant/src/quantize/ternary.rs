@@ -15,7 +15,13 @@ pub(super) fn tq1_0(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
         }
         let qh = std::array::from_fn(|j| {
             let start = 240 + j;
-            five_digits([digits[start], digits[start + 4], digits[start + 8], digits[start + 12], 0])
+            five_digits([
+                digits[start],
+                digits[start + 4],
+                digits[start + 8],
+                digits[start + 12],
+                0,
+            ])
         });
         BlockTQ1_0 { qs, qh, d: half(d).0 }
     });

@@ -59,7 +59,12 @@ impl Registry {
         Ok(names)
     }
 
-    fn keep(&self, import: &Import<'_>, model: Model, keep_unused: bool) -> Result<ModelName, RegistryError> {
+    fn keep(
+        &self,
+        import: &Import<'_>,
+        model: Model,
+        keep_unused: bool,
+    ) -> Result<ModelName, RegistryError> {
         let name = import.store.spelled(&model.name)?;
         match model.package {
             Some(package) => {
@@ -99,7 +104,11 @@ struct Import<'a> {
 
 impl Import<'_> {
     /// Reads the archive to its end; its blobs are in the store then.
-    fn read(&mut self, input: impl Read, progress: &mut dyn FnMut(u64)) -> Result<(), RegistryError> {
+    fn read(
+        &mut self,
+        input: impl Read,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), RegistryError> {
         let mut input = BufReader::with_capacity(1 << 20, input);
         let mut magic = Vec::new();
         input.by_ref().take(2).read_to_end(&mut magic).map_err(unread)?;
@@ -152,11 +161,17 @@ impl Import<'_> {
             progress(self.read);
             return Ok(());
         }
-        let blob =
-            store_bytes(self.store, archive, size, "the models of the bundle", unread, &mut |bytes| {
+        let blob = store_bytes(
+            self.store,
+            archive,
+            size,
+            "the models of the bundle",
+            unread,
+            &mut |bytes| {
                 self.read += bytes;
                 progress(self.read);
-            })?;
+            },
+        )?;
         let stored = blob.finish(Some(digest)).map_err(|error| match error {
             StoreError::DigestMismatch { expected, .. } => {
                 wrong(format!("its blob {} is damaged: copy the file again", expected.short()))
@@ -171,7 +186,9 @@ impl Import<'_> {
     /// The models that the archive lists.
     fn models(&self, name: Option<&ModelName>) -> Result<Vec<Model>, RegistryError> {
         let Seen { layout: true, index: Some(index) } = &self.seen else {
-            return Err(wrong(format!("it has no {LAYOUT} and {INDEX}: `puna export` makes bundles")));
+            return Err(wrong(format!(
+                "it has no {LAYOUT} and {INDEX}: `puna export` makes bundles"
+            )));
         };
         match (index.manifests.len(), name) {
             (0, _) => return Err(wrong("it has no models".into())),
@@ -190,8 +207,12 @@ impl Import<'_> {
                 Some(other) if other.manifest == model.manifest => {}
                 // Of two the last would replace the other.
                 Some(other) => {
-                    let [one, two] = [other, &model].map(|model| Digest::of(&model.manifest).short());
-                    return Err(wrong(format!("it calls two models {}: {one} and {two}", model.name)));
+                    let [one, two] =
+                        [other, &model].map(|model| Digest::of(&model.manifest).short());
+                    return Err(wrong(format!(
+                        "it calls two models {}: {one} and {two}",
+                        model.name
+                    )));
                 }
             }
         }
@@ -219,7 +240,9 @@ impl Import<'_> {
             Some(package) => package.blobs(),
             None => {
                 let manifest = read_manifest(&model.manifest).map_err(|error| match error {
-                    RegistryError::NotAManifest(reason) => wrong(format!("of its {}: {reason}", model.name)),
+                    RegistryError::NotAManifest(reason) => {
+                        wrong(format!("of its {}: {reason}", model.name))
+                    }
                     other => other,
                 })?;
                 manifest.blobs().map(|layer| (layer.digest, layer.size)).collect()
@@ -245,7 +268,10 @@ impl Import<'_> {
         let limit = MAX_MANIFEST as u64 + 1;
         File::open(&path).map_err(unread)?.take(limit).read_to_end(&mut bytes).map_err(unread)?;
         match bytes.len() > MAX_MANIFEST {
-            true => Err(wrong(format!("its manifest {} has more than {MAX_MANIFEST} bytes", digest.short()))),
+            true => Err(wrong(format!(
+                "its manifest {} has more than {MAX_MANIFEST} bytes",
+                digest.short()
+            ))),
             false => Ok(bytes),
         }
     }
@@ -278,7 +304,8 @@ fn small(archive: &mut impl Read, entry: &Entry) -> Result<Vec<u8>, RegistryErro
 }
 
 fn parsed<T: serde::de::DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<T, RegistryError> {
-    serde_json::from_slice(bytes).map_err(|e| wrong(format!("its {name} is not what it should be: {e}")))
+    serde_json::from_slice(bytes)
+        .map_err(|e| wrong(format!("its {name} is not what it should be: {e}")))
 }
 
 fn wrong(what: String) -> RegistryError {

@@ -27,12 +27,17 @@ fn bundle_of(bench: &Bench, names: &[&str], format: Format) -> Vec<u8> {
     let names: Vec<ModelName> = names.iter().map(|text| name(text)).collect();
     let mut out = Vec::new();
     let mut last = (0, 0);
-    write_bundle(&bench.store, &names, format, &mut out, &mut |done, all| last = (done, all)).unwrap();
+    write_bundle(&bench.store, &names, format, &mut out, &mut |done, all| last = (done, all))
+        .unwrap();
     assert!(last.0 == last.1 && last.0 > 0, "{last:?}");
     out
 }
 
-fn import(bench: &Bench, bundle: &[u8], wanted: Option<&str>) -> Result<Vec<String>, RegistryError> {
+fn import(
+    bench: &Bench,
+    bundle: &[u8],
+    wanted: Option<&str>,
+) -> Result<Vec<String>, RegistryError> {
     let registry = crate::Registry::new(Settings::default());
     let wanted = wanted.map(name);
     let names = registry.read_bundle(&bench.store, bundle, wanted.as_ref(), false, &mut |_| ())?;
@@ -82,7 +87,9 @@ fn with_index(bundle: &[u8], index: &Value) -> Vec<u8> {
     let files = files(bundle);
     let files: Vec<(&str, &[u8])> = files
         .iter()
-        .map(|(name, bytes)| (name.as_str(), if name == INDEX { index.as_slice() } else { bytes.as_slice() }))
+        .map(|(name, bytes)| {
+            (name.as_str(), if name == INDEX { index.as_slice() } else { bytes.as_slice() })
+        })
         .collect();
     archive(&files)
 }
@@ -140,7 +147,10 @@ fn other_packagings_travel_too() {
             bench.store.get(&name(text)).unwrap().manifest.last(media::MODEL).unwrap().digest
         };
         assert_eq!(weights(&there, "other:tag"), weights(&bench, "one"));
-        assert_eq!(there.store.resolve(&name("other:tag")).unwrap().system.as_deref(), Some("a system"));
+        assert_eq!(
+            there.store.resolve(&name("other:tag")).unwrap().system.as_deref(),
+            Some("a system")
+        );
     }
 }
 
@@ -152,7 +162,9 @@ fn a_bundle_that_is_cut_anywhere_leaves_nothing() {
     for end in (0..bundle.len() - 1024).step_by(256) {
         let text = refused(&bundle[..end], None);
         assert!(
-            ["it is cut off", "it has no oci-layout", "it lacks"].iter().any(|part| text.contains(part)),
+            ["it is cut off", "it has no oci-layout", "it lacks"]
+                .iter()
+                .any(|part| text.contains(part)),
             "{text}"
         );
     }
@@ -163,15 +175,21 @@ fn damage_and_lies_are_named() {
     let bench = Bench::new();
     store(&bench, "one", "a system");
     let bundle = bundle_of(&bench, &["one"], Format::Ollama);
-    let weights = bench.store.get(&name("one")).unwrap().manifest.last(media::MODEL).unwrap().digest;
+    let weights =
+        bench.store.get(&name("one")).unwrap().manifest.last(media::MODEL).unwrap().digest;
     let mut damaged = files(&bundle);
     damaged.iter_mut().find(|(name, _)| *name == blob_name(&weights)).unwrap().1[9] ^= 1;
-    let damaged: Vec<(&str, &[u8])> = damaged.iter().map(|(n, b)| (n.as_str(), b.as_slice())).collect();
+    let damaged: Vec<(&str, &[u8])> =
+        damaged.iter().map(|(n, b)| (n.as_str(), b.as_slice())).collect();
     let text = refused(&archive(&damaged), None);
     assert!(text.contains(&format!("its blob {} is damaged", weights.short())), "{text}");
-    let lacking: Vec<_> = damaged.iter().copied().filter(|(name, _)| *name != blob_name(&weights)).collect();
+    let lacking: Vec<_> =
+        damaged.iter().copied().filter(|(name, _)| *name != blob_name(&weights)).collect();
     let text = refused(&archive(&lacking), None);
-    assert!(text.contains(&format!("it lacks the blob {} of one:latest", weights.short())), "{text}");
+    assert!(
+        text.contains(&format!("it lacks the blob {} of one:latest", weights.short())),
+        "{text}"
+    );
 
     let mut index = index_of(&bundle);
     for (called, part) in
@@ -181,17 +199,20 @@ fn damage_and_lies_are_named() {
         let text = refused(&with_index(&bundle, &index), None);
         assert!(text.contains(part) && text.contains("--name"), "{text}");
     }
-    assert_eq!(import(&Bench::new(), &with_index(&bundle, &index), Some("mine")).unwrap(), ["mine:latest"]);
+    assert_eq!(
+        import(&Bench::new(), &with_index(&bundle, &index), Some("mine")).unwrap(),
+        ["mine:latest"]
+    );
     index["manifests"] = json!([]);
     assert!(refused(&with_index(&bundle, &index), None).contains("has no models"));
-    index["manifests"] =
-        json!([{"digest": Digest::of(b"x").to_string(), "size": 1, "annotations": {REF_NAME: "a:b"}}]);
+    index["manifests"] = json!([{"digest": Digest::of(b"x").to_string(), "size": 1, "annotations": {REF_NAME: "a:b"}}]);
     assert!(refused(&with_index(&bundle, &index), None).contains("it lacks the manifest"));
 
     assert!(refused(b"", None).contains("has no oci-layout"));
     assert!(refused(&b"no archive ".repeat(100), None).contains("no tar archive"));
     assert!(
-        refused(&archive(&[(LAYOUT, br#"{"imageLayoutVersion": "2.0"}"#)]), None).contains("version \"2.0\"")
+        refused(&archive(&[(LAYOUT, br#"{"imageLayoutVersion": "2.0"}"#)]), None)
+            .contains("version \"2.0\"")
     );
     assert!(refused(&archive(&[(INDEX, b"[]")]), None).contains("its index.json"));
     let mut bomb = Vec::new();
@@ -210,7 +231,10 @@ fn two_models_of_one_name_are_refused() {
     let text = refused(&with_index(&bundle, &index), None);
     for called in ["one", "two"] {
         let digest = bench.store.get(&name(called)).unwrap().digest;
-        assert!(text.contains("two models") && text.contains(&digest.short().to_string()), "{text}");
+        assert!(
+            text.contains("two models") && text.contains(&digest.short().to_string()),
+            "{text}"
+        );
     }
     index["manifests"][1]["digest"] = index["manifests"][0]["digest"].clone();
     assert_eq!(import(&Bench::new(), &with_index(&bundle, &index), None).unwrap(), ["one:latest"]);
@@ -223,10 +247,12 @@ fn lists_of_lists_lead_to_the_model() {
     let bundle = bundle_of(&bench, &["one"], Format::Ollama);
     let mut index = index_of(&bundle);
     let nested =
-        json!({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": index["manifests"]}).to_string();
+        json!({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": index["manifests"]})
+            .to_string();
     let digest = Digest::of(nested.as_bytes());
     index["manifests"][0]["digest"] = digest.to_string().into();
-    index["manifests"][0]["annotations"] = json!({IMAGE_NAME: "docker.io/ai/one:latest", REF_NAME: "latest"});
+    index["manifests"][0]["annotations"] =
+        json!({IMAGE_NAME: "docker.io/ai/one:latest", REF_NAME: "latest"});
     let bundle = with_index(&bundle, &index);
     let mut files = files(&bundle);
     files.push((blob_name(&digest), nested.into_bytes()));
@@ -241,13 +267,16 @@ fn lists_of_lists_lead_to_the_model() {
 fn what_is_damaged_here_is_not_taken_along() {
     let bench = Bench::new();
     store(&bench, "one", "a system");
-    let weights = bench.store.get(&name("one")).unwrap().manifest.last(media::MODEL).unwrap().digest;
+    let weights =
+        bench.store.get(&name("one")).unwrap().manifest.last(media::MODEL).unwrap().digest;
     let path = bench.store.blob_path(&weights);
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[3] ^= 1;
     std::fs::write(&path, bytes).unwrap();
-    let written = write_bundle(&bench.store, &[name("one")], Format::Ollama, &mut Vec::new(), &mut |_, _| ());
+    let written =
+        write_bundle(&bench.store, &[name("one")], Format::Ollama, &mut Vec::new(), &mut |_, _| ());
     assert!(written.unwrap_err().to_string().starts_with("digest mismatch"));
-    let absent = write_bundle(&bench.store, &[name("two")], Format::Ollama, &mut Vec::new(), &mut |_, _| ());
+    let absent =
+        write_bundle(&bench.store, &[name("two")], Format::Ollama, &mut Vec::new(), &mut |_, _| ());
     assert!(absent.unwrap_err().to_string().contains("two"));
 }

@@ -118,7 +118,8 @@ impl Bundle<'_> {
         let path = store.layer_file(layer)?;
         let unread = |e: &io::Error| StoreError::io("read", &path, e);
         let mut file = File::open(&path).map_err(|e| unread(&e))?.take(layer.size);
-        tar::write_header(&mut self.out, &blob_name(&layer.digest), layer.size).map_err(unwritten)?;
+        tar::write_header(&mut self.out, &blob_name(&layer.digest), layer.size)
+            .map_err(unwritten)?;
         let (mut hasher, mut buffer, mut left) = (Hasher::default(), vec![0; 1 << 20], layer.size);
         while left > 0 {
             let n = file.read(&mut buffer).map_err(|e| unread(&e))?;

@@ -58,11 +58,12 @@ impl Work {
             // Nothing would find out that it is not of these bytes.
             return (Sum::default(), 0);
         }
-        let saved = self.partial.read_sum().and_then(|text| serde_json::from_slice::<Saved>(&text).ok());
+        let saved =
+            self.partial.read_sum().and_then(|text| serde_json::from_slice::<Saved>(&text).ok());
         let frontier = self.table().frontier();
-        match saved
-            .filter(|saved| saved.file == file && file > 0 && saved.at <= frontier && saved.at % 64 == 0)
-        {
+        match saved.filter(|saved| {
+            saved.file == file && file > 0 && saved.at <= frontier && saved.at % 64 == 0
+        }) {
             Some(saved) => (Sum::resume(&saved), saved.at),
             None => (Sum::default(), 0),
         }

@@ -139,7 +139,8 @@ pub(crate) async fn download(
         let at = store.clone();
         // What another one has is damaged where a copy of it was.
         let copies = std::mem::take(&mut is_first) && seat == Seat::Beside;
-        let ground = blocking(move || Ground::of(&at, &digest, total, min_part, seat, copies)).await?;
+        let ground =
+            blocking(move || Ground::of(&at, &digest, total, min_part, seat, copies)).await?;
         let (resumed, number) = (ground.table.is_resumed(), ground.number);
         let source = Source::new(session.clone(), &what);
         let work = Arc::new(Work::new(source, &store, &what, lock.clone(), ground, state));
@@ -216,7 +217,8 @@ fn open_table(partial: &Partial, total: u64, min_part: u64) -> Result<Table, Reg
 fn open_data(partial: &Partial, total: u64) -> Result<File, StoreError> {
     let path = partial.data();
     let open = || {
-        let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+        let file =
+            File::options().read(true).write(true).create(true).truncate(false).open(path)?;
         file.set_len(total)?;
         Ok(file)
     };
@@ -360,7 +362,8 @@ impl Work {
                 return Err(error.into());
             }
             if let Some(sum) = sum.filter(|sum| sum.at > work.saved.load(Ordering::Relaxed)) {
-                let text = serde_json::to_vec(&sum).map_err(|e| RegistryError::Setup(e.to_string()))?;
+                let text =
+                    serde_json::to_vec(&sum).map_err(|e| RegistryError::Setup(e.to_string()))?;
                 work.partial.write_sum(&text)?;
                 work.saved.store(sum.at, Ordering::Relaxed);
             }

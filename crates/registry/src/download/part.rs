@@ -191,7 +191,8 @@ impl Work {
         if time < SLOW_AFTER || others < 2 {
             return false;
         }
-        let all = u128::from(*lock(&self.fresh)) * time.as_millis() / self.begun.elapsed().as_millis().max(1);
+        let all = u128::from(*lock(&self.fresh)) * time.as_millis()
+            / self.begun.elapsed().as_millis().max(1);
         u128::from(got) * u128::from(SLOW) < all / others
     }
 

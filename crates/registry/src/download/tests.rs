@@ -30,10 +30,15 @@ async fn a_disk_that_cannot_be_read_ends_a_download_that_has_much_to_fetch() {
     let options = Options { insecure: true, ..Options::default() };
     let (sources, _) = bench.registry.find(&name, &options).await.unwrap();
     let session = sources.first().unwrap();
-    let what =
-        What { key: model.weights, verified: true, total: 3 << 20, url: session.blob_url(&model.weights) };
+    let what = What {
+        key: model.weights,
+        verified: true,
+        total: 3 << 20,
+        url: session.blob_url(&model.weights),
+    };
     let lock = Arc::new(bench.store.lock_download(&what.key).unwrap().unwrap());
-    let mut ground = Ground::of(&bench.store, &what.key, what.total, 1 << 20, Seat::Usual, false).unwrap();
+    let mut ground =
+        Ground::of(&bench.store, &what.key, what.total, 1 << 20, Seat::Usual, false).unwrap();
     // It takes bytes, and gives none back.
     ground.file = File::options().write(true).open(ground.partial.data()).unwrap();
     let (state, _watched) = watch::channel(State::default());
@@ -41,7 +46,10 @@ async fn a_disk_that_cannot_be_read_ends_a_download_that_has_much_to_fetch() {
     let work = Arc::new(Work::new(source, &bench.store, &what, lock, ground, &state));
     let ended = tokio::time::timeout(Duration::from_secs(20), work.run()).await;
     let error = ended.expect("it fetches what it cannot read").unwrap_err();
-    assert!(matches!(&error, RegistryError::Store(StoreError::Io { action: "read", .. })), "{error}");
+    assert!(
+        matches!(&error, RegistryError::Store(StoreError::Io { action: "read", .. })),
+        "{error}"
+    );
 }
 
 #[cfg(target_os = "linux")]
@@ -53,13 +61,15 @@ async fn who_has_no_room_beside_a_stopped_process_waits_on() {
     let _lock = process.locks(&other, &digest);
     process.stop();
     let (state, watched) = watch::channel(State::default());
-    let right = |total| right_to_download(&bench.store, digest, total, Duration::from_millis(100), &state);
+    let right =
+        |total| right_to_download(&bench.store, digest, total, Duration::from_millis(100), &state);
     // More than any disk has.
     let waits = tokio::time::timeout(Duration::from_secs(2), right(1 << 62)).await;
     assert!(waits.is_err(), "it goes on to fail: {:?}", waits.map(|right| right.map(|_| ())));
     let said = watched.borrow().waits.clone().expect("it is said who is waited for");
     assert!(said.contains("`kill -CONT "), "{said}");
-    let right = tokio::time::timeout(Duration::from_secs(20), right(7)).await.expect("there is room");
+    let right =
+        tokio::time::timeout(Duration::from_secs(20), right(7)).await.expect("there is room");
     assert!(matches!(right, Ok(Some((_, Seat::Beside)))));
     let copying = format!("a copy of what process {} has noted", process.id());
     assert_eq!(watched.borrow().waits.as_deref(), Some(&*copying));

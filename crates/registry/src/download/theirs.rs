@@ -32,7 +32,12 @@ pub(super) struct Theirs {
 }
 
 impl Theirs {
-    fn look(store: &Store, digest: &Digest, total: u64, seat: Seat) -> Result<Option<Self>, RegistryError> {
+    fn look(
+        store: &Store,
+        digest: &Digest,
+        total: u64,
+        seat: Seat,
+    ) -> Result<Option<Self>, RegistryError> {
         let partial = store.partial_at(digest, seat)?;
         // Before the notes: those of a file that was begun anew meanwhile count for none.
         let Ok(file) = File::open(partial.data()) else { return Ok(None) };
@@ -51,7 +56,8 @@ impl Theirs {
 impl State {
     /// What another process has noted by now.
     fn follow(&mut self, theirs: Option<Theirs>) {
-        let is_same = |now: &Theirs| self.theirs.as_ref().is_none_or(|before| before.number == now.number);
+        let is_same =
+            |now: &Theirs| self.theirs.as_ref().is_none_or(|before| before.number == now.number);
         match theirs {
             Some(now) if is_same(&now) => {
                 self.completed = now.table.completed();
@@ -130,7 +136,11 @@ fn copy_note(theirs: &File, ours: &File, note: &Note, buffer: &mut [u8]) -> io::
 }
 
 /// Whether a download beside another one has room on the disk: for all of the blob, but what an earlier one has left there.
-async fn has_room_beside(store: &Arc<Store>, digest: Digest, total: u64) -> Result<bool, RegistryError> {
+async fn has_room_beside(
+    store: &Arc<Store>,
+    digest: Digest,
+    total: u64,
+) -> Result<bool, RegistryError> {
     let store = store.clone();
     blocking(move || {
         let left = Table::load(&store.partial_at(&digest, Seat::Beside)?, total)?;
@@ -211,7 +221,13 @@ impl Wait {
     }
 
     /// Who is waited for; where nothing comes, also how to go on.
-    fn said(&mut self, holder: Option<&Holder>, digest: &Digest, completed: u64, now: Instant) -> String {
+    fn said(
+        &mut self,
+        holder: Option<&Holder>,
+        digest: &Digest,
+        completed: u64,
+        now: Instant,
+    ) -> String {
         if completed != self.completed {
             (self.completed, self.since) = (completed, now);
         }
@@ -266,10 +282,12 @@ mod tests {
         let at = |name: &str| dir.path().join(name);
         std::fs::write(at("theirs"), b"0123456789").unwrap();
         std::fs::write(at("ours"), [0; 10]).unwrap();
-        let open =
-            |name: &str, reads: bool| File::options().read(reads).write(!reads).open(at(name)).unwrap();
+        let open = |name: &str, reads: bool| {
+            File::options().read(reads).write(!reads).open(at(name)).unwrap()
+        };
         let note = |offset, completed| Note { n: 0, offset, size: 10, completed };
-        let copy = |theirs: &File, ours: &File, note: Note| copy_note(theirs, ours, &note, &mut [0; 3]);
+        let copy =
+            |theirs: &File, ours: &File, note: Note| copy_note(theirs, ours, &note, &mut [0; 3]);
         let (theirs, ours) = (open("theirs", true), open("ours", false));
         assert!(copy(&theirs, &ours, note(1, 7)).unwrap());
         assert_eq!(std::fs::read(at("ours")).unwrap(), b"\x001234567\0\0");

@@ -27,7 +27,8 @@ pub(crate) fn no_token(body: &str) -> RegistryError {
     struct Problem {
         message: String,
     }
-    let said = serde_json::from_str::<Said>(body).ok().and_then(|said| said.errors.into_iter().next());
+    let said =
+        serde_json::from_str::<Said>(body).ok().and_then(|said| said.errors.into_iter().next());
     match said.filter(|problem| !problem.message.is_empty()) {
         Some(problem) => RegistryError::NoToken { said: plain(&problem.message, MAX_SAID) },
         None => RegistryError::Unauthorized,
@@ -41,9 +42,10 @@ impl Session {
         let proof = self.proof_of(credentials, asked).await;
         // Who cannot be let in is told what kept his credentials from being found.
         proof.map_err(|error| match (error, problem) {
-            (RegistryError::NoPassword { host } | RegistryError::NoChallenge { host }, Some(problem)) => {
-                RegistryError::NoCredentials { host, problem }
-            }
+            (
+                RegistryError::NoPassword { host } | RegistryError::NoChallenge { host },
+                Some(problem),
+            ) => RegistryError::NoCredentials { host, problem },
             (RegistryError::Unauthorized, Some(said)) => RegistryError::NoToken { said },
             (error, _) => error,
         })
@@ -55,7 +57,9 @@ impl Session {
         asked: &Challenges,
     ) -> Result<String, RegistryError> {
         match (credentials, &asked.bearer) {
-            (Some(Credentials::Token(secret)), _) => Ok(format!("Bearer {}", self.secret(&secret).await?)),
+            (Some(Credentials::Token(secret)), _) => {
+                Ok(format!("Bearer {}", self.secret(&secret).await?))
+            }
             (Some(Credentials::Basic { user, password }), Some(challenge)) => {
                 let password = self.secret(&password).await?;
                 let url = challenge.plain_url(&self.endpoint().root, Asker::User(&user))?;
@@ -65,9 +69,13 @@ impl Session {
             (Some(Credentials::Basic { user, password }), None) => {
                 Ok(auth::basic(&user, &self.secret(&password).await?))
             }
-            (Some(Credentials::Refresh(secret)), Some(challenge)) => self.exchange(challenge, &secret).await,
+            (Some(Credentials::Refresh(secret)), Some(challenge)) => {
+                self.exchange(challenge, &secret).await
+            }
             (_, Some(challenge)) => self.prove_without_credentials(challenge).await,
-            (_, None) if asked.basic => Err(RegistryError::NoPassword { host: self.endpoint().host.clone() }),
+            (_, None) if asked.basic => {
+                Err(RegistryError::NoPassword { host: self.endpoint().host.clone() })
+            }
             (_, None) => Err(RegistryError::NoChallenge { host: self.endpoint().host.clone() }),
         }
     }
@@ -94,14 +102,19 @@ impl Session {
 
     pub(crate) async fn secret(&self, secret: &Secret) -> Result<String, RegistryError> {
         let (secret, host) = (secret.clone(), self.endpoint().host.clone());
-        let secret =
-            blocking(move || secret.read().map_err(|reason| RegistryError::Secret { host, reason })).await?;
+        let secret = blocking(move || {
+            secret.read().map_err(|reason| RegistryError::Secret { host, reason })
+        })
+        .await?;
         self.guard(&secret);
         Ok(secret)
     }
 
     /// With our key, as Ollama's registry has it; and where that is not known, as nobody, as public registries have it.
-    async fn prove_without_credentials(&self, challenge: &Challenge) -> Result<String, RegistryError> {
+    async fn prove_without_credentials(
+        &self,
+        challenge: &Challenge,
+    ) -> Result<String, RegistryError> {
         let root = &self.endpoint().root;
         let nobody = Asker::Nobody(self.endpoint().settings.token_host.as_deref());
         let url = match challenge.fresh_token_url(root) {
@@ -128,7 +141,11 @@ impl Session {
         }
     }
 
-    async fn ask_token(&self, url: &Url, authorization: Option<&str>) -> Result<Response, RegistryError> {
+    async fn ask_token(
+        &self,
+        url: &Url,
+        authorization: Option<&str>,
+    ) -> Result<Response, RegistryError> {
         let mut ask = Ask { follow: false, ..Ask::new(Method::GET, url.clone()) };
         if let Some(authorization) = authorization {
             ask.headers.insert(AUTHORIZATION, sensitive(authorization)?);
@@ -137,7 +154,11 @@ impl Session {
     }
 
     /// Has a token server exchange a lasting token for one of this operation.
-    async fn exchange(&self, challenge: &Challenge, secret: &Secret) -> Result<String, RegistryError> {
+    async fn exchange(
+        &self,
+        challenge: &Challenge,
+        secret: &Secret,
+    ) -> Result<String, RegistryError> {
         let url = challenge.realm_url(&self.endpoint().root, Asker::User(""))?;
         let token = self.secret(secret).await?;
         let scope = challenge.scopes().join(" ");
@@ -149,14 +170,16 @@ impl Session {
             ("refresh_token", &token),
         ];
         // A query is written as a form is.
-        let mut written = Url::parse("http://form/").map_err(|e| RegistryError::Setup(e.to_string()))?;
+        let mut written =
+            Url::parse("http://form/").map_err(|e| RegistryError::Setup(e.to_string()))?;
         written.query_pairs_mut().extend_pairs(form);
         let written = written.query().unwrap_or_default().to_owned();
         self.guard(written.rsplit('=').next().unwrap_or_default());
         let body = || Body::from(written.clone());
         let ask = Ask::new(Method::POST, url.clone()).with_body(&body);
         let ask = ask.header(CONTENT_TYPE, "application/x-www-form-urlencoded");
-        let sent = tokio::time::timeout(self.settings().patience, self.send_once(&ask, &url, None)).await;
+        let sent =
+            tokio::time::timeout(self.settings().patience, self.send_once(&ask, &url, None)).await;
         let stalled = |_| super::stalled(&Method::POST, &url, self.settings().patience);
         self.bearer(sent.map_err(stalled)??).await
     }

@@ -54,10 +54,14 @@ impl Package {
         };
         if artifact.layers.iter().zip(&roles).any(is_gguf) {
             // Configuration that comes beside it is in the file too.
-            roles.iter_mut().filter(|r| matches!(r, Role::Companion(_))).for_each(|r| *r = Role::Other);
+            roles
+                .iter_mut()
+                .filter(|r| matches!(r, Role::Companion(_)))
+                .for_each(|r| *r = Role::Other);
         }
         if !roles.iter().any(|role| matches!(role, Role::Weights(_))) {
-            let kinds: Vec<&str> = artifact.layers.iter().map(|l| l.media_type.as_str()).take(8).collect();
+            let kinds: Vec<&str> =
+                artifact.layers.iter().map(|l| l.media_type.as_str()).take(8).collect();
             return Err(RegistryError::NotAManifest(format!(
                 "it is a package without weights in GGUF or safetensors; it has {}",
                 crate::address::plain(&kinds.join(", "), 400)
@@ -106,7 +110,11 @@ impl Package {
 }
 
 /// Whether a model is stored, whole, that was made of what has this digest.
-pub(crate) fn is_made_of(store: &Store, name: &ModelName, origin: &Digest) -> Result<bool, StoreError> {
+pub(crate) fn is_made_of(
+    store: &Store,
+    name: &ModelName,
+    origin: &Digest,
+) -> Result<bool, StoreError> {
     let Some(entry) = store.find(name)? else { return Ok(false) };
     let is_origin = |layer: &Layer| layer.digest == *origin && layer.media_type == MANIFEST;
     let is_there = |layer: &Layer| {
@@ -158,7 +166,9 @@ impl Made {
                             self.request.parameters.insert("stop".into(), found.stop.into());
                         }
                     }
-                    None => tracing::info!("the package's template is not known: that of the weights counts"),
+                    None => tracing::info!(
+                        "the package's template is not known: that of the weights counts"
+                    ),
                 }
             }
             Role::Ollama => self.ollama(&blob.media_type, text(store, blob)?)?,
@@ -250,8 +260,9 @@ fn extension(media_type: &str) -> &'static str {
 }
 
 fn text(store: &Store, blob: &Descriptor) -> Result<String, RegistryError> {
-    let wrong =
-        |what: String| RegistryError::NotAManifest(format!("its layer {} {what}", blob.digest.short()));
+    let wrong = |what: String| {
+        RegistryError::NotAManifest(format!("its layer {} {what}", blob.digest.short()))
+    };
     if blob.size > MAX_TEXT {
         return Err(wrong(format!("has {} bytes, more than a text of {MAX_TEXT}", blob.size)));
     }
@@ -286,7 +297,9 @@ fn role(blob: &Descriptor) -> Role {
         ("weight", Some(form)) => Role::Weights(form),
         ("weight.config", Some(Form::Raw)) if name.ends_with(".jinja") => Role::Template,
         ("weight.config", Some(form)) => Role::Companion(form),
-        ("doc", Some(Form::Raw)) if name.to_ascii_uppercase().starts_with("LICENSE") => Role::License,
+        ("doc", Some(Form::Raw)) if name.to_ascii_uppercase().starts_with("LICENSE") => {
+            Role::License
+        }
         _ => Role::Other,
     }
 }

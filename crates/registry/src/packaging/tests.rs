@@ -47,14 +47,14 @@ fn zstd(bytes: &[u8]) -> Vec<u8> {
 /// A package as a registry has it: layers of (media type, file name, bytes).
 fn package(config: &str, layers: &[(&str, &str, Vec<u8>)]) -> Model {
     let blob = |kind: &str, name: &str, bytes: &[u8]| {
-        let mut blob =
-            json!({"mediaType": kind, "digest": Digest::of(bytes).to_string(), "size": bytes.len()});
+        let mut blob = json!({"mediaType": kind, "digest": Digest::of(bytes).to_string(), "size": bytes.len()});
         if !name.is_empty() {
             blob["annotations"] = json!({"org.cncf.model.filepath": name});
         }
         blob
     };
-    let all: Vec<Value> = layers.iter().map(|(kind, name, bytes)| blob(kind, name, bytes)).collect();
+    let all: Vec<Value> =
+        layers.iter().map(|(kind, name, bytes)| blob(kind, name, bytes)).collect();
     let manifest = json!({
         "schemaVersion": 2, "mediaType": super::MANIFEST, "config": blob(config, "", b"{}"), "layers": all,
     });
@@ -170,15 +170,27 @@ async fn packages_that_cannot_be_are_refused_and_leave_no_model() {
         (tar_layer, b"no archive at all".repeat(100), "it is no tar archive"),
         (tar_layer, cut, "it is cut off"),
         (tar_layer, bomb, "it is no tar archive"),
-        ("application/vnd.cncf.model.weight.v1.tar+gzip", b"no gzip".to_vec(), "cannot be unpacked"),
-        ("application/vnd.cncf.model.weight.v1.tar+zstd", b"no zstd".to_vec(), "cannot be unpacked"),
+        (
+            "application/vnd.cncf.model.weight.v1.tar+gzip",
+            b"no gzip".to_vec(),
+            "cannot be unpacked",
+        ),
+        (
+            "application/vnd.cncf.model.weight.v1.tar+zstd",
+            b"no zstd".to_vec(),
+            "cannot be unpacked",
+        ),
         (
             "application/vnd.cncf.model.weight.v1.tar+gzip",
             gzip(&tar(&[("model.gguf", &vec![0; 24 << 20])])),
             "many times as long",
         ),
         ("application/vnd.cncf.model.weight.v1.raw", b"no weights".to_vec(), ""),
-        ("application/vnd.cncf.model.code.v1.raw", b"print()".to_vec(), "a package without weights"),
+        (
+            "application/vnd.cncf.model.code.v1.raw",
+            b"print()".to_vec(),
+            "a package without weights",
+        ),
     ] {
         let server = Server::of(&package(PACK, &[(kind, "model.gguf", bytes)])).await;
         let bench = Bench::new();
@@ -198,7 +210,8 @@ fn a_link_in_the_place_of_a_file_is_named() {
         archive.extend([0; 1024]);
         let digest = bench.store.add_blob(&archive).unwrap().digest;
         let size = archive.len() as u64;
-        let error = super::unpack::unpack(&bench.store, &digest, size, super::unpack::Form::Tar).unwrap_err();
+        let error = super::unpack::unpack(&bench.store, &digest, size, super::unpack::Form::Tar)
+            .unwrap_err();
         let said = error.to_string();
         assert!(said.contains("a link \"dir/model.gguf\" in the place of a file"), "{said}");
         assert!(said.ends_with(&format!("(layer {})", digest.short())), "{said}");
@@ -219,7 +232,8 @@ fn numbers_names_and_attributes_of_archives() {
     archive.extend([0; 1024]);
     let digest = bench.store.add_blob(&archive).unwrap().digest;
     let size = archive.len() as u64;
-    let files = super::unpack::unpack(&bench.store, &digest, size, super::unpack::Form::Tar).unwrap();
+    let files =
+        super::unpack::unpack(&bench.store, &digest, size, super::unpack::Form::Tar).unwrap();
     let want = [(long, Digest::of(b"one")), ("pax/name.bin".to_owned(), Digest::of(b"two"))];
     assert_eq!(files, want);
 }

@@ -19,7 +19,11 @@ pub(crate) struct Outgoing {
 ///
 /// # Errors
 /// The model cannot be read, or the store not be written.
-pub(crate) fn package(store: &Store, entry: &Entry, format: Format) -> Result<Outgoing, RegistryError> {
+pub(crate) fn package(
+    store: &Store,
+    entry: &Entry,
+    format: Format,
+) -> Result<Outgoing, RegistryError> {
     if let Some(outgoing) = as_it_came(store, entry, format)? {
         return Ok(outgoing);
     }
@@ -38,14 +42,25 @@ pub(crate) fn package(store: &Store, entry: &Entry, format: Format) -> Result<Ou
         };
         if let Some(kind) = kind(&layer.media_type, format) {
             let named = [(FILE_PATH[0].to_owned(), Value::from(file.clone()))];
-            let annotations = if file.is_empty() { Map::new() } else { named.into_iter().collect() };
-            layers.push(Descriptor { media_type: kind, digest: layer.digest, size: layer.size, annotations });
+            let annotations =
+                if file.is_empty() { Map::new() } else { named.into_iter().collect() };
+            layers.push(Descriptor {
+                media_type: kind,
+                digest: layer.digest,
+                size: layer.size,
+                annotations,
+            });
         }
     }
     if let Some(config) = &entry.manifest.config {
         // Renderer and parser have no word in the other packagings.
         let (digest, size) = (config.digest, config.size);
-        layers.push(Descriptor { media_type: media::CONFIG.into(), digest, size, annotations: Map::new() });
+        layers.push(Descriptor {
+            media_type: media::CONFIG.into(),
+            digest,
+            size,
+            annotations: Map::new(),
+        });
     }
     let config = match format {
         Format::Docker => docker_config(&model, &layers),
@@ -55,7 +70,10 @@ pub(crate) fn package(store: &Store, entry: &Entry, format: Format) -> Result<Ou
     let stored = store.add_blob(&config_bytes)?;
     let (config_type, artifact_type) = match format {
         Format::Docker => ("application/vnd.docker.ai.model.config.v0.1+json", ""),
-        _ => ("application/vnd.cncf.model.config.v1+json", "application/vnd.cncf.model.manifest.v1+json"),
+        _ => (
+            "application/vnd.cncf.model.config.v1+json",
+            "application/vnd.cncf.model.manifest.v1+json",
+        ),
     };
     let artifact = Artifact {
         schema_version: 2,
@@ -69,18 +87,24 @@ pub(crate) fn package(store: &Store, entry: &Entry, format: Format) -> Result<Ou
         },
         layers,
     };
-    let manifest = serde_json::to_vec(&artifact).map_err(|e| RegistryError::Setup(e.to_string()))?;
+    let manifest =
+        serde_json::to_vec(&artifact).map_err(|e| RegistryError::Setup(e.to_string()))?;
     Ok(Outgoing { manifest, layers: blobs(&artifact), made: Some(stored.digest) })
 }
 
 /// The package that the model was made of.
-fn as_it_came(store: &Store, entry: &Entry, format: Format) -> Result<Option<Outgoing>, RegistryError> {
+fn as_it_came(
+    store: &Store,
+    entry: &Entry,
+    format: Format,
+) -> Result<Option<Outgoing>, RegistryError> {
     for layer in entry.manifest.all(MANIFEST) {
         let path = store.layer_file(layer)?;
         let manifest = std::fs::read(&path).map_err(|e| StoreError::io("read", &path, &e))?;
         let Ok(artifact) = serde_json::from_slice::<Artifact>(&manifest) else { continue };
         let layers = blobs(&artifact);
-        if artifact.format() == format && layers.iter().all(|layer| store.layer_file(layer).is_ok()) {
+        if artifact.format() == format && layers.iter().all(|layer| store.layer_file(layer).is_ok())
+        {
             return Ok(Some(Outgoing { manifest, layers, made: None }));
         }
     }
@@ -99,7 +123,9 @@ fn kind(media_type: &str, format: Format) -> Option<String> {
         media::PROJECTOR => ("mmproj", "weight.v1.raw"),
         media::LICENSE => ("license", "doc.v1.raw"),
         // In Ollama's words, which others pass over.
-        media::TEMPLATE | media::SYSTEM | media::PARAMS | media::MESSAGES => return Some(media_type.into()),
+        media::TEMPLATE | media::SYSTEM | media::PARAMS | media::MESSAGES => {
+            return Some(media_type.into());
+        }
         _ => return None,
     };
     Some(match format {

@@ -45,18 +45,23 @@ impl Registry {
         let mut children = Vec::new();
         for at in select(&list, &name, options)? {
             let runner = &list.children[at].runner;
-            let of = if runner.is_empty() { list.children[at].digest.short() } else { shown(runner) };
+            let of =
+                if runner.is_empty() { list.children[at].digest.short() } else { shown(runner) };
             tell(report, Progress::status(format!("pulling manifest for {of}"))).await;
-            let text = self.child_text(&mut sources, store, &list.children[at], report, &mut held).await;
+            let text =
+                self.child_text(&mut sources, store, &list.children[at], report, &mut held).await;
             let child = text.and_then(|text| read_child(&list.children[at], text, options));
             children.push(child.map_err(|error| of_child(&list, at, &name, error).of_manifest())?);
         }
         let mut seen = HashSet::new();
         let layers = children.iter().flat_map(|child| child.manifest.blobs());
-        let blobs: Vec<_> =
-            layers.map(|layer| (layer.digest, layer.size)).filter(|blob| seen.insert(*blob)).collect();
+        let blobs: Vec<_> = layers
+            .map(|layer| (layer.digest, layer.size))
+            .filter(|blob| seen.insert(*blob))
+            .collect();
         note(store, &name, blobs.clone()).await?;
-        let blobs: Vec<_> = blobs.into_iter().map(|(digest, size)| Wanted::blob(digest, size)).collect();
+        let blobs: Vec<_> =
+            blobs.into_iter().map(|(digest, size)| Wanted::blob(digest, size)).collect();
         self.blobs(&mut sources, store, &blobs, report, &mut held).await?;
         let references = children.into_iter().filter(|child| !child.is_inline);
         let texts = references.map(|child| child.text).collect();
@@ -82,8 +87,11 @@ impl Registry {
             return Ok(text);
         }
         loop {
-            let Some(session) = sources.first().cloned() else { return Err(RegistryError::NotFound) };
-            let error = match watched(&session, Some(report), session.child_manifest(digest)).await {
+            let Some(session) = sources.first().cloned() else {
+                return Err(RegistryError::NotFound);
+            };
+            let error = match watched(&session, Some(report), session.child_manifest(digest)).await
+            {
                 Ok(text) => return Ok(text),
                 Err(error) => error,
             };
@@ -104,7 +112,9 @@ impl Registry {
         let sessions = self.sessions(name, options, &self.limits(options))?;
         let mut sources = Sources { sessions, missed: Vec::new() };
         loop {
-            let Some(session) = sources.first().cloned() else { return Err(RegistryError::NotFound) };
+            let Some(session) = sources.first().cloned() else {
+                return Err(RegistryError::NotFound);
+            };
             match session.child_manifest(digest).await {
                 Ok(bytes) => return Ok(bytes),
                 Err(error) if error.is_ours() => return Err(error),
@@ -120,7 +130,11 @@ pub(super) fn read_list(bytes: &[u8]) -> Result<ManifestList, RegistryError> {
 }
 
 /// Refuses a plain manifest that states another runner than the wanted one.
-pub(super) fn check_runner(name: &ModelName, bytes: &[u8], options: &Options) -> Result<(), RegistryError> {
+pub(super) fn check_runner(
+    name: &ModelName,
+    bytes: &[u8],
+    options: &Options,
+) -> Result<(), RegistryError> {
     let Some(wanted) = &options.runner else { return Ok(()) };
     match Document::parse(bytes) {
         Ok(Document::Manifest { runner, .. })
@@ -133,7 +147,11 @@ pub(super) fn check_runner(name: &ModelName, bytes: &[u8], options: &Options) ->
 }
 
 /// Chooses the children to fetch.
-fn select(list: &ManifestList, name: &ModelName, options: &Options) -> Result<Vec<usize>, RegistryError> {
+fn select(
+    list: &ManifestList,
+    name: &ModelName,
+    options: &Options,
+) -> Result<Vec<usize>, RegistryError> {
     let children = || 0..list.children.len();
     if let Some(wanted) = &options.runner {
         let is_wanted = |at: &usize| list.children[*at].runner.eq_ignore_ascii_case(wanted);
@@ -151,7 +169,11 @@ fn select(list: &ManifestList, name: &ModelName, options: &Options) -> Result<Ve
 }
 
 /// Reads the manifest of a child. A child that was chosen to run here must not come in tensors.
-fn read_child(child: &Child, text: Bytes, options: &Options) -> Result<ChildManifest, RegistryError> {
+fn read_child(
+    child: &Child,
+    text: Bytes,
+    options: &Options,
+) -> Result<ChildManifest, RegistryError> {
     if let Ok(Document::List(_)) = Document::parse(&text) {
         return Err(RegistryError::NotAManifest("it is a list itself".into()));
     }
@@ -175,7 +197,12 @@ fn stored_manifest(store: &Store, digest: &Digest) -> Option<Bytes> {
 }
 
 /// An error about a child, which the message names.
-fn of_child(list: &ManifestList, at: usize, name: &ModelName, error: RegistryError) -> RegistryError {
+fn of_child(
+    list: &ManifestList,
+    at: usize,
+    name: &ModelName,
+    error: RegistryError,
+) -> RegistryError {
     let child = describe(at, &list.children[at]);
     match error {
         error if error.is_ours() => error,
@@ -197,8 +224,13 @@ pub(crate) fn describe(at: usize, child: &Child) -> String {
 /// The runners and formats of a list for messages.
 fn known(list: &ManifestList) -> String {
     let one = |child: &Child| {
-        let runner = if child.runner.is_empty() { "no runner".into() } else { shown(&child.runner) };
-        if child.format.is_empty() { runner } else { format!("{runner} ({})", shown(&child.format)) }
+        let runner =
+            if child.runner.is_empty() { "no runner".into() } else { shown(&child.runner) };
+        if child.format.is_empty() {
+            runner
+        } else {
+            format!("{runner} ({})", shown(&child.format))
+        }
     };
     list.children.iter().take(MAX_NAMED).map(one).collect::<Vec<_>>().join(", ")
 }

@@ -59,8 +59,12 @@ fn with_manifests(
         manifests.push(list.clone());
     }
     let digests: Vec<Digest> = manifests.iter().map(|text| Digest::of(text)).collect();
-    let added: Vec<Digest> = digests.iter().filter(|digest| !store.has_blob(digest)).copied().collect();
-    let done = manifests.iter().try_for_each(|text| store.add_manifest(text).map(drop)).and_then(|()| work());
+    let added: Vec<Digest> =
+        digests.iter().filter(|digest| !store.has_blob(digest)).copied().collect();
+    let done = manifests
+        .iter()
+        .try_for_each(|text| store.add_manifest(text).map(drop))
+        .and_then(|()| work());
     if done.is_err() {
         store.let_go(digests);
         if let Err(error) = store.discard_blobs(&added) {

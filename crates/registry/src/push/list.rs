@@ -32,15 +32,20 @@ pub(super) fn read_list(
     format: Format,
 ) -> Result<Option<Outgoing>, RegistryError> {
     let (entry, bytes) = store.manifest_bytes(name)?;
-    let Some(list) = entry.list.as_ref().filter(|_| format == Format::Ollama) else { return Ok(None) };
+    let Some(list) = entry.list.as_ref().filter(|_| format == Format::Ollama) else {
+        return Ok(None);
+    };
     let mut outgoing = Outgoing::of(entry.name.clone(), Vec::new(), bytes, None);
     for (at, stored) in list.children.iter().enumerate() {
         let child = &stored.child;
         let is_missing = |layer: &&Layer| store.layer_file(layer).is_err();
-        let missing = || stored.manifest.iter().flat_map(|manifest| manifest.blobs()).filter(is_missing);
-        let is_absent = stored.manifest.is_none() || child.inline.is_some() && missing().next().is_some();
+        let missing =
+            || stored.manifest.iter().flat_map(|manifest| manifest.blobs()).filter(is_missing);
+        let is_absent =
+            stored.manifest.is_none() || child.inline.is_some() && missing().next().is_some();
         if is_absent {
-            let inline_blobs = child.inline.as_ref().map(|_| missing().map(|layer| layer.digest).collect());
+            let inline_blobs =
+                child.inline.as_ref().map(|_| missing().map(|layer| layer.digest).collect());
             let description = describe_child(at, child);
             outgoing.absent.push(AbsentChild { description, digest: child.digest, inline_blobs });
             continue;
@@ -61,7 +66,10 @@ pub(super) fn read_list(
 }
 
 /// Refuses a list with a child that is neither in the store nor at the registry.
-pub(super) async fn check_absent(session: &Session, outgoing: &Outgoing) -> Result<(), RegistryError> {
+pub(super) async fn check_absent(
+    session: &Session,
+    outgoing: &Outgoing,
+) -> Result<(), RegistryError> {
     for child in &outgoing.absent {
         if !is_at_registry(session, child).await? {
             let (name, child) = (outgoing.name.to_string(), child.description.clone());

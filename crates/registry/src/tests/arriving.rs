@@ -61,7 +61,10 @@ async fn the_last_byte_of_a_blob_waits_for_its_digest() {
     let (bytes, error) = read_all(bench.running(&server, &model).await, size).await;
     assert!(bytes.len() < size, "all of a wrong blob was handed out");
     let error = error.unwrap();
-    assert!(matches!(error, RegistryError::DigestMismatch { .. } | RegistryError::Anew { .. }), "{error}");
+    assert!(
+        matches!(error, RegistryError::DigestMismatch { .. } | RegistryError::Anew { .. }),
+        "{error}"
+    );
     // Also of a part of it that is asked for alone.
     let mut running = bench.running(&server, &model).await;
     assert!(running.read(size as u64 - 1, 1).await.is_err());
@@ -116,7 +119,8 @@ async fn a_slow_reader_gets_the_rest_of_a_blob_that_is_removed_meanwhile() {
     let size = 3 << 20;
     let model = Model::new(size);
     let right = model.blobs[&model.weights.to_string()].clone();
-    let (server, gate) = gated(&model, |seen| seen.range().is_some_and(|(first, _)| first > 0)).await;
+    let (server, gate) =
+        gated(&model, |seen| seen.range().is_some_and(|(first, _)| first > 0)).await;
     let bench = Bench::new();
     let mut slow = bench.running(&server, &model).await;
     let mut bytes = slow.read(0, 1000).await.unwrap().to_vec();
@@ -142,7 +146,8 @@ async fn another_process_reads_along_and_fetches_nothing_again() {
     let size = 3 << 20;
     let model = Model::new(size);
     let right = model.blobs[&model.weights.to_string()].clone();
-    let (server, gate) = gated(&model, |seen| seen.range().is_some_and(|(first, _)| first > 0)).await;
+    let (server, gate) =
+        gated(&model, |seen| seen.range().is_some_and(|(first, _)| first > 0)).await;
     let first = Bench::new();
     let second = first.beside();
     let mut begun = first.running(&server, &model).await;
@@ -164,7 +169,8 @@ async fn who_reads_along_goes_on_by_himself_when_the_other_process_ends() {
     let size = 3 << 20;
     let model = Model::new(size);
     let right = model.blobs[&model.weights.to_string()].clone();
-    let (server, gate) = gated(&model, |seen| seen.range().is_some_and(|(first, _)| first > 0)).await;
+    let (server, gate) =
+        gated(&model, |seen| seen.range().is_some_and(|(first, _)| first > 0)).await;
     let first = Bench::new();
     let second = first.beside();
     let mut begun = first.running(&server, &model).await;

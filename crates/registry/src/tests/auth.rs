@@ -41,7 +41,8 @@ fn verify(public: &str, signature: &str, url: &str) {
     let key = &STANDARD.decode(public).unwrap()[19..];
     let body = STANDARD.encode("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     let key = ring::signature::UnparsedPublicKey::new(&ring::signature::ED25519, key);
-    key.verify(format!("GET,{url},{body}").as_bytes(), &STANDARD.decode(signature).unwrap()).unwrap();
+    key.verify(format!("GET,{url},{body}").as_bytes(), &STANDARD.decode(signature).unwrap())
+        .unwrap();
 }
 
 #[tokio::test]
@@ -62,12 +63,16 @@ async fn a_realm_on_another_host_or_port_gets_nothing() {
 #[tokio::test]
 async fn registries_that_want_another_kind_of_proof_are_told_apart() {
     let server = Server::start(|_| {
-        let basic = Response::builder().status(401).header("WWW-Authenticate", r#"Basic realm="harbor""#);
+        let basic =
+            Response::builder().status(401).header("WWW-Authenticate", r#"Basic realm="harbor""#);
         basic.body(Body::empty()).unwrap()
     })
     .await;
     let text = Bench::new().pull_err(&server.model()).await;
-    let want = format!("pull model manifest: the registry {} wants a user name and a password", server.host);
+    let want = format!(
+        "pull model manifest: the registry {} wants a user name and a password",
+        server.host
+    );
     assert!(text.starts_with(&want), "{text}");
     let silent = Server::start(|_| status(401, "")).await;
     let text = Bench::new().pull_err(&silent.model()).await;
@@ -134,8 +139,14 @@ async fn a_password_is_shown_to_the_registry_that_asks_and_to_no_storage() {
     bench.assert_has(&model, &server.model());
     assert!(storage.seen().iter().all(|seen| seen.headers.get("authorization").is_none()));
     let wrong = with(&server.host, basic("user", "wrong"));
-    assert_eq!(wrong.pull_err(&server.model()).await, "pull model manifest: unauthorized: access denied");
-    assert!(!bench.dir.path().join("id_ed25519").exists(), "no key is made where none is asked for");
+    assert_eq!(
+        wrong.pull_err(&server.model()).await,
+        "pull model manifest: unauthorized: access denied"
+    );
+    assert!(
+        !bench.dir.path().join("id_ed25519").exists(),
+        "no key is made where none is asked for"
+    );
 }
 
 #[tokio::test]
@@ -176,7 +187,9 @@ async fn a_token_that_is_set_is_shown_unasked() {
         _ => status(404, ""),
     })
     .await;
-    with(&server.host, Credentials::Token(Secret::Text("hf_secret".into()))).pull_ok(&server.model()).await;
+    with(&server.host, Credentials::Token(Secret::Text("hf_secret".into())))
+        .pull_ok(&server.model())
+        .await;
     let file = with(&server.host, Credentials::Token(Secret::File("/nowhere/token".into())));
     let text = file.pull_err(&server.model()).await;
     assert!(text.contains("/nowhere/token") && text.contains(&server.host), "{text}");
@@ -214,7 +227,10 @@ async fn token_servers_that_refuse_flood_or_babble_are_understood() {
         ((403, "no".to_owned()), "unauthorized: access denied"),
         ((500, "broken".to_owned()), "500 Internal Server Error: broken"),
         ((200, "<html>".to_owned()), "the answer to a request for a token is none"),
-        ((200, format!("{{\"token\":\"{}\"}}", "x".repeat(1 << 20))), "the answer has more than 65536 bytes"),
+        (
+            (200, format!("{{\"token\":\"{}\"}}", "x".repeat(1 << 20))),
+            "the answer has more than 65536 bytes",
+        ),
         ((302, String::new()), "302 Found"),
     ] {
         let server = Server::start(move |seen| match seen.path.as_str() {
@@ -240,7 +256,11 @@ async fn a_token_that_expires_on_the_way_is_asked_for_again() {
         }
         *uses += 1;
         let good = seen.header("authorization") == format!("Bearer t{tokens}") && *uses <= 2;
-        if good { served.answer(&seen) } else { challenge(&format!("http://{}/token", seen.header("host"))) }
+        if good {
+            served.answer(&seen)
+        } else {
+            challenge(&format!("http://{}/token", seen.header("host")))
+        }
     })
     .await;
     let bench = Bench::with(|settings| settings.streams = 1);
@@ -252,14 +272,18 @@ async fn a_token_that_expires_on_the_way_is_asked_for_again() {
 async fn a_clock_that_is_wrong_is_named() {
     let server = Server::start(|seen| match seen.path.as_str() {
         "/token" if seen.header("authorization").is_empty() => status(401, ""),
-        "/token" => {
-            status(401, r#"{"errors":[{"code":"UNAUTHORIZED","message":"the clocks are too far apart"}]}"#)
-        }
+        "/token" => status(
+            401,
+            r#"{"errors":[{"code":"UNAUTHORIZED","message":"the clocks are too far apart"}]}"#,
+        ),
         _ => challenge(&format!("http://{}/token", seen.header("host"))),
     })
     .await;
     let text = Bench::new().pull_err(&server.model()).await;
-    assert_eq!(text, "pull model manifest: unauthorized: access denied: the clocks are too far apart");
+    assert_eq!(
+        text,
+        "pull model manifest: unauthorized: access denied: the clocks are too far apart"
+    );
 }
 
 #[tokio::test]
@@ -288,7 +312,8 @@ async fn a_token_never_follows_a_redirect_to_another_host() {
 
 #[tokio::test]
 async fn the_storage_host_cannot_ask_for_proof() {
-    let storage = Server::start(|seen| challenge(&format!("http://{}/token", seen.header("host")))).await;
+    let storage =
+        Server::start(|seen| challenge(&format!("http://{}/token", seen.header("host")))).await;
     let (served, target) = (Model::new(1000), storage.host.clone());
     let server = Server::start(move |seen| {
         if !seen.is_blob() {
@@ -305,7 +330,8 @@ async fn the_storage_host_cannot_ask_for_proof() {
 
 #[tokio::test]
 async fn without_a_place_for_a_key_a_locked_registry_says_so() {
-    let server = Server::start(|seen| challenge(&format!("http://{}/token", seen.header("host")))).await;
+    let server =
+        Server::start(|seen| challenge(&format!("http://{}/token", seen.header("host")))).await;
     let bench = Bench::with(|settings| settings.key = None);
     let text = bench.pull_err(&server.model()).await;
     assert!(text.contains("there is no key"), "{text}");
@@ -336,7 +362,8 @@ async fn what_a_refusal_repeats_of_our_secrets_is_not_said() {
         let bench = with(&server.host, basic("me", "pass word"));
         let text = bench.pull_err(&server.model()).await;
         assert!(text.contains("bad proof: Basic …"), "{name}: {text}");
-        for secret in ["pass word", &STANDARD.encode("pass word"), &STANDARD.encode("me:pass word")] {
+        for secret in ["pass word", &STANDARD.encode("pass word"), &STANDARD.encode("me:pass word")]
+        {
             assert!(!text.contains(secret), "{name}: {text}");
         }
     }

@@ -39,7 +39,10 @@ async fn bytes_that_are_not_the_blob_never_get_its_name() {
     let bench = Bench::new();
     let (done, lines) = bench.pull(&server.model()).await;
     let text = done.unwrap_err().to_string();
-    let want = format!("digest mismatch, file must be downloaded again: want {}, got sha256:", model.weights);
+    let want = format!(
+        "digest mismatch, file must be downloaded again: want {}, got sha256:",
+        model.weights
+    );
     assert!(text.starts_with(&want), "{text}");
     assert_eq!(lines.last().unwrap().status, "verifying sha256 digest");
     assert_clean(&bench);
@@ -55,7 +58,10 @@ async fn a_blob_that_a_registry_lacks_is_named_with_registry_and_model() {
     let text = bench.pull_err(&server.model()).await;
     let start = format!("404 Not Found: {} has no blob ", server.host);
     let name = ModelRef::parse(&server.model()).unwrap().name;
-    assert!(text.starts_with(&start) && text.ends_with(&format!(" of {name}, and says: {{}}")), "{text}");
+    assert!(
+        text.starts_with(&start) && text.ends_with(&format!(" of {name}, and says: {{}}")),
+        "{text}"
+    );
     assert_eq!(bench.store.pulls().unwrap(), []);
 }
 
@@ -122,8 +128,9 @@ async fn one_blob_of_two_sizes_is_refused() {
 #[tokio::test]
 async fn an_endless_manifest_ends() {
     let server = Server::start(|_| {
-        let forever =
-            futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from(vec![b' '; 1 << 16])));
+        let forever = futures_util::stream::repeat_with(|| {
+            Ok::<_, std::io::Error>(Bytes::from(vec![b' '; 1 << 16]))
+        });
         Response::new(Body::from_stream(forever))
     })
     .await;
@@ -160,7 +167,10 @@ async fn compressed_answers_are_refused_unread() {
         })
         .await;
         let text = Bench::new().pull_err(&server.model()).await;
-        assert!(text.contains("the answer is compressed (gzip), which was not asked for"), "{text}");
+        assert!(
+            text.contains("the answer is compressed (gzip), which was not asked for"),
+            "{text}"
+        );
     }
 }
 
@@ -218,9 +228,14 @@ async fn a_page_for_browsers_is_no_blob() {
 #[tokio::test]
 async fn ranges_that_were_not_asked_for_are_refused() {
     let model = Model::new(3 << 20);
-    for range in
-        ["", "bytes 5-9/3145728", "bytes 0-99999999/3145728", "bytes 9-0/3145728", "0-9", "bytes x-y/z"]
-    {
+    for range in [
+        "",
+        "bytes 5-9/3145728",
+        "bytes 0-99999999/3145728",
+        "bytes 9-0/3145728",
+        "0-9",
+        "bytes x-y/z",
+    ] {
         let server = with_blobs(&model, move |_, blob| {
             let part = Response::builder().status(206).header("Content-Range", range);
             Some(part.body(blob.slice(..10).into()).unwrap())
@@ -253,7 +268,13 @@ async fn a_server_that_sends_the_whole_for_later_parts_only_is_asked_again() {
 async fn redirect_loops_end() {
     let model = Model::new(1000);
     let server = with_blobs(&model, |seen, _| {
-        Some(Response::builder().status(307).header("Location", &seen.path).body(Body::empty()).unwrap())
+        Some(
+            Response::builder()
+                .status(307)
+                .header("Location", &seen.path)
+                .body(Body::empty())
+                .unwrap(),
+        )
     })
     .await;
     let text = Bench::new().pull_err(&server.model()).await;
@@ -266,7 +287,13 @@ async fn redirects_to_no_web_address_are_refused() {
     for place in ["file:///etc/passwd", "ftp://h/x", "http://"] {
         let model = Model::new(1000);
         let server = with_blobs(&model, move |_, _| {
-            Some(Response::builder().status(302).header("Location", place).body(Body::empty()).unwrap())
+            Some(
+                Response::builder()
+                    .status(302)
+                    .header("Location", place)
+                    .body(Body::empty())
+                    .unwrap(),
+            )
         })
         .await;
         let text = Bench::new().pull_err(&server.model()).await;
@@ -317,12 +344,17 @@ async fn a_blob_that_drips_is_asked_for_again_and_given_up() {
     bench.pull_ok(&server.model()).await;
     bench.assert_has(&model, &server.model());
     // All of them.
-    let server = with_blobs(&model, move |seen, blob| (blob.len() > 1000).then(|| drips(blob, seen))).await;
+    let server =
+        with_blobs(&model, move |seen, blob| (blob.len() > 1000).then(|| drips(blob, seen))).await;
     let (bench, begun) = (Bench::with(|settings| settings.streams = 1), std::time::Instant::now());
     let text = bench.pull_err(&server.model()).await;
-    assert!(text.starts_with("max retries exceeded: http://") && text.contains(": only "), "{text}");
+    assert!(
+        text.starts_with("max retries exceeded: http://") && text.contains(": only "),
+        "{text}"
+    );
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
-    let firsts: Vec<u64> = server.blob_requests().iter().filter_map(|s| Some(s.range()?.0)).collect();
+    let firsts: Vec<u64> =
+        server.blob_requests().iter().filter_map(|s| Some(s.range()?.0)).collect();
     assert!(
         firsts.len() >= 6 && firsts.is_sorted_by(|a, b| a < b),
         "each goes on where the last one was: {firsts:?}"
@@ -349,7 +381,11 @@ async fn a_busy_server_is_given_time() {
         let mut busy = busy.lock().unwrap();
         *busy += 1;
         (*busy % 3 == 0).then(|| {
-            Response::builder().status(429).header("Retry-After", "0").body("slow down".into()).unwrap()
+            Response::builder()
+                .status(429)
+                .header("Retry-After", "0")
+                .body("slow down".into())
+                .unwrap()
         })
     })
     .await;
@@ -362,8 +398,9 @@ async fn a_busy_server_is_given_time() {
 async fn a_manifest_is_waited_for_as_long_as_the_registry_asks_and_no_more_than_three_times() {
     let model = Model::new(1000);
     let (served, times) = (model.clone(), Mutex::new(0));
-    let busy =
-        || Response::builder().status(429).header("Retry-After", "1").body("slow down".into()).unwrap();
+    let busy = || {
+        Response::builder().status(429).header("Retry-After", "1").body("slow down".into()).unwrap()
+    };
     let server = Server::start(move |seen| {
         let mut times = times.lock().unwrap();
         *times += 1;
@@ -404,7 +441,9 @@ async fn who_is_not_there_is_named() {
     let bench = Bench::new();
     let text = bench.pull_err("127.0.0.1:1/x/y").await;
     assert!(
-        text.starts_with("pull model manifest: Get \"http://127.0.0.1:1/v2/x/y/manifests/latest\": "),
+        text.starts_with(
+            "pull model manifest: Get \"http://127.0.0.1:1/v2/x/y/manifests/latest\": "
+        ),
         "{text}"
     );
     let server = Server::start(|_| status(404, "{}")).await;

@@ -16,7 +16,10 @@ fn split() -> [Bytes; 2] {
             writer.set("general.architecture", "llama").set("general.file_type", 0u32);
             writer.set("llama.context_length", 64u32).set("llama.embedding_length", 2u32);
         }
-        writer.set("split.no", number as u16).set("split.count", 2u16).set("split.tensors.count", 2i32);
+        writer
+            .set("split.no", number as u16)
+            .set("split.count", 2u16)
+            .set("split.tensors.count", 2i32);
         writer.tensor(&format!("blk.{number}.attn_norm.weight"), TensorType::F32, &[2]).unwrap();
         writer.to_vec([&[number as u8; 8][..]]).unwrap().into()
     })
@@ -36,7 +39,10 @@ async fn hub(files: Vec<(&'static str, Bytes)>) -> Server {
 }
 
 /// The same, of which a file cannot be had at the moment.
-async fn hub_without(files: Vec<(&'static str, Bytes)>, missing: Arc<Mutex<Option<&'static str>>>) -> Server {
+async fn hub_without(
+    files: Vec<(&'static str, Bytes)>,
+    missing: Arc<Mutex<Option<&'static str>>>,
+) -> Server {
     let commit = "0123456789abcdef0123456789abcdef01234567";
     Server::start(move |seen| {
         if seen.header("authorization") != "Bearer hf_secret" {
@@ -96,7 +102,10 @@ async fn a_model_in_several_files_comes_by_the_listing_and_becomes_one() {
     let name = format!("{}:Q4_0", server.model());
     let lines = bench.pull_ok(&name).await;
     let done = lines.iter().filter(|line| line.total > 0 && line.completed == line.total);
-    assert_eq!(done.filter_map(|line| line.digest).collect::<std::collections::HashSet<_>>().len(), 2);
+    assert_eq!(
+        done.filter_map(|line| line.digest).collect::<std::collections::HashSet<_>>().len(),
+        2
+    );
     let entry = bench.store.get(&ModelRef::parse(&name).unwrap().name).unwrap();
     let weights = entry.manifest.last(media::MODEL).unwrap().digest;
     let gguf = Gguf::open(&bench.store.blob_path(&weights)).unwrap();
@@ -109,7 +118,10 @@ async fn a_model_in_several_files_comes_by_the_listing_and_becomes_one() {
     assert_eq!(before, after, "what has not changed is not fetched again");
 
     let text = bench.pull_err(&format!("{}:IQ1_S", server.model())).await;
-    assert!(text.contains("no file for the tag \"IQ1_S\"") && text.contains("m-Q8_0.gguf"), "{text}");
+    assert!(
+        text.contains("no file for the tag \"IQ1_S\"") && text.contains("m-Q8_0.gguf"),
+        "{text}"
+    );
 }
 
 #[tokio::test]
@@ -189,7 +201,8 @@ async fn what_the_hub_has_given_in_part_is_noted_under_the_models_name() {
     let (here, all) = (first.len() as u64, (first.len() + second.len()) as u64);
     let missing = Arc::new(Mutex::new(Some(SECOND)));
     let server =
-        hub_without(vec![("m-Q4_0-00001-of-00002.gguf", first), (SECOND, second)], missing.clone()).await;
+        hub_without(vec![("m-Q4_0-00001-of-00002.gguf", first), (SECOND, second)], missing.clone())
+            .await;
     let bench = bench(&server);
     let name = format!("{}:Q4_0", server.model());
     bench.pull_err(&name).await;

@@ -35,8 +35,7 @@ fn reference(manifest: &Bytes, runner: &str, format: &str) -> Value {
 }
 
 fn list_of(children: &[Value]) -> Bytes {
-    let list =
-        json!({"schemaVersion": 2, "mediaType": media::MANIFEST_LIST, "manifests": children, "unknown": 1});
+    let list = json!({"schemaVersion": 2, "mediaType": media::MANIFEST_LIST, "manifests": children, "unknown": 1});
     list.to_string().into()
 }
 
@@ -44,7 +43,8 @@ impl ListRegistry {
     /// A list with references to a model for each runner.
     pub(crate) fn of(runners: &[(&str, &str)]) -> Self {
         let models: Vec<Model> = runners.iter().map(|(runner, _)| model_for(runner)).collect();
-        let children = runners.iter().zip(&models).map(|((r, f), model)| reference(&model.manifest, r, f));
+        let children =
+            runners.iter().zip(&models).map(|((r, f), model)| reference(&model.manifest, r, f));
         let list = list_of(&children.collect::<Vec<_>>());
         Self { list, ..Self::default() }.with(&models)
     }
@@ -100,7 +100,8 @@ impl Bench {
 
     /// The runner of the chosen child, and those of all children in the store, whose blobs are whole.
     fn runners(&self, name: &str, list: &Bytes) -> (String, Vec<String>) {
-        let (entry, bytes) = self.store.manifest_bytes(&ModelRef::parse(name).unwrap().name).unwrap();
+        let (entry, bytes) =
+            self.store.manifest_bytes(&ModelRef::parse(name).unwrap().name).unwrap();
         assert_eq!(
             (entry.digest, &bytes[..]),
             (Digest::of(list), &list[..]),
@@ -117,14 +118,17 @@ impl Bench {
 
     /// All files of the store and their contents, but for locks and notes.
     fn files(&self) -> Vec<(String, Vec<u8>)> {
-        let mut open: Vec<_> = ["blobs", "manifests", "manifests-v2"].map(|dir| self.root().join(dir)).into();
+        let mut open: Vec<_> =
+            ["blobs", "manifests", "manifests-v2"].map(|dir| self.root().join(dir)).into();
         let mut files = Vec::new();
         while let Some(dir) = open.pop() {
             for entry in std::fs::read_dir(dir).into_iter().flatten() {
                 let path = entry.unwrap().path();
                 match path.is_dir() {
                     true => open.push(path),
-                    false => files.push((path.display().to_string(), std::fs::read(&path).unwrap())),
+                    false => {
+                        files.push((path.display().to_string(), std::fs::read(&path).unwrap()))
+                    }
                 }
             }
         }
@@ -139,10 +143,16 @@ async fn the_child_that_runs_here_is_pulled_and_the_list_is_kept() {
     let server = registry.serve().await;
     let bench = Bench::new();
     let lines = bench.pull_ok(&server.model()).await;
-    assert_eq!(bench.runners(&server.model(), &registry.list), ("llamacpp".into(), vec!["llamacpp".into()]));
+    assert_eq!(
+        bench.runners(&server.model(), &registry.list),
+        ("llamacpp".into(), vec!["llamacpp".into()])
+    );
     let statuses: Vec<&str> = lines.iter().map(|line| line.status.as_str()).collect();
     assert_eq!(statuses[..2], ["pulling manifest", "pulling manifest for llamacpp"]);
-    assert!(statuses.ends_with(&["verifying sha256 digest", "writing manifest", "success"]), "{statuses:?}");
+    assert!(
+        statuses.ends_with(&["verifying sha256 digest", "writing manifest", "success"]),
+        "{statuses:?}"
+    );
     let seen = server.seen();
     let digest = Digest::of(&model_for("llamacpp").manifest);
     assert_eq!(seen[1].path, format!("/v2/test/m/manifests/{digest}"));
@@ -210,7 +220,10 @@ async fn further_runners_are_added_to_the_same_list() {
     assert!(asked.iter().all(|seen| of_mlx.iter().any(|digest| seen.path.ends_with(digest))));
     assert!(lines.iter().any(|line| line.status == "pulling manifest for mlx"));
     let error = bench.pull_with(&name, only("other")).await.0.unwrap_err().to_string();
-    assert!(error.contains("runners: other") && error.contains("mlx (safetensors), ggml (gguf)"), "{error}");
+    assert!(
+        error.contains("runners: other") && error.contains("mlx (safetensors), ggml (gguf)"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -235,11 +248,12 @@ async fn an_interrupted_pull_of_a_list_is_listed_and_resumes() {
     let (served, weights) = (registry.clone(), model_for("ggml").weights.to_string());
     let failing = Arc::new(Mutex::new(true));
     let fails = failing.clone();
-    let server = Server::start(move |seen| match *fails.lock().unwrap() && seen.path.ends_with(&weights) {
-        true => status(403, "not now"),
-        false => served.answer(&seen),
-    })
-    .await;
+    let server =
+        Server::start(move |seen| match *fails.lock().unwrap() && seen.path.ends_with(&weights) {
+            true => status(403, "not now"),
+            false => served.answer(&seen),
+        })
+        .await;
     let (name, bench) = (server.model(), Bench::new());
     assert!(bench.pull_with(&name, all()).await.0.is_err());
     let pulls = bench.store.pulls().unwrap();
@@ -266,11 +280,13 @@ async fn bad_lists_are_refused_with_their_entry_and_nothing_is_removed() {
     let before = bench.files();
     let [mlx, ggml, llamacpp] = RUNNERS.map(|(runner, _)| model_for(runner).manifest);
     let of = |manifest: &Bytes, runner: &str| reference(manifest, runner, "gguf");
-    let many: Vec<Value> = (0..10_000).map(|n| of(&Bytes::from(n.to_string()), &n.to_string())).collect();
+    let many: Vec<Value> =
+        (0..10_000).map(|n| of(&Bytes::from(n.to_string()), &n.to_string())).collect();
     let nested = list_of(&[of(&ggml, "ggml")]);
     let mut lying: Value = serde_json::from_slice(&ggml).unwrap();
     lying["digest"] = Digest::of(b"another").to_string().into();
-    let escaping = json!({"mediaType": media::MANIFEST, "digest": "sha256:../../x", "runner": "ggml"});
+    let escaping =
+        json!({"mediaType": media::MANIFEST, "digest": "sha256:../../x", "runner": "ggml"});
     let absent = Bytes::from_static(b"absent");
     let swapped = of(&Bytes::from_static(b"swapped"), "ggml");
     let mut with_more = good.clone().manifests;
@@ -279,16 +295,23 @@ async fn bad_lists_are_refused_with_their_entry_and_nothing_is_removed() {
     for (children, reasons) in [
         (vec![], ["no children", ""]),
         (many, ["10000 children", "at most 64"]),
-        (vec![of(&absent, "ggml"), of(&llamacpp, "llamacpp")], ["child 1 for ggml", "not at the registry"]),
+        (
+            vec![of(&absent, "ggml"), of(&llamacpp, "llamacpp")],
+            ["child 1 for ggml", "not at the registry"],
+        ),
         (vec![of(&ggml, "ggml"), of(&llamacpp, "GGML")], ["two children for the runner", "ggml"]),
-        (vec![serde_json::from_slice(&nested).unwrap()], ["child 1 of the list is a list itself", ""]),
+        (
+            vec![serde_json::from_slice(&nested).unwrap()],
+            ["child 1 of the list is a list itself", ""],
+        ),
         (vec![of(&mlx, "mlx"), of(&nested, "ggml")], ["child 2 for ggml", "is a list itself"]),
         (vec![of(&mlx, "mlx"), lying], ["child 2 of the list has the digest", "but the list says"]),
         (vec![swapped], ["child 1 for ggml", "digest"]),
         (vec![escaping], ["child 1 of the list has the invalid digest", "../../x"]),
     ] {
         let list = list_of(&children);
-        *current.lock().unwrap() = ListRegistry { list, manifests: with_more.clone(), ..good.clone() };
+        *current.lock().unwrap() =
+            ListRegistry { list, manifests: with_more.clone(), ..good.clone() };
         let error = bench.pull_with(&name, all()).await.0.unwrap_err().to_string();
         assert!(error.starts_with("pull model manifest: "), "{error}");
         assert!(reasons.iter().all(|reason| error.contains(reason)), "{error}");

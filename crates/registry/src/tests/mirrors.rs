@@ -49,7 +49,9 @@ async fn blobs_that_a_mirror_fails_at_come_from_the_registry_and_what_arrived_co
         async move {
             match seen.range() {
                 // The first part of the weights comes, and then never more.
-                Some((first, _)) if seen.path.ends_with(&served.weights.to_string()) && first > 0 => {
+                Some((first, _))
+                    if seen.path.ends_with(&served.weights.to_string()) && first > 0 =>
+                {
                     tokio::time::sleep(Duration::from_millis(200)).await;
                     status(500, "disk failure")
                 }
@@ -95,10 +97,14 @@ async fn a_mirror_says_for_whom_it_asks_to_registries_alone() {
     .await;
     let bench = Bench::new();
     let reference = ModelRef::parse(&origin.model()).unwrap();
-    let options = Options { insecure: true, via: Some("1.1 one, 1.1 two".into()), ..Options::default() };
+    let options =
+        Options { insecure: true, via: Some("1.1 one, 1.1 two".into()), ..Options::default() };
     bench.registry.look(&reference, &options).await.unwrap().fetch(&bench.store).await.unwrap();
     assert!(origin.seen().iter().all(|seen| seen.header("via") == "1.1 one, 1.1 two"));
-    assert!(!storage.seen().is_empty() && storage.seen().iter().all(|seen| seen.header("via").is_empty()));
+    assert!(
+        !storage.seen().is_empty()
+            && storage.seen().iter().all(|seen| seen.header("via").is_empty())
+    );
 }
 
 #[tokio::test]
@@ -140,8 +146,10 @@ async fn when_nobody_has_a_blob_all_answers_are_told() {
     let mirror = Server::of(&lying).await;
     let bench = bench(&origin, &[&mirror.host]);
     let text = bench.pull_err(&origin.model()).await;
-    let want =
-        format!("403 Forbidden: not today (mirrors that were asked first: {}: digest mismatch", mirror.host);
+    let want = format!(
+        "403 Forbidden: not today (mirrors that were asked first: {}: digest mismatch",
+        mirror.host
+    );
     assert!(text.starts_with(&want), "{text}");
 }
 
@@ -169,9 +177,14 @@ async fn a_child_that_a_mirror_lacks_comes_from_the_registry() {
     bench.pull_ok(&origin.model()).await;
     let entry = bench.store.get(&ModelRef::parse(&origin.model()).unwrap().name).unwrap();
     assert_eq!((entry.digest, entry.runner.as_str()), (Digest::of(&registry.list), "llamacpp"));
-    assert!(origin.seen().iter().all(|seen| !seen.path.ends_with("/latest")), "the mirror's list counts");
+    assert!(
+        origin.seen().iter().all(|seen| !seen.path.ends_with("/latest")),
+        "the mirror's list counts"
+    );
     // A mirror whose list breaks a rule is left.
-    let bad = Server::start(|_| status(200, json!({"mediaType": media::MANIFEST_LIST}).to_string())).await;
+    let bad =
+        Server::start(|_| status(200, json!({"mediaType": media::MANIFEST_LIST}).to_string()))
+            .await;
     let bench = self::bench(&origin, &[&bad.host]);
     bench.pull_ok(&origin.model()).await;
     assert_eq!(bad.seen().len(), 1);

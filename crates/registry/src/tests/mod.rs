@@ -226,7 +226,10 @@ pub(crate) fn slowly(pieces: Vec<(Duration, Option<Bytes>)>) -> Body {
 /// A small file of weights.
 pub(crate) fn gguf(seed: u32) -> Bytes {
     let mut writer = puna_gguf::Writer::new();
-    writer.set("general.architecture", "llama").set("general.file_type", 0u32).set("test.seed", seed);
+    writer
+        .set("general.architecture", "llama")
+        .set("general.file_type", 0u32)
+        .set("test.seed", seed);
     writer.set("llama.context_length", 64u32).set("llama.embedding_length", 2u32);
     writer.tensor("output_norm.weight", puna_quant::TensorType::F32, &[2]).unwrap();
     writer.to_vec([&[0u8; 8][..]]).unwrap().into()
@@ -311,7 +314,11 @@ impl Bench {
     /// The store has the model, whole, and nothing else.
     pub(crate) fn assert_has(&self, model: &Model, name: &str) {
         let entry = self.store.get(&ModelRef::parse(name).unwrap().name).unwrap();
-        assert_eq!(entry.digest, Digest::of(&model.manifest), "the manifest is stored byte for byte");
+        assert_eq!(
+            entry.digest,
+            Digest::of(&model.manifest),
+            "the manifest is stored byte for byte"
+        );
         for layer in entry.manifest.blobs() {
             self.store.verify_blob(&layer.digest).unwrap();
         }

@@ -58,8 +58,14 @@ async fn a_registry_with_tls_is_asked_through_a_tunnel() {
 
 #[tokio::test]
 async fn a_proxy_that_cannot_be_used_is_named_without_its_password() {
-    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
-    let refused = |proxy: String| async move { through(Some(&proxy), None, "").pull_err(FAR).await };
+    let gone = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .to_string();
+    let refused =
+        |proxy: String| async move { through(Some(&proxy), None, "").pull_err(FAR).await };
     let said = refused(format!("http://anna:secret@{gone}")).await;
     assert!(said.contains(&format!("by the proxy {gone} of HTTP_PROXY")), "{said}");
     assert!(!said.contains("secret") && !said.contains("anna"), "{said}");

@@ -22,17 +22,25 @@ async fn a_pull_reports_ollamas_lines_and_stores_the_manifest_as_it_came() {
         .collect();
     assert_eq!(statuses[..4], pulling);
     assert_eq!(statuses[4..], ["verifying sha256 digest", "writing manifest", "success"]);
-    let of_weights: Vec<_> = lines.iter().filter(|line| line.digest == Some(model.weights)).collect();
+    let of_weights: Vec<_> =
+        lines.iter().filter(|line| line.digest == Some(model.weights)).collect();
     assert!(of_weights.iter().all(|line| line.total == 5 << 20));
     assert!(of_weights.is_sorted_by_key(|line| line.completed), "progress never goes back");
     assert_eq!(of_weights.last().unwrap().completed, 5 << 20);
 
     let manifest = &server.seen()[0];
     assert_eq!(manifest.path, "/v2/test/m/manifests/latest");
-    assert!(manifest.header("accept").starts_with(&format!("{}, {}", media::MANIFEST_LIST, media::MANIFEST)));
+    assert!(manifest.header("accept").starts_with(&format!(
+        "{}, {}",
+        media::MANIFEST_LIST,
+        media::MANIFEST
+    )));
     assert!(manifest.header("user-agent").starts_with("ollama/"));
     let ranges: Vec<_> = server.blob_requests().iter().map(|seen| seen.range().unwrap()).collect();
-    assert!(ranges.contains(&(0, (1 << 20) - 1)) && ranges.contains(&(4 << 20, (5 << 20) - 1)), "{ranges:?}");
+    assert!(
+        ranges.contains(&(0, (1 << 20) - 1)) && ranges.contains(&(4 << 20, (5 << 20) - 1)),
+        "{ranges:?}"
+    );
 }
 
 impl Bench {
@@ -56,7 +64,8 @@ async fn a_registry_that_has_too_much_to_do_is_named_while_it_is_asked_again() {
         settings.pause = Duration::from_millis(60);
     });
     let lines = bench.pull_ok(&server.model()).await;
-    let waits: Vec<_> = lines.iter().filter_map(|line| line.status.strip_prefix("waiting for ")).collect();
+    let waits: Vec<_> =
+        lines.iter().filter_map(|line| line.status.strip_prefix("waiting for ")).collect();
     let why = "503 Service Unavailable: too much to do";
     let said = [2, 3].map(|attempt| format!("{}: {why} (attempt {attempt} of 3)", server.host));
     // Nothing may have been known of it yet when it was named first.
@@ -73,7 +82,8 @@ async fn what_is_there_already_is_not_fetched_again() {
     let before = server.blob_requests().len();
     let lines = bench.pull_ok(&server.model()).await;
     assert_eq!(server.blob_requests().len(), before);
-    let of_weights: Vec<_> = lines.iter().filter(|line| line.digest == Some(model.weights)).collect();
+    let of_weights: Vec<_> =
+        lines.iter().filter(|line| line.digest == Some(model.weights)).collect();
     assert_eq!(of_weights.len(), 1, "one line, complete");
     assert_eq!((of_weights[0].total, of_weights[0].completed), (3 << 20, 3 << 20));
     // A blob whose file was cut is no blob.
@@ -95,7 +105,10 @@ async fn a_new_version_removes_what_only_the_old_one_used() {
     *current.lock().unwrap() = new.clone();
     let lines = bench.pull_ok(&server.model()).await;
     let statuses: Vec<&str> = lines.iter().map(|line| line.status.as_str()).collect();
-    assert!(statuses.ends_with(&["writing manifest", "removing unused layers", "success"]), "{statuses:?}");
+    assert!(
+        statuses.ends_with(&["writing manifest", "removing unused layers", "success"]),
+        "{statuses:?}"
+    );
     bench.assert_has(&new, &server.model());
 }
 
@@ -150,11 +163,17 @@ async fn an_address_that_expires_is_asked_for_again() {
         }
         match seen.query.strip_prefix("at=").map(|at| at.parse::<usize>().unwrap()) {
             // Good for two requests.
-            Some(at) if seen.nth > at + 2 => status(403, "<Error><Code>AccessDenied</Code></Error>"),
+            Some(at) if seen.nth > at + 2 => {
+                status(403, "<Error><Code>AccessDenied</Code></Error>")
+            }
             Some(_) => served.answer(&seen),
             None => {
                 let place = format!("{}?at={}", seen.path, seen.nth);
-                Response::builder().status(307).header("Location", place).body(Body::empty()).unwrap()
+                Response::builder()
+                    .status(307)
+                    .header("Location", place)
+                    .body(Body::empty())
+                    .unwrap()
             }
         }
     })
@@ -281,8 +300,8 @@ async fn blobs_of_no_bytes_and_of_equal_bytes_are_fine() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_does_not_read_how_far_a_pull_is_holds_nobody_else_up() {
-    let [old, new] =
-        [1, 2].map(|n| Model::of(&[(media::MODEL, noise(9000, n).into()), (media::CONFIG, "{}".into())]));
+    let [old, new] = [1, 2]
+        .map(|n| Model::of(&[(media::MODEL, noise(9000, n).into()), (media::CONFIG, "{}".into())]));
     let current = Arc::new(Mutex::new(old));
     let served = current.clone();
     let server = Server::start(move |seen| served.lock().unwrap().answer(&seen)).await;
@@ -305,7 +324,11 @@ async fn who_does_not_read_how_far_a_pull_is_holds_nobody_else_up() {
     }
     let store = bench.store.clone();
     let other = tokio::task::spawn_blocking(move || store.discard_blobs(&[Digest::of(b"other")]));
-    tokio::time::timeout(Duration::from_secs(20), other).await.expect("the store is free").unwrap().unwrap();
+    tokio::time::timeout(Duration::from_secs(20), other)
+        .await
+        .expect("the store is free")
+        .unwrap()
+        .unwrap();
     let mut rest = Vec::new();
     while let Some(line) = lines.recv().await {
         rest.push(line.status);
@@ -332,7 +355,9 @@ fn nobody_who_answers_waits_for_the_disk() {
         let (go, wait) = std::sync::mpsc::channel::<()>();
         let busy = tokio::task::spawn_blocking(move || wait.recv());
         let (registry, store) = (&bench.registry, &bench.store);
-        assert!(registry.pull(store, &reference, &options, report.clone()).now_or_never().is_none());
+        assert!(
+            registry.pull(store, &reference, &options, report.clone()).now_or_never().is_none()
+        );
         assert!(registry.pull_file(store, &file, &options, report).now_or_never().is_none());
         assert!(found.fetch(store).now_or_never().is_none());
         assert!(found.completed(store).now_or_never().is_none());

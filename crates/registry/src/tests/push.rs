@@ -34,7 +34,9 @@ impl Taker {
         let id = seen.path.rsplit('/').next().unwrap().to_owned();
         let mut uploads = self.uploads.lock().unwrap();
         match (seen.method.as_str(), seen.path.contains("/uploads/")) {
-            ("HEAD", _) => status(if self.blobs.lock().unwrap().contains_key(&id) { 200 } else { 404 }, ""),
+            ("HEAD", _) => {
+                status(if self.blobs.lock().unwrap().contains_key(&id) { 200 } else { 404 }, "")
+            }
             ("POST", true) => {
                 let id = format!("u{}", seen.nth);
                 uploads.insert(id.clone(), Vec::new());
@@ -46,7 +48,8 @@ impl Taker {
             },
             ("PATCH", true) => {
                 let Some(data) = uploads.get_mut(&id) else { return status(404, "") };
-                let first: usize = seen.header("content-range").split('-').next().unwrap().parse().unwrap();
+                let first: usize =
+                    seen.header("content-range").split('-').next().unwrap().parse().unwrap();
                 if first != data.len() {
                     return status(416, "out of order");
                 }
@@ -124,7 +127,8 @@ async fn a_push_sends_what_is_missing_and_the_manifest_as_it_is() {
 
         let before = server.seen().len();
         bench.push(&name).await.0.unwrap();
-        let again: Vec<_> = server.seen()[before..].iter().map(|seen| seen.method.clone()).collect();
+        let again: Vec<_> =
+            server.seen()[before..].iter().map(|seen| seen.method.clone()).collect();
         assert_eq!(again, ["HEAD", "HEAD", "HEAD", "PUT"], "what is there is not sent again");
     }
 }
@@ -147,11 +151,15 @@ async fn the_requests_are_those_of_ollama() {
         ("application/octet-stream", "1")
     );
     // The recorded form: MD5 of the binary MD5s, and their number.
-    let sum: String = Md5::digest(Md5::digest(&seen[2].body)).iter().map(|b| format!("{b:02x}")).collect();
+    let sum: String =
+        Md5::digest(Md5::digest(&seen[2].body)).iter().map(|b| format!("{b:02x}")).collect();
     let digest = model.weights.to_string().replace(':', "%3A");
     assert_eq!(seen[3].query, format!("state=x&digest={digest}&etag={sum}-1"));
     let manifest = seen.last().unwrap();
-    assert_eq!((manifest.method.as_str(), manifest.path.as_str()), ("PUT", "/v2/me/m/manifests/v1"));
+    assert_eq!(
+        (manifest.method.as_str(), manifest.path.as_str()),
+        ("PUT", "/v2/me/m/manifests/v1")
+    );
     assert_eq!(manifest.header("content-type"), media::MANIFEST);
 }
 
@@ -184,7 +192,9 @@ async fn a_piece_that_failed_goes_on_where_the_registry_stopped() {
     let taker = Taker::default();
     let served = taker.clone();
     let server = Server::start(move |seen| {
-        if seen.method == "PATCH" && seen.header("content-range").starts_with("0-") && seen.body.len() > 1000
+        if seen.method == "PATCH"
+            && seen.header("content-range").starts_with("0-")
+            && seen.body.len() > 1000
         {
             // Takes a part and breaks.
             let id = seen.path.rsplit('/').next().unwrap().to_owned();
@@ -201,7 +211,8 @@ async fn a_piece_that_failed_goes_on_where_the_registry_stopped() {
         taker.blobs.lock().unwrap()[&model.weights.to_string()],
         model.blobs[&model.weights.to_string()]
     );
-    let ranges: Vec<_> = server.seen().iter().map(|seen| seen.header("content-range").to_owned()).collect();
+    let ranges: Vec<_> =
+        server.seen().iter().map(|seen| seen.header("content-range").to_owned()).collect();
     assert!(ranges.contains(&"100000-299999".to_owned()), "{ranges:?}");
 }
 
@@ -213,9 +224,15 @@ async fn a_storage_elsewhere_takes_the_bytes_without_credentials() {
     let server = Server::start(move |seen| match seen.method.as_str() {
         _ if seen.path == "/token" => status(200, r#"{"token":"t"}"#),
         _ if seen.header("authorization") != "Bearer t" => {
-            let text =
-                format!(r#"Bearer realm="http://{}/token",service="s",scope="x""#, seen.header("host"));
-            Response::builder().status(401).header("WWW-Authenticate", text).body(Body::empty()).unwrap()
+            let text = format!(
+                r#"Bearer realm="http://{}/token",service="s",scope="x""#,
+                seen.header("host")
+            );
+            Response::builder()
+                .status(401)
+                .header("WWW-Authenticate", text)
+                .body(Body::empty())
+                .unwrap()
         }
         "HEAD" => status(404, ""),
         "POST" => Response::builder()
@@ -239,7 +256,9 @@ async fn a_storage_elsewhere_takes_the_bytes_without_credentials() {
     assert_eq!((put.method.as_str(), put.path.as_str()), ("PUT", "/bucket/1"));
     assert_eq!(put.body, model.blobs[&model.weights.to_string()]);
     assert!(storage.seen().iter().all(|seen| seen.headers.get("authorization").is_none()));
-    assert!(server.seen().iter().any(|seen| seen.method == "PUT" && seen.path.ends_with("/uploads/2")));
+    assert!(
+        server.seen().iter().any(|seen| seen.method == "PUT" && seen.path.ends_with("/uploads/2"))
+    );
 }
 
 #[tokio::test]
@@ -254,7 +273,8 @@ async fn registries_that_refuse_or_lead_nowhere_are_quoted() {
             "HEAD" => status(404, ""),
             _ => {
                 let answer = Response::builder().status(code);
-                let answer = if location.is_empty() { answer } else { answer.header("Location", location) };
+                let answer =
+                    if location.is_empty() { answer } else { answer.header("Location", location) };
                 answer.body("DENIED".into()).unwrap()
             }
         })
@@ -271,8 +291,16 @@ async fn a_refusal_without_a_word_is_explained() {
     let model = Model::new(3000);
     for (head, post, want) in [
         // What the second request is told is the reason of the first refusal, too.
-        ((403, ""), (403, "DENIED: not your namespace"), "403 Forbidden: DENIED: not your namespace"),
-        ((403, ""), (403, ""), "403 Forbidden: the registry does not say why: ask those who run it"),
+        (
+            (403, ""),
+            (403, "DENIED: not your namespace"),
+            "403 Forbidden: DENIED: not your namespace",
+        ),
+        (
+            (403, ""),
+            (403, ""),
+            "403 Forbidden: the registry does not say why: ask those who run it",
+        ),
         ((404, ""), (413, " \n"), ": this is more than the registry"),
         ((405, ""), (202, ""), "405 Method Not Allowed: the registry does not say why"),
     ] {
@@ -310,7 +338,11 @@ async fn a_registry_that_takes_nothing_is_given_up() {
     let server = Server::start_async(|seen| async move {
         match seen.method.as_str() {
             "HEAD" => status(404, ""),
-            "POST" => Response::builder().status(202).header("Location", "/u").body(Body::empty()).unwrap(),
+            "POST" => Response::builder()
+                .status(202)
+                .header("Location", "/u")
+                .body(Body::empty())
+                .unwrap(),
             "PATCH" => std::future::pending().await,
             _ => status(404, ""),
         }
@@ -319,7 +351,10 @@ async fn a_registry_that_takes_nothing_is_given_up() {
     let bench = Bench::with(|settings| settings.patience = Duration::from_millis(50));
     let name = bench.store_model(&model, &server.host);
     let text = bench.push(&name).await.0.unwrap_err().to_string();
-    assert!(text.starts_with("max retries exceeded: Patch \"") && text.contains("no byte for"), "{text}");
+    assert!(
+        text.starts_with("max retries exceeded: Patch \"") && text.contains("no byte for"),
+        "{text}"
+    );
 }
 
 /// Pushes until the registry has a part of the weights, as it stands when the process is killed then.
@@ -357,7 +392,10 @@ async fn interrupting_and(
                 Some(code) => return status(code, "broken"),
             }
             let id = seen.path.rsplit('/').next().unwrap().to_owned();
-            if seen.method == "PATCH" && seen.body.len() > half && !done.swap(true, Ordering::Relaxed) {
+            if seen.method == "PATCH"
+                && seen.body.len() > half
+                && !done.swap(true, Ordering::Relaxed)
+            {
                 served.uploads.lock().unwrap().insert(id, seen.body[..half].to_vec());
                 std::future::pending::<()>().await;
             }
@@ -387,14 +425,18 @@ async fn a_push_that_was_killed_sends_only_the_rest() {
 
     // Another process, which knows what the store says.
     let store = Arc::new(Store::open(bench.root()).unwrap());
-    let again = Bench { dir: tempfile::tempdir().unwrap(), store, registry: bench.registry.clone() };
+    let again =
+        Bench { dir: tempfile::tempdir().unwrap(), store, registry: bench.registry.clone() };
     let (done, lines) = again.push(&name).await;
     done.unwrap();
     let digest = model.weights.to_string();
     assert_eq!(taker.blobs.lock().unwrap()[&digest], model.blobs[&digest]);
     let seen = server.seen().split_off(before);
-    let ranges: Vec<_> =
-        seen.iter().filter(|seen| seen.body.len() > 1000).map(|seen| seen.header("content-range")).collect();
+    let ranges: Vec<_> = seen
+        .iter()
+        .filter(|seen| seen.body.len() > 1000)
+        .map(|seen| seen.header("content-range"))
+        .collect();
     assert_eq!(ranges, ["100000-299999"], "what the registry had was sent again");
     let first = lines.iter().find(|line| line.digest == Some(model.weights)).unwrap();
     assert!(first.completed >= half as u64, "{first:?}");
@@ -468,7 +510,8 @@ async fn what_cannot_be_asked_for_a_moment_is_no_reason_to_begin_anew() {
         let server = interrupting_and(&taker, half, move |seen| {
             let is_asked = seen.method == "GET" && seen.path.contains("/uploads/");
             let next = |left: u32| left.checked_sub(1);
-            (is_asked && left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()).then_some(0)
+            (is_asked && left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok())
+                .then_some(0)
         })
         .await;
         let bench = Bench::new();
@@ -522,7 +565,11 @@ async fn a_blob_is_not_sent_again_when_only_the_last_answer_is_lost() {
                 ("HEAD", _) if id == weights => {
                     let mut late = late.lock().unwrap();
                     match late.0 {
-                        0 => served.blobs.lock().unwrap().extend(late.1.take().map(|data| (id, data))),
+                        0 => served
+                            .blobs
+                            .lock()
+                            .unwrap()
+                            .extend(late.1.take().map(|data| (id, data))),
                         _ if late.1.is_some() => late.0 -= 1,
                         _ => {}
                     }
@@ -551,7 +598,8 @@ async fn an_upload_is_gone_on_with_at_the_registry_alone() {
     // Somebody has written another address into the note.
     let stranger = Server::start(|_| status(204, "")).await;
     let note = bench.root().join("puna-tmp").join(&bench.upload_notes()[0]);
-    std::fs::write(note, format!(r#"{{"url":"http://{}/x","piece":1000000}}"#, stranger.host)).unwrap();
+    std::fs::write(note, format!(r#"{{"url":"http://{}/x","piece":1000000}}"#, stranger.host))
+        .unwrap();
     bench.push(&name).await.0.unwrap();
     assert_eq!(stranger.seen().len(), 0);
 }
@@ -569,8 +617,12 @@ async fn a_registry_that_does_not_answer_is_named_and_why_it_is_tried_again() {
     let name = bench.store_model(&Model::new(3000), &host);
     let (done, lines) = bench.push(&name).await;
     assert!(matches!(done, Err(RegistryError::Retries(_))), "{done:?}");
-    let waits: Vec<_> = lines.iter().filter_map(|line| line.status.strip_prefix("waiting for ")).collect();
+    let waits: Vec<_> =
+        lines.iter().filter_map(|line| line.status.strip_prefix("waiting for ")).collect();
     assert_eq!(waits[0], host);
-    assert!(waits[1].contains("no byte for") && waits[1].ends_with("(attempt 2 of 6)"), "{waits:?}");
+    assert!(
+        waits[1].contains("no byte for") && waits[1].ends_with("(attempt 2 of 6)"),
+        "{waits:?}"
+    );
     assert_eq!(waits.len(), 6, "each is said once: {waits:?}");
 }

@@ -22,7 +22,10 @@ impl Taker {
             ("PATCH", _) => {
                 taken.insert("upload".into(), (String::new(), seen.body.clone()));
                 let answer = Response::builder().status(202).header("Location", "/v2/up/uploads/1");
-                answer.header("Range", format!("0-{}", seen.body.len() - 1)).body(Body::empty()).unwrap()
+                answer
+                    .header("Range", format!("0-{}", seen.body.len() - 1))
+                    .body(Body::empty())
+                    .unwrap()
             }
             ("PUT", true) => {
                 let (_, body) = taken.remove("upload").unwrap();
@@ -71,8 +74,12 @@ async fn a_list_is_pushed_whole_and_last() {
         assert!(lines.iter().any(|line| line.status == format!("pushing manifest for {runner}")));
         assert!(taker.has(&model_for(runner).weights));
     }
-    let puts: Vec<String> =
-        target.seen().into_iter().filter(|seen| seen.method == "PUT").map(|seen| seen.path).collect();
+    let puts: Vec<String> = target
+        .seen()
+        .into_iter()
+        .filter(|seen| seen.method == "PUT")
+        .map(|seen| seen.path)
+        .collect();
     assert!(puts.last().unwrap().ends_with("/manifests/v1"));
 }
 
@@ -80,11 +87,18 @@ async fn a_list_is_pushed_whole_and_last() {
 async fn children_that_are_not_here_must_be_at_the_registry() {
     let (registry, bench, taker, target, name) = ready(only("ggml")).await;
     let error = bench.push(&name).await.0.unwrap_err().to_string();
-    assert!(error.contains("child 1 for mlx") && error.contains("puna pull --all-runners"), "{error}");
+    assert!(
+        error.contains("child 1 for mlx") && error.contains("puna pull --all-runners"),
+        "{error}"
+    );
     assert!(target.seen().iter().all(|seen| seen.method == "HEAD"), "nothing is sent");
     for runner in ["mlx", "llamacpp"] {
         let manifest = model_for(runner).manifest;
-        taker.0.lock().unwrap().insert(Digest::of(&manifest).to_string(), (String::new(), manifest));
+        taker
+            .0
+            .lock()
+            .unwrap()
+            .insert(Digest::of(&manifest).to_string(), (String::new(), manifest));
     }
     bench.push(&name).await.0.unwrap();
     assert_eq!(taker.0.lock().unwrap()["v1"].1, registry.list);
@@ -96,8 +110,14 @@ async fn other_formats_and_bundles_take_the_chosen_child() {
     let (_, bench, _, _, name) = ready(all()).await;
     let name = ModelRef::parse(&name).unwrap().name;
     let mut bundle = Vec::new();
-    write_bundle(&bench.store, std::slice::from_ref(&name), Format::Ollama, &mut bundle, &mut |_, _| {})
-        .unwrap();
+    write_bundle(
+        &bench.store,
+        std::slice::from_ref(&name),
+        Format::Ollama,
+        &mut bundle,
+        &mut |_, _| {},
+    )
+    .unwrap();
     let there = Bench::new();
     there.registry.read_bundle(&there.store, &bundle[..], Some(&name), false, &mut |_| {}).unwrap();
     let entry = there.store.get(&name).unwrap();

@@ -11,7 +11,8 @@ use crate::sum::Sum;
 async fn slow(model: &Model) -> Server {
     let served = model.clone();
     Server::start(move |seen| {
-        let Some((first, last)) = seen.range().filter(|_| seen.path.ends_with(&served.weights.to_string()))
+        let Some((first, last)) =
+            seen.range().filter(|_| seen.path.ends_with(&served.weights.to_string()))
         else {
             return served.answer(&seen);
         };
@@ -67,7 +68,9 @@ async fn ollamas_bookkeeping_is_understood() {
     for (n, offset, size, completed) in
         [(0, 0, 100_000, 100_000), (1, 100_000, 100_000, 30_000), (2, 200_000, 50_000, 0)]
     {
-        let note = format!("{{\"N\":{n},\"Offset\":{offset},\"Size\":{size},\"Completed\":{completed}}}\n");
+        let note = format!(
+            "{{\"N\":{n},\"Offset\":{offset},\"Size\":{size},\"Completed\":{completed}}}\n"
+        );
         fs::write(partial.part(n), note).unwrap();
     }
     bench.pull_ok(&server.model()).await;
@@ -100,7 +103,8 @@ async fn what_ollama_would_read_adds_up_at_any_moment() {
                 let (mut total, mut files) = (0u64, 0);
                 for n in partial.parts().unwrap() {
                     let Ok(text) = fs::read_to_string(partial.part(n)) else { continue };
-                    let note: serde_json::Value = serde_json::from_str(&text).expect("whole at any moment");
+                    let note: serde_json::Value =
+                        serde_json::from_str(&text).expect("whole at any moment");
                     total += note["Size"].as_u64().unwrap();
                     files += 1;
                 }
@@ -125,8 +129,11 @@ fn verified(bench: &Bench, model: &Model, is_of_this_file: bool) {
     file.set_len(3 << 20).unwrap();
     for n in 0..3u64 {
         let completed = if n == 0 { 1 << 20 } else { 0 };
-        let note =
-            format!("{{\"N\":{n},\"Offset\":{},\"Size\":{},\"Completed\":{completed}}}", n << 20, 1 << 20);
+        let note = format!(
+            "{{\"N\":{n},\"Offset\":{},\"Size\":{},\"Completed\":{completed}}}",
+            n << 20,
+            1 << 20
+        );
         fs::write(partial.part(n), note).unwrap();
     }
     let mut sum = Sum::default();
@@ -189,7 +196,9 @@ async fn another_process_is_waited_for_and_its_blob_is_taken() {
     };
     tokio::join!(bench.pull_ok(&name), finish);
     bench.assert_has(&model, &name);
-    assert!(server.blob_requests().iter().all(|seen| !seen.path.ends_with(&model.weights.to_string())));
+    assert!(
+        server.blob_requests().iter().all(|seen| !seen.path.ends_with(&model.weights.to_string()))
+    );
 }
 
 /// A process that is ended with the test.
@@ -204,7 +213,9 @@ impl Sleeper {
 
     pub(crate) fn stop(&self) {
         let pid = self.0.id().to_string();
-        assert!(std::process::Command::new("kill").args(["-STOP", &pid]).status().unwrap().success());
+        assert!(
+            std::process::Command::new("kill").args(["-STOP", &pid]).status().unwrap().success()
+        );
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -231,7 +242,12 @@ impl Drop for Sleeper {
 
 /// An interrupted download of 3 MiB that another process is at: of its first parts the notes say that they are here.
 #[cfg(target_os = "linux")]
-fn held_by(other: &Store, model: &Model, process: &Sleeper, parts: &[&[u8]]) -> puna_store::BlobLock {
+fn held_by(
+    other: &Store,
+    model: &Model,
+    process: &Sleeper,
+    parts: &[&[u8]],
+) -> puna_store::BlobLock {
     let lock = process.locks(other, &model.weights);
     let partial = other.partial(&model.weights).unwrap();
     let mut data = parts.concat();
@@ -239,8 +255,11 @@ fn held_by(other: &Store, model: &Model, process: &Sleeper, parts: &[&[u8]]) -> 
     fs::write(partial.data(), data).unwrap();
     for n in 0..3 {
         let completed = parts.get(n).map_or(0, |part| part.len());
-        let note =
-            format!("{{\"N\":{n},\"Offset\":{},\"Size\":{},\"Completed\":{completed}}}", n << 20, 1 << 20);
+        let note = format!(
+            "{{\"N\":{n},\"Offset\":{},\"Size\":{},\"Completed\":{completed}}}",
+            n << 20,
+            1 << 20
+        );
         fs::write(partial.part(n as u64), note).unwrap();
     }
     lock
@@ -250,7 +269,9 @@ fn held_by(other: &Store, model: &Model, process: &Sleeper, parts: &[&[u8]]) -> 
 #[cfg(target_os = "linux")]
 fn beside(bench: &Bench) -> usize {
     let names = fs::read_dir(bench.root().join("puna-tmp")).unwrap();
-    names.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().contains("-beside")).count()
+    names
+        .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().contains("-beside"))
+        .count()
 }
 
 #[cfg(target_os = "linux")]
@@ -261,9 +282,12 @@ async fn beside_a_process_that_is_stopped_a_pull_goes_on_with_what_that_has_note
     let bench = Bench::with(|settings| settings.still = Duration::from_millis(300));
     let (other, process) = (Store::open(bench.root()).unwrap(), Sleeper::new());
     let blob = &model.blobs[&model.weights.to_string()];
-    let lock = held_by(&other, &model, &process, &[&blob[..1 << 20], &blob[1 << 20..(1 << 20) + 1000]]);
+    let lock =
+        held_by(&other, &model, &process, &[&blob[..1 << 20], &blob[1 << 20..(1 << 20) + 1000]]);
     let partial = other.partial(&model.weights).unwrap();
-    let left = || (fs::read(partial.data()).unwrap(), [0, 1, 2].map(|n| fs::read(partial.part(n)).unwrap()));
+    let left = || {
+        (fs::read(partial.data()).unwrap(), [0, 1, 2].map(|n| fs::read(partial.part(n)).unwrap()))
+    };
     let (before, name) = (left(), server.model());
     // As long as it runs it is waited for, however little it brings.
     let waits = tokio::time::timeout(Duration::from_secs(1), bench.pull_ok(&name)).await;
@@ -342,7 +366,10 @@ async fn who_is_waited_for_is_said_at_once_and_what_it_brings_is_shown() {
     if cfg!(unix) {
         assert_eq!(seen[0], format!("waiting for process {}{fetches}", std::process::id()));
     }
-    assert!(!seen[1..].iter().any(|status| status.starts_with(WAITING)), "it is said once: {seen:?}");
+    assert!(
+        !seen[1..].iter().any(|status| status.starts_with(WAITING)),
+        "it is said once: {seen:?}"
+    );
     bench.assert_has(&model, &server.model());
 }
 
@@ -363,8 +390,11 @@ async fn a_server_that_forgot_ranges_makes_a_resumed_download_begin_anew() {
     fs::write(partial.data(), &data).unwrap();
     for n in 0..3u64 {
         let completed = if n == 0 { 1 << 20 } else { 0 };
-        let note =
-            format!("{{\"N\":{n},\"Offset\":{},\"Size\":{},\"Completed\":{completed}}}", n << 20, 1 << 20);
+        let note = format!(
+            "{{\"N\":{n},\"Offset\":{},\"Size\":{},\"Completed\":{completed}}}",
+            n << 20,
+            1 << 20
+        );
         fs::write(partial.part(n), note).unwrap();
     }
     bench.pull_ok(&server.model()).await;

@@ -40,10 +40,14 @@ pub fn check_one_of(schema: &Value) -> Result<(), String> {
             match value {
                 Value::Object(_) if ONE.contains(&keyword) => left.push((value, place)),
                 Value::Object(named) if NAMED.contains(&keyword) => {
-                    left.extend(named.iter().map(|(name, schema)| (schema, format!("{place}/{name}"))));
+                    left.extend(
+                        named.iter().map(|(name, schema)| (schema, format!("{place}/{name}"))),
+                    );
                 }
                 Value::Array(list) if LIST.contains(&keyword) || SAME.contains(&keyword) => {
-                    left.extend(list.iter().enumerate().map(|(i, schema)| (schema, format!("{place}/{i}"))));
+                    left.extend(
+                        list.iter().enumerate().map(|(i, schema)| (schema, format!("{place}/{i}"))),
+                    );
                 }
                 // Wherever that is.
                 Value::String(name) if keyword == "$ref" => {
@@ -83,8 +87,9 @@ impl<'a> Check<'a> {
 
     fn branches(&mut self, branches: &'a [Value], place: &str) -> Result<(), String> {
         // What refers to nothing is another mistake, which whoever compiles the schema tells.
-        let is_lost =
-            |branch: &Value| branch["$ref"].as_str().is_some_and(|name| self.referred(name).is_none());
+        let is_lost = |branch: &Value| {
+            branch["$ref"].as_str().is_some_and(|name| self.referred(name).is_none())
+        };
         if branches.iter().any(is_lost) {
             return Ok(());
         }
@@ -112,7 +117,8 @@ impl<'a> Check<'a> {
             // `false` fits nothing.
             return *one == Value::Bool(false) || *other == Value::Bool(false);
         };
-        self.compared += [ours, theirs].into_iter().filter_map(values).map(<[Value]>::len).sum::<usize>();
+        self.compared +=
+            [ours, theirs].into_iter().filter_map(values).map(<[Value]>::len).sum::<usize>();
         self.list_different_values(ours, theirs)
             || !types(ours).iter().any(|kind| types(theirs).contains(kind))
             || self.exclude_by_property(ours, theirs, depth)
@@ -137,12 +143,15 @@ impl<'a> Check<'a> {
         }
         let closed = other.get("additionalProperties") == Some(&Value::Bool(false))
             && !other.contains_key("patternProperties");
-        let property = |map: &'a Object, name: &str| map.get("properties").and_then(|all| all.get(name));
+        let property =
+            |map: &'a Object, name: &str| map.get("properties").and_then(|all| all.get(name));
         let required = one.get("required").and_then(Value::as_array).into_iter().flatten();
-        required.filter_map(Value::as_str).any(|name| match (property(one, name), property(other, name)) {
-            (_, None) => closed,
-            (Some(ours), Some(theirs)) => self.exclude(ours, theirs, depth - 1),
-            (None, Some(theirs)) => *theirs == Value::Bool(false),
+        required.filter_map(Value::as_str).any(|name| {
+            match (property(one, name), property(other, name)) {
+                (_, None) => closed,
+                (Some(ours), Some(theirs)) => self.exclude(ours, theirs, depth - 1),
+                (None, Some(theirs)) => *theirs == Value::Bool(false),
+            }
         })
     }
 
@@ -153,21 +162,28 @@ impl<'a> Check<'a> {
             return true;
         }
         let list = |keyword: &str| one.get(keyword).and_then(Value::as_array);
-        if list("allOf").is_some_and(|parts| parts.iter().any(|part| self.exclude(part, other, depth - 1))) {
+        if list("allOf")
+            .is_some_and(|parts| parts.iter().any(|part| self.exclude(part, other, depth - 1)))
+        {
             return true;
         }
         let choices = ["anyOf", "oneOf"].into_iter().filter_map(list);
-        choices.into_iter().any(|parts| parts.iter().all(|part| self.exclude(part, other, depth - 1)))
+        choices
+            .into_iter()
+            .any(|parts| parts.iter().all(|part| self.exclude(part, other, depth - 1)))
     }
 }
 
 /// The types that a value may have, for all that a schema itself says; whole numbers are numbers.
 fn types(schema: &Object) -> Vec<&str> {
-    let of_name =
-        |name: &str| TYPES.into_iter().find(|kind| *kind == if name == "integer" { "number" } else { name });
+    let of_name = |name: &str| {
+        TYPES.into_iter().find(|kind| *kind == if name == "integer" { "number" } else { name })
+    };
     let said: Vec<&str> = match schema.get("type") {
         Some(Value::String(name)) => of_name(name).into_iter().collect(),
-        Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).filter_map(of_name).collect(),
+        Some(Value::Array(names)) => {
+            names.iter().filter_map(Value::as_str).filter_map(of_name).collect()
+        }
         _ => TYPES.to_vec(),
     };
     let Some(values) = values(schema) else { return said };
@@ -229,19 +245,20 @@ mod tests {
             json!([{"type": "string"}]),
             refs.clone(),
         ] {
-            let schema =
-                json!({"$defs": {"cat": cat, "dog": dog}, "properties": {"pet": {"oneOf": branches}}});
+            let schema = json!({"$defs": {"cat": cat, "dog": dog}, "properties": {"pet": {"oneOf": branches}}});
             assert_eq!(error(&schema), None, "{schema}");
         }
         // A reference that leads on to another.
-        let schema = json!({"oneOf": refs, "$defs": {"cat": {"$ref": "#/$defs/c"}, "c": cat, "dog": dog}});
+        let schema =
+            json!({"oneOf": refs, "$defs": {"cat": {"$ref": "#/$defs/c"}, "c": cat, "dog": dog}});
         assert_eq!(error(&schema), None);
     }
 
     #[test]
     fn branches_that_a_text_may_fit_at_once_are_refused_with_their_place() {
         let open = |name: &str| json!({"type": "object", "properties": {name: {"type": "string"}}, "required": [name]});
-        let kind = |value: &str| json!({"type": "object", "properties": {"kind": {"const": value}}});
+        let kind =
+            |value: &str| json!({"type": "object", "properties": {"kind": {"const": value}}});
         for branches in [
             json!([{"type": "number"}, {"type": "integer"}]),
             json!([{"const": 1}, {"enum": [1.0]}]),
@@ -253,9 +270,13 @@ mod tests {
             json!([{"$ref": "#/$defs/loop"}, {"type": "string"}]),
             json!([{"type": "null"}, {"type": "string"}, {"enum": ["a", null]}]),
         ] {
-            let schema = json!({"$defs": {"loop": {"$ref": "#/$defs/loop"}}, "items": {"oneOf": branches}});
+            let schema =
+                json!({"$defs": {"loop": {"$ref": "#/$defs/loop"}}, "items": {"oneOf": branches}});
             let error = error(&schema).unwrap_or_else(|| panic!("{schema}"));
-            assert!(error.starts_with("\"oneOf\" at #/items: ") && error.contains("anyOf"), "{error}");
+            assert!(
+                error.starts_with("\"oneOf\" at #/items: ") && error.contains("anyOf"),
+                "{error}"
+            );
         }
         assert_eq!(
             error(&json!({"oneOf": [{"$ref": "#/nowhere"}, {"type": "string"}]})),
@@ -267,7 +288,8 @@ mod tests {
         let schema = json!({"$ref": "#/components/x", "components": {"x": {"oneOf": branches}}});
         assert!(error(&schema).unwrap().contains("at #/components/x: "));
         // What only has the name of a keyword is none.
-        let names = json!({"properties": {"oneOf": {"type": "array"}}, "const": {"oneOf": [{}, {}]}});
+        let names =
+            json!({"properties": {"oneOf": {"type": "array"}}, "const": {"oneOf": [{}, {}]}});
         assert_eq!(error(&names), None);
     }
 
@@ -286,8 +308,9 @@ mod tests {
         let lists: Vec<Value> = (0..200).map(|n| few(1000 * n)).collect();
         assert!(error(&json!({"oneOf": lists})).is_some());
         // References that follow each other for long.
-        let chain: Object =
-            (0..100_000).map(|n| (n.to_string(), json!({"$ref": format!("#/$defs/{}", n + 1)}))).collect();
+        let chain: Object = (0..100_000)
+            .map(|n| (n.to_string(), json!({"$ref": format!("#/$defs/{}", n + 1)})))
+            .collect();
         assert!(error(&json!({"$ref": "#/$defs/0", "$defs": chain})).is_none());
         assert!(begun.elapsed().as_secs() < 120, "{:?}", begun.elapsed());
     }

@@ -195,7 +195,9 @@ impl<'a> Reader<'a> {
         let most = most.filter(|most| *most <= REPEAT_MAX);
         if least > REPEAT_MAX || most.is_some_and(|most| most < least) {
             self.at = start;
-            let found = format!("number of repetitions exceeds sane defaults (at most {REPEAT_MAX}, rising)");
+            let found = format!(
+                "number of repetitions exceeds sane defaults (at most {REPEAT_MAX}, rising)"
+            );
             return Err(format!("{found} at {}", self.place()));
         }
         Ok(Expr::Repeat { what: Box::new(what), least, most })

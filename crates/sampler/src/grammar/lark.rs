@@ -131,7 +131,10 @@ fn regular(expr: &Expr, rules: &[Option<Regular>]) -> Option<Regular> {
         Expr::Repeat { what, least, most } => {
             let what = regular(what, rules)?;
             let nullable = *least == 0 || what.nullable;
-            Regular { pattern: group(&format!("{}{}", what.pattern, times(*least, *most))), nullable }
+            Regular {
+                pattern: group(&format!("{}{}", what.pattern, times(*least, *most))),
+                nullable,
+            }
         }
     };
     (found.pattern.len() <= REGEX_BYTES_MAX).then_some(found)
@@ -145,7 +148,8 @@ fn leaf(expr: &Expr) -> Regular {
             Regular { pattern: group(&pattern), nullable: text.is_empty() }
         }
         Expr::Class { ranges, negated } => {
-            let range = |(first, last): &(char, char)| format!("{}-{}", escaped(*first), escaped(*last));
+            let range =
+                |(first, last): &(char, char)| format!("{}-{}", escaped(*first), escaped(*last));
             let ranges: String = ranges.iter().map(range).collect();
             let pattern = format!("[{}{ranges}]", if *negated { "^" } else { "" });
             Regular { pattern, nullable: false }

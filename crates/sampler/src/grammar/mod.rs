@@ -161,9 +161,13 @@ impl Grammars {
     ///
     /// # Errors
     /// [`GrammarError::NoEnd`] for a vocabulary that has none.
-    pub fn new<'a>(tokens: impl Iterator<Item = Spelling<'a>>, ends: &[u32]) -> Result<Self, GrammarError> {
+    pub fn new<'a>(
+        tokens: impl Iterator<Item = Spelling<'a>>,
+        ends: &[u32],
+    ) -> Result<Self, GrammarError> {
         let words: Vec<Vec<u8>> = tokens.map(word).collect();
-        let ends: Vec<u32> = ends.iter().copied().filter(|end| (*end as usize) < words.len()).collect();
+        let ends: Vec<u32> =
+            ends.iter().copied().filter(|end| (*end as usize) < words.len()).collect();
         let first = *ends.first().ok_or(GrammarError::NoEnd)?;
         let count = u32::try_from(words.len()).map_err(|_| GrammarError::TooLarge(words.len()))?;
         let trie = TokTrie::from(&TokRxInfo::new(count, first), &words).with_eos_tokens(&ends);
@@ -201,7 +205,8 @@ impl Grammars {
             return Err(GrammarError::TooLarge(bytes));
         }
         std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().name("puna-grammar".into()).stack_size(STACK_BYTES);
+            let thread =
+                std::thread::Builder::new().name("puna-grammar".into()).stack_size(STACK_BYTES);
             let begun = thread.spawn_scoped(scope, || self.begin(constraint, whole));
             let thread = begun.map_err(|e| GrammarError::NoThread(e.to_string()))?;
             thread.join().unwrap_or_else(|_| Err(GrammarError::NoThread("it has ended".into())))
@@ -222,15 +227,21 @@ impl Grammars {
             }
             Constraint::Gbnf(text) => {
                 let lark = gbnf::parse(text).and_then(|grammar| lark::write(&grammar));
-                (TopLevelGrammar::from_lark(lark.map_err(GrammarError::Grammar)?), GrammarError::Grammar)
+                (
+                    TopLevelGrammar::from_lark(lark.map_err(GrammarError::Grammar)?),
+                    GrammarError::Grammar,
+                )
             }
         };
         let parts = trial::parts(&self.factory, source, own).map_err(blame)?;
         trial::begins_soon(&self.factory, &parts.1)?;
         let parts = GrammarInit::Internal(parts.0, parts.1);
-        let parser =
-            self.factory.create_parser_from_init_default(parts).map_err(|e| blame(reason(&e, own)))?;
-        let closing = whole.then(|| self.closing(&parser)).transpose().map_err(|e| end_error(e, blame))?;
+        let parser = self
+            .factory
+            .create_parser_from_init_default(parts)
+            .map_err(|e| blame(reason(&e, own)))?;
+        let closing =
+            whole.then(|| self.closing(&parser)).transpose().map_err(|e| end_error(e, blame))?;
         let closing = closing.map(Box::new);
         let mut grammar =
             Grammar { matcher: Matcher::new(Ok(parser)), next: None, closing, has_failed: false };
@@ -245,7 +256,8 @@ impl Grammars {
         }
         grammar.next = Some(first);
         if whole && (grammar.ending().is_none() || grammar.must_end()) {
-            let error = grammar.closing.as_mut().map_or(EndError::Unknown, |closing| closing.error());
+            let error =
+                grammar.closing.as_mut().map_or(EndError::Unknown, |closing| closing.error());
             return Err(end_error(error, blame));
         }
         Ok(grammar)
@@ -420,7 +432,9 @@ impl Clone for Grammar {
 
 impl fmt::Debug for Grammar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grammar").field("stopped", &self.matcher.is_stopped()).finish_non_exhaustive()
+        f.debug_struct("Grammar")
+            .field("stopped", &self.matcher.is_stopped())
+            .finish_non_exhaustive()
     }
 }
 
@@ -449,7 +463,9 @@ fn hide(allowed: &SimpleVob, logits: &mut [f32]) {
 
 fn end_error(error: EndError, blame: fn(String) -> GrammarError) -> GrammarError {
     match error {
-        EndError::Endless => blame("no finite value fits it: each part of it asks for another one".into()),
+        EndError::Endless => {
+            blame("no finite value fits it: each part of it asks for another one".into())
+        }
         EndError::TooLong { bytes, tokens } => GrammarError::TooLong { bytes, tokens },
         EndError::Unknown => GrammarError::NoEndKnown,
         EndError::NoToken => GrammarError::NoToken,

@@ -50,11 +50,15 @@ pub fn check(schema: &Value) -> Result<(), String> {
 /// Writes a fraction so that the library reads it: ten times 0.07 is not quite 0.7 in doubles, but ten times its neighbour is.
 pub fn spell(schema: &mut Map<String, Value>) {
     let Some(Value::Number(number)) = schema.get("multipleOf") else { return };
-    let (Some(value), Some(meant)) = (number.as_f64(), decimal(&number.to_string())) else { return };
+    let (Some(value), Some(meant)) = (number.as_f64(), decimal(&number.to_string())) else {
+        return;
+    };
     if value <= 0.0 || count(value) == Some(meant) {
         return;
     }
-    let near = (1..=4).flat_map(|step| [value.to_bits() - step, value.to_bits() + step]).map(f64::from_bits);
+    let near = (1..=4)
+        .flat_map(|step| [value.to_bits() - step, value.to_bits() + step])
+        .map(f64::from_bits);
     if let Some(read) = near.into_iter().find(|value| count(*value) == Some(meant)) {
         schema.insert("multipleOf".into(), Value::from(read));
     }
@@ -189,7 +193,8 @@ fn is_composed(map: &Map<String, Value>) -> bool {
         None => false,
     };
     let others = map.keys().filter(|keyword| !REMARKS.contains(&keyword.as_str())).count();
-    let refers = ["$ref", "anyOf", "oneOf", "allOf"].into_iter().any(|keyword| map.contains_key(keyword));
+    let refers =
+        ["$ref", "anyOf", "oneOf", "allOf"].into_iter().any(|keyword| map.contains_key(keyword));
     several("allOf")
         || refers && others > 1
         || map.contains_key("patternProperties")
@@ -255,17 +260,31 @@ mod tests {
 
     #[test]
     fn what_cannot_be_counted_or_searched_is_refused_by_name_and_the_rest_is_not() {
-        let one = |n: Value| check(&json!({"type": "object", "properties": {"a": {"multipleOf": n}}}));
-        for n in [json!(9_999_991), json!(62_615_533), json!(100_003), json!(1e-9), json!(1e-300), json!(0)] {
+        let one =
+            |n: Value| check(&json!({"type": "object", "properties": {"a": {"multipleOf": n}}}));
+        for n in [
+            json!(9_999_991),
+            json!(62_615_533),
+            json!(100_003),
+            json!(1e-9),
+            json!(1e-300),
+            json!(0),
+        ] {
             let text = one(n.clone()).unwrap_err();
             assert!(text.contains("multipleOf") && text.contains("2000 states"), "{n}: {text}");
         }
         for n in [json!(-2), json!(1e300), json!(4_294_967_296u64)] {
             assert!(one(n.clone()).is_err(), "{n}");
         }
-        for n in
-            [json!(1), json!(0.01), json!(0.25), json!(65536), json!(1_000_000), json!(1999), json!(86400)]
-        {
+        for n in [
+            json!(1),
+            json!(0.01),
+            json!(0.25),
+            json!(65536),
+            json!(1_000_000),
+            json!(1999),
+            json!(86400),
+        ] {
             assert_eq!(one(n.clone()), Ok(()), "{n}");
         }
         let fraction = |kind: &str| check(&json!({"type": kind, "multipleOf": 1234.567}));
@@ -292,8 +311,9 @@ mod tests {
 
     #[test]
     fn numbers_that_may_meet_are_counted_together() {
-        let all =
-            |numbers: &[u32]| -> Vec<Value> { numbers.iter().map(|n| json!({"multipleOf": n})).collect() };
+        let all = |numbers: &[u32]| -> Vec<Value> {
+            numbers.iter().map(|n| json!({"multipleOf": n})).collect()
+        };
         let large = [997, 991, 983, 977];
         let text = check(&json!({"type": "number", "allOf": all(&large)})).unwrap_err();
         assert!(text.contains("multipleOf of 977, 983, 991, 997"), "{text}");

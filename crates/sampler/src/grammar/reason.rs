@@ -5,8 +5,7 @@ use std::fmt;
 /// Characters of a reason at most.
 const LENGTH: usize = 400;
 /// Said of a constraint that no text can have.
-pub const NOTHING: &str =
-    "there is no text that it allows; what refers only to itself, for instance, never comes to an end";
+pub const NOTHING: &str = "there is no text that it allows; what refers only to itself, for instance, never comes to an end";
 
 /// Said of a string of which the expression is empty, or too hard to tell.
 const NO_STRING: &str =
@@ -67,6 +66,7 @@ fn split_place(line: &str) -> (&str, &str) {
 fn expression(whole: &str) -> Option<String> {
     let (_, report) = whole.split_once("regex parse error:")?;
     let cause = report.lines().find_map(|line| line.trim().strip_prefix("error: "))?;
-    let pattern = report.lines().find(|line| !line.trim().is_empty() && !line.trim().starts_with('~'))?;
+    let pattern =
+        report.lines().find(|line| !line.trim().is_empty() && !line.trim().starts_with('~'))?;
     Some(format!("the pattern {:?} cannot be used: {cause}", pattern.trim()))
 }

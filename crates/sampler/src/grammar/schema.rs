@@ -58,7 +58,8 @@ pub fn prepare(schema: &JsonSchema) -> Result<Value, String> {
 /// A sentence about what the library would count wrongly.
 pub fn check_within(lark: &str) -> Result<(), String> {
     for (at, mark) in lark.match_indices("%json") {
-        let mut schemas = serde_json::Deserializer::from_str(&lark[at + mark.len()..]).into_iter::<Value>();
+        let mut schemas =
+            serde_json::Deserializer::from_str(&lark[at + mark.len()..]).into_iter::<Value>();
         // What cannot be read is found by whoever compiles it, or is no schema.
         if let Some(Ok(schema)) = schemas.next() {
             multiples::check(&schema)?;
@@ -108,7 +109,10 @@ fn each(
 
 /// Whether a schema says more than one thing about the properties of a value.
 fn is_composed(map: &Map<String, Value>) -> bool {
-    let parts = ["properties", "$ref", "anyOf", "oneOf"].into_iter().filter(|k| map.contains_key(*k)).count();
+    let parts = ["properties", "$ref", "anyOf", "oneOf"]
+        .into_iter()
+        .filter(|k| map.contains_key(*k))
+        .count();
     map.contains_key("allOf") || parts > 1
 }
 
@@ -144,7 +148,9 @@ fn close(schema: &mut Value, part: bool, place: &str, shared: &HashSet<String>) 
         list.for_each(|schema| close(schema, part, "", shared));
     }
     for keyword in NAMED {
-        for (name, schema) in map.get_mut(keyword).and_then(Value::as_object_mut).into_iter().flatten() {
+        for (name, schema) in
+            map.get_mut(keyword).and_then(Value::as_object_mut).into_iter().flatten()
+        {
             close(schema, false, &format!("{place}/{keyword}/{name}"), shared);
         }
     }

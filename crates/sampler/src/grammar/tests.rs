@@ -22,7 +22,8 @@ fn grammars() -> Grammars {
     let bytes: Vec<Vec<u8>> = (0..=255u8).map(|b| vec![b]).collect();
     let texts = bytes.iter().map(Vec::as_slice).chain(LONGER.map(str::as_bytes));
     let texts = texts.map(|bytes| Spelling { bytes, is_text: true });
-    let others = ["<mark>", "<end>", "<eot>"].map(|name| Spelling { bytes: name.as_bytes(), is_text: false });
+    let others = ["<mark>", "<end>", "<eot>"]
+        .map(|name| Spelling { bytes: name.as_bytes(), is_text: false });
     Grammars::new(texts.chain(others), &ENDS).unwrap()
 }
 
@@ -60,7 +61,11 @@ fn takes(grammar: &Grammar, text: &str) -> bool {
 #[track_caller]
 fn check(grammar: &Grammar, yes: &[&str], no: &[&str]) {
     for text in yes {
-        assert!(takes(grammar, text), "{text:?} was refused at {:?}", take(&mut grammar.clone(), text));
+        assert!(
+            takes(grammar, text),
+            "{text:?} was refused at {:?}",
+            take(&mut grammar.clone(), text)
+        );
     }
     for text in no {
         assert!(!takes(grammar, text), "{text:?} was taken");
@@ -113,8 +118,9 @@ fn a_text_ends_only_where_the_grammar_does_and_with_any_of_the_ends() {
 
 #[test]
 fn longer_tokens_fit_as_a_whole_or_not_at_all_and_marks_never_do() {
-    let mut grammar =
-        schema(json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}));
+    let mut grammar = schema(
+        json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}),
+    );
     let first = allowed(&mut grammar);
     assert_eq!(first, [u32::from(b'{'), 256].into(), "only the brace, alone or with the quote");
     grammar.accept(256).unwrap();
@@ -148,7 +154,9 @@ fn reasons_name_what_is_wrong_without_the_insides() {
             assert!(text.contains(word), "{constraint:?}: {text}");
         }
         let own = matches!(constraint, Constraint::Lark(_));
-        for inside in ["NoExtensionBias", "\n", "coerce_one_of"].iter().chain((!own).then_some(&"at 1(")) {
+        for inside in
+            ["NoExtensionBias", "\n", "coerce_one_of"].iter().chain((!own).then_some(&"at 1("))
+        {
             assert!(!text.contains(inside), "{constraint:?}: {text}");
         }
     }
@@ -163,7 +171,10 @@ fn a_form_that_becomes_too_much_work_says_so() {
     let error = Grammar::stuck(
         &"Parser Error: Current row has 5999 items; max is 2000; consider a left-recursive grammar",
     );
-    assert!(matches!(error, GrammarError::TooHard(_)) && !error.to_string().contains("row"), "{error}");
+    assert!(
+        matches!(error, GrammarError::TooHard(_)) && !error.to_string().contains("row"),
+        "{error}"
+    );
     assert!(matches!(Grammar::stuck(&"Parser Error: token \"x\""), GrammarError::Stuck(_)));
 }
 
@@ -193,7 +204,8 @@ fn hostile_constraints_end_soon() {
         let rules: String = (1..n).map(|i| format!("a{i} ::= a{0} a{0}\n", i - 1)).collect();
         format!("root ::= a{}\na0 ::= \"a\"\n{rules}", n - 1)
     };
-    let nested = |open: &str, close: &str, n: usize| format!("{}a{}", open.repeat(n), close.repeat(n));
+    let nested =
+        |open: &str, close: &str, n: usize| format!("{}a{}", open.repeat(n), close.repeat(n));
     let deep = (0..100).fold(
         json!({"type": "integer"}),
         |inner, _| json!({"type": "object", "properties": {"a": inner}, "required": ["a"]}),
@@ -210,7 +222,11 @@ fn hostile_constraints_end_soon() {
         Constraint::Gbnf(format!("root ::= \"a\"{}", "{2000}".repeat(20))),
         Constraint::Gbnf(format!("root ::= \"a\"{}", "*".repeat(200_000))),
         Constraint::Gbnf(format!("root ::= {}\"a\"{}", "(".repeat(100), ")****".repeat(100))),
-        Constraint::Gbnf(format!("a ::= \"{}\"\nroot ::= {}", "!".repeat(9_000), "a ".repeat(110_000))),
+        Constraint::Gbnf(format!(
+            "a ::= \"{}\"\nroot ::= {}",
+            "!".repeat(9_000),
+            "a ".repeat(110_000)
+        )),
         Constraint::Gbnf(format!(
             "a ::= \"{}\"\nroot ::= \"b\" root | {}",
             "!".repeat(9_000),
@@ -227,7 +243,9 @@ fn hostile_constraints_end_soon() {
                 + "r12000 ::= \"a\"\nroot ::= r0",
         ),
         Constraint::Gbnf(
-            (0..11_000).map(|i| format!("r{i} ::= \"a\" r{}?\n", (i + 1) % 11_000)).collect::<String>()
+            (0..11_000)
+                .map(|i| format!("r{i} ::= \"a\" r{}?\n", (i + 1) % 11_000))
+                .collect::<String>()
                 + "root ::= r0",
         ),
         Constraint::Lark(
@@ -261,7 +279,8 @@ fn hostile_constraints_end_soon() {
         assert!(!matches!(found, Err(GrammarError::TooLarge(_))), "{name}");
         if let Ok(mut grammar) = found {
             for byte in *b"aa" {
-                let _ = grammar.mask(&mut [0.0; TOKENS]).and_then(|()| grammar.accept(u32::from(byte)));
+                let _ =
+                    grammar.mask(&mut [0.0; TOKENS]).and_then(|()| grammar.accept(u32::from(byte)));
             }
         }
         eprintln!("{name}: {:?}", start.elapsed());
@@ -271,8 +290,8 @@ fn hostile_constraints_end_soon() {
 
 #[test]
 fn a_text_that_the_vocabulary_cannot_write_is_told_where_it_comes() {
-    let tokens =
-        ["a", "b", "<end>"].map(|name| Spelling { bytes: name.as_bytes(), is_text: name.len() == 1 });
+    let tokens = ["a", "b", "<end>"]
+        .map(|name| Spelling { bytes: name.as_bytes(), is_text: name.len() == 1 });
     let grammars = Grammars::new(tokens.into_iter(), &[2]).unwrap();
     let mut grammar = grammars.compile(&Constraint::Regex("ab\u{2603}".into())).unwrap();
     for token in [0, 1] {
@@ -293,7 +312,10 @@ fn a_form_that_is_in_a_new_state_with_every_token_is_given_up_before_it_fills_th
         let byte = if bits >> 40 & 1 == 0 { b'a' } else { b'b' };
         grammar.mask(&mut [0.0; TOKENS]).and_then(|()| grammar.accept(byte.into())).err()
     });
-    assert!(matches!(&refused, Some(GrammarError::TooHard(what)) if what.contains("states")), "{refused:?}");
+    assert!(
+        matches!(&refused, Some(GrammarError::TooHard(what)) if what.contains("states")),
+        "{refused:?}"
+    );
 }
 
 #[test]

@@ -66,13 +66,17 @@ fn pattern(
 ) -> Result<Option<(String, bool)>, String> {
     let number = || {
         let whole = value.as_f64().filter(|n| *n >= 0.0 && n.fract() == 0.0);
-        whole.map(|n| n as u64).ok_or_else(|| format!("{keyword} must be a whole number, but is {value}"))
+        whole
+            .map(|n| n as u64)
+            .ok_or_else(|| format!("{keyword} must be a whole number, but is {value}"))
     };
-    let text = || value.as_str().ok_or_else(|| format!("{keyword} must be a string, but is {value}"));
+    let text =
+        || value.as_str().ok_or_else(|| format!("{keyword} must be a string, but is {value}"));
     Ok(Some(match keyword {
         "const" => (literals(std::slice::from_ref(value)), value == ""),
         "enum" => {
-            let values = value.as_array().ok_or_else(|| format!("enum must be a list, but is {value}"))?;
+            let values =
+                value.as_array().ok_or_else(|| format!("enum must be a list, but is {value}"))?;
             (literals(values), values.iter().any(|value| value == ""))
         }
         "minLength" => {
@@ -170,7 +174,11 @@ fn literal(text: &str) -> String {
 fn literals(values: &[Value]) -> String {
     let texts: Vec<String> = values.iter().filter_map(Value::as_str).map(literal).collect();
     // A class of nothing.
-    if texts.is_empty() { "[^\\x{0}-\\x{10ffff}]".into() } else { format!("(?:{})", texts.join("|")) }
+    if texts.is_empty() {
+        "[^\\x{0}-\\x{10ffff}]".into()
+    } else {
+        format!("(?:{})", texts.join("|"))
+    }
 }
 
 /// A pattern of JSON Schema, which may fit anywhere, as one that fits the whole.
@@ -202,8 +210,9 @@ pub fn format(name: &str) -> Option<String> {
         "ipv6" => {
             // So many groups before the gap, and at most the rest of seven behind it.
             let part = "[0-9a-fA-F]{1,4}";
-            let gaps = (1..=6)
-                .map(|n| format!("{part}(?::{part}){{0,{}}}::(?:{part}(?::{part}){{0,{}}})?", n - 1, 6 - n));
+            let gaps = (1..=6).map(|n| {
+                format!("{part}(?::{part}){{0,{}}}::(?:{part}(?::{part}){{0,{}}})?", n - 1, 6 - n)
+            });
             let all: Vec<String> = gaps.collect();
             format!("(?:{part}(?::{part}){{7}}|::(?:{part}(?::{part}){{0,6}})?|{})", all.join("|"))
         }

@@ -115,14 +115,31 @@ mod tests {
 
     #[test]
     fn patterns_whose_anchors_contradict_fit_nothing() {
-        for pattern in
-            ["$^a", "a^", "a^b", "(?:$a|b^)", "a$b", "(^a){2}", "^(?:a$)+b", "[^\\x{0}-\\x{10ffff}]"]
-        {
+        for pattern in [
+            "$^a",
+            "a^",
+            "a^b",
+            "(?:$a|b^)",
+            "a$b",
+            "(^a){2}",
+            "^(?:a$)+b",
+            "[^\\x{0}-\\x{10ffff}]",
+        ] {
             assert!(!may_fit(pattern), "{pattern}");
         }
-        for pattern in
-            ["", "^$", "$^", "^a$", "(^a)*b", "a|b^", "(?:^|,)a(?:$|,)", "(?:a$)?b", "^^a$$", "\\ba", "("]
-        {
+        for pattern in [
+            "",
+            "^$",
+            "$^",
+            "^a$",
+            "(^a)*b",
+            "a|b^",
+            "(?:^|,)a(?:$|,)",
+            "(?:a$)?b",
+            "^^a$$",
+            "\\ba",
+            "(",
+        ] {
             assert!(may_fit(pattern), "{pattern}");
         }
     }

@@ -44,7 +44,8 @@ pub(crate) fn widened(pattern: &str, lengths: (u64, Option<u64>)) -> Option<Stri
     let pattern = translated(pattern, false);
     let plain = without(&pattern, false);
     let plain = Some(plain).filter(|pattern| runs_in_grammar(pattern));
-    let plain = plain.or_else(|| Some(without(&pattern, true)).filter(|pattern| runs_in_grammar(pattern)));
+    let plain =
+        plain.or_else(|| Some(without(&pattern, true)).filter(|pattern| runs_in_grammar(pattern)));
     plain.filter(|pattern| pattern != "(?:)" && has_text(pattern, lengths))
 }
 
@@ -104,7 +105,8 @@ impl Patterns {
 
     /// The work of comparing a text of some bytes with a pattern, in steps of a check.
     pub(crate) fn steps(&mut self, pattern: &str, bytes: usize) -> usize {
-        let compiling = if self.0.contains_key(pattern) { 0 } else { COMPILING_STEPS + pattern.len() / 4 };
+        let compiling =
+            if self.0.contains_key(pattern) { 0 } else { COMPILING_STEPS + pattern.len() / 4 };
         let parts = 1 + bytes / TEXT_BYTES_A_STEP;
         let searching = match self.compiled(pattern).map(|compiled| compiled.states) {
             Some(Some(states)) => parts.saturating_mul(1 + states / STATES_A_STEP),
@@ -126,7 +128,8 @@ impl Patterns {
     /// The pattern of a format; `None` for one that is not enforced.
     pub(crate) fn of_format(format: &str) -> Option<String> {
         let date = "[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])";
-        let time = "[0-2][0-9]:[0-5][0-9]:[0-6][0-9](?:\\.[0-9]+)?(?:[zZ]|[+-][0-2][0-9]:[0-5][0-9])";
+        let time =
+            "[0-2][0-9]:[0-5][0-9]:[0-6][0-9](?:\\.[0-9]+)?(?:[zZ]|[+-][0-2][0-9]:[0-5][0-9])";
         Some(match format {
             "date" => format!("^{date}$"),
             "time" => format!("^{time}$"),
@@ -141,7 +144,8 @@ impl Patterns {
 /// An expression of ECMA 262 in the syntax of Rust. `keeps_names`: of groups, which back references may need.
 fn translated(pattern: &str, keeps_names: bool) -> String {
     let chars: Vec<char> = pattern.chars().collect();
-    let mut translator = Translator { chars: &chars, at: 0, out: String::with_capacity(pattern.len()) };
+    let mut translator =
+        Translator { chars: &chars, at: 0, out: String::with_capacity(pattern.len()) };
     let mut in_class = false;
     while let Some(c) = translator.peek(0) {
         match (c, in_class) {
@@ -268,7 +272,9 @@ impl Translator<'_> {
             'x' | 'u' | 'p' | 'P' if self.peek(2) == Some('{') => self.take_through('}'),
             'k' if self.peek(2) == Some('<') => self.take_through('>'),
             'Z' => self.replace(2, "\\z"),
-            'A' | 'z' | 's' | 'S' | 'B' | 'b' | 'n' | 'r' | 't' | 'f' | 'v' | 'x' | 'p' | 'P' => self.take(2),
+            'A' | 'z' | 's' | 'S' | 'B' | 'b' | 'n' | 'r' | 't' | 'f' | 'v' | 'x' | 'p' | 'P' => {
+                self.take(2)
+            }
             '1'..='9' => self.take(2),
             // A letter that means nothing else is itself, and so is any sign.
             c if c.is_ascii_punctuation() && c != '<' && c != '>' && c != '/' => self.take(2),
@@ -297,7 +303,9 @@ impl Translator<'_> {
 /// A translated expression without look-around, word bounds and back references, and without `anchors` if that is asked for.
 fn without(pattern: &str, anchors: bool) -> String {
     let chars: Vec<char> = pattern.chars().collect();
-    let starts = |at: usize, text: &str| text.chars().enumerate().all(|(i, c)| chars.get(at + i) == Some(&c));
+    let starts = |at: usize, text: &str| {
+        text.chars().enumerate().all(|(i, c)| chars.get(at + i) == Some(&c))
+    };
     let (mut out, mut at) = (String::with_capacity(pattern.len()), 0);
     while at < chars.len() {
         let look = ["(?=", "(?!", "(?<=", "(?<!"].into_iter().any(|look| starts(at, look));
@@ -327,7 +335,11 @@ fn without(pattern: &str, anchors: bool) -> String {
                 at += 1;
             }
             '\\' | '[' => {
-                let end = if chars[at] == '[' { class_end(&chars, at) } else { (at + 2).min(chars.len()) };
+                let end = if chars[at] == '[' {
+                    class_end(&chars, at)
+                } else {
+                    (at + 2).min(chars.len())
+                };
                 out.extend(&chars[at..end]);
                 at = end;
             }
@@ -402,7 +414,11 @@ mod tests {
             (r"^a\Z", "a", "ab"),
             (r"^[\w\-\.]+\.pdf$", "a-b.pdf", "a b.pdf"),
         ] {
-            assert!(fits(pattern, yes) && !fits(pattern, no), "{pattern}: {}", translated(pattern, true));
+            assert!(
+                fits(pattern, yes) && !fits(pattern, no),
+                "{pattern}: {}",
+                translated(pattern, true)
+            );
         }
         assert!(!is_pattern("(") && fits("(", "what is no expression"));
     }

@@ -35,8 +35,11 @@ impl<'a> References<'a> {
                     }
                 }
                 for keyword in ["$id", "id"] {
-                    let id = map.get(keyword).and_then(Value::as_str).map(|id| id.trim_end_matches('#'));
-                    for name in id.into_iter().flat_map(|id| [Some(id), id.rsplit('/').next()]).flatten() {
+                    let id =
+                        map.get(keyword).and_then(Value::as_str).map(|id| id.trim_end_matches('#'));
+                    for name in
+                        id.into_iter().flat_map(|id| [Some(id), id.rsplit('/').next()]).flatten()
+                    {
                         self.ids.entry(name).or_insert_with(|| pointer.clone());
                     }
                 }
@@ -82,7 +85,9 @@ impl<'a> References<'a> {
 
     /// The reference in a schema, by whatever keyword: `$ref`, `$dynamicRef` or `$recursiveRef`.
     pub(crate) fn of(map: &serde_json::Map<String, Value>) -> Option<&str> {
-        ["$ref", "$dynamicRef", "$recursiveRef"].iter().find_map(|keyword| map.get(*keyword)?.as_str())
+        ["$ref", "$dynamicRef", "$recursiveRef"]
+            .iter()
+            .find_map(|keyword| map.get(*keyword)?.as_str())
     }
 }
 

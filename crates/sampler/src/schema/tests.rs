@@ -44,7 +44,8 @@ fn noted(schema: &Value) -> Vec<String> {
 
 /// The keywords that an answer does not keep to.
 fn violated(schema: &Value, answer: &Value) -> Vec<String> {
-    let check = of(schema).check().unwrap().unwrap_or_else(|| panic!("{schema}: nothing is checked"));
+    let check =
+        of(schema).check().unwrap().unwrap_or_else(|| panic!("{schema}: nothing is checked"));
     check.violations(answer).unwrap().iter().map(ToString::to_string).collect()
 }
 

@@ -40,9 +40,12 @@ impl File {
     /// It cannot be read, is no TOML, or has a key or a kind of value that means nothing here.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let wrong = |line, text| ConfigError::File { path: path.to_owned(), line, text };
-        let source = std::fs::read_to_string(path)
-            .map_err(|e| ConfigError::Unreadable { path: path.to_owned(), reason: e.to_string() })?;
-        let line_of = |at: usize| source.get(..at).map_or(1, |before| before.matches('\n').count() + 1);
+        let source = std::fs::read_to_string(path).map_err(|e| ConfigError::Unreadable {
+            path: path.to_owned(),
+            reason: e.to_string(),
+        })?;
+        let line_of =
+            |at: usize| source.get(..at).map_or(1, |before| before.matches('\n').count() + 1);
         let table = DeTable::parse(&source).map_err(|e| {
             let line = e.span().map_or(1, |span| line_of(span.start));
             wrong(line, e.message().to_owned())
@@ -54,11 +57,12 @@ impl File {
                 let line = line_of(name.span().start);
                 let key = format!("{group}{}", name.get_ref());
                 // A group such as `[tls]`, whose keys begin with its name.
-                let is_group =
-                    keys().any(|known| known.split_once('.').is_some_and(|(group, _)| group == key));
+                let is_group = keys()
+                    .any(|known| known.split_once('.').is_some_and(|(group, _)| group == key));
                 let value = match value.into_inner() {
                     DeValue::Table(inner) if key == hosts::GROUP => {
-                        hosts = host_tables(inner, &line_of).map_err(|(line, text)| wrong(line, text))?;
+                        hosts = host_tables(inner, &line_of)
+                            .map_err(|(line, text)| wrong(line, text))?;
                         continue;
                     }
                     DeValue::Table(inner) if is_group => {
@@ -68,8 +72,9 @@ impl File {
                     value => value,
                 };
                 let (key, kind) = setting(&key).map_err(|text| wrong(line, text))?;
-                let text = text_of(kind, &value)
-                    .map_err(|(what, want)| wrong(line, format!("{key} is {what}: it must be {want}")))?;
+                let text = text_of(kind, &value).map_err(|(what, want)| {
+                    wrong(line, format!("{key} is {what}: it must be {want}"))
+                })?;
                 entries.push(Entry { key, text, line });
             }
         }
@@ -86,7 +91,8 @@ fn host_tables(
     for (host, table) in group {
         let (line, host) = (line_of(host.span().start), host.get_ref().to_string());
         let DeValue::Table(table) = table.into_inner() else {
-            let text = format!("{}.{host:?} must be a table: [{}.{host:?}]", hosts::GROUP, hosts::GROUP);
+            let text =
+                format!("{}.{host:?} must be a table: [{}.{host:?}]", hosts::GROUP, hosts::GROUP);
             return Err((line, text));
         };
         let mut entries = Vec::new();

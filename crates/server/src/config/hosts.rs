@@ -79,7 +79,10 @@ pub fn shown(
         };
         let mut entries: Vec<&Entry> = table.entries.iter().collect();
         entries.sort_by_key(|entry| entry.line);
-        HostSettings { host: table.host.clone(), settings: entries.into_iter().map(setting).collect() }
+        HostSettings {
+            host: table.host.clone(),
+            settings: entries.into_iter().map(setting).collect(),
+        }
     };
     let mut tables: Vec<&HostTable> = file.hosts.iter().collect();
     tables.sort_by_key(|table| table.line);
@@ -127,7 +130,8 @@ pub fn read(
     for table in &file.hosts {
         let read = Table { table, variable, home };
         let host = read.host();
-        let host = host.map_err(|(line, text)| ConfigError::File { path: file.path.clone(), line, text })?;
+        let host =
+            host.map_err(|(line, text)| ConfigError::File { path: file.path.clone(), line, text })?;
         let mut host = host;
         if host.credentials.is_none()
             && !read.has("anonymous")
@@ -209,7 +213,11 @@ impl Table<'_> {
         self.entry(key).map(|entry| entry.text.trim().to_owned())
     }
 
-    fn parsed<T>(&self, key: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, Wrong> {
+    fn parsed<T>(
+        &self,
+        key: &str,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, Wrong> {
         let parsed = |entry: &Entry| {
             let wrong = |problem| (entry.line, format!("{key} is {:?}: {problem}", entry.text));
             parse(&entry.text).map_err(wrong)
@@ -271,12 +279,16 @@ impl Table<'_> {
     /// `key`, `key_file` or `key_env`.
     fn secret(&self, key: &str) -> Result<Option<Secret>, Wrong> {
         let (file, env) = (format!("{key}_file"), format!("{key}_env"));
-        let set: Vec<&Entry> = [key, &file, &env].into_iter().filter_map(|key| self.entry(key)).collect();
+        let set: Vec<&Entry> =
+            [key, &file, &env].into_iter().filter_map(|key| self.entry(key)).collect();
         let entry = match set.as_slice() {
             [] => return Ok(None),
             [entry] => *entry,
             [_, second, ..] => {
-                return Err((second.line, format!("of {key}, {file} and {env} only one can be set")));
+                return Err((
+                    second.line,
+                    format!("of {key}, {file} and {env} only one can be set"),
+                ));
             }
         };
         if entry.key == file {

@@ -86,8 +86,9 @@ pub(super) fn nearest(
     known: impl Iterator<Item = &'static str>,
     slips: usize,
 ) -> Option<&'static str> {
-    let nearest =
-        known.map(|known| (strsim::levenshtein(known, key), known)).min_by_key(|(slips, _)| *slips)?;
+    let nearest = known
+        .map(|known| (strsim::levenshtein(known, key), known))
+        .min_by_key(|(slips, _)| *slips)?;
     (nearest.0 <= slips).then_some(nearest.1)
 }
 

@@ -88,7 +88,8 @@ impl Reader<'_> {
                 .collect::<Result<Vec<_>, String>>()
         };
         let show = |all: &Vec<Quota>| {
-            let all: Vec<_> = all.iter().map(|one| format!("{}={}", one.namespaces, one.bytes)).collect();
+            let all: Vec<_> =
+                all.iter().map(|one| format!("{}={}", one.namespaces, one.bytes)).collect();
             (!all.is_empty()).then(|| quoted(&all.join(",")))
         };
         self.strict(key, Vec::new(), parse, show)
@@ -117,7 +118,9 @@ impl Reader<'_> {
     fn bytes(&mut self, key: &'static str) -> Option<u64> {
         let parse = |text: &str| {
             let bytes = parse_bytes(text).map(Some);
-            bytes.ok_or_else(|| format!("is {text:?}: it must be a number of bytes such as 500MB or 20GB"))
+            bytes.ok_or_else(|| {
+                format!("is {text:?}: it must be a number of bytes such as 500MB or 20GB")
+            })
         };
         self.strict(key, None, parse, |bytes| bytes.map(|bytes| bytes.to_string()))
     }

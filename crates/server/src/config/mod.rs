@@ -229,8 +229,11 @@ impl Config {
 
     /// The same with settings of the command line, which win.
     pub fn with_flags(flags: &[(&'static str, String)]) -> Result<Self, ConfigError> {
-        let mut config =
-            Self::read(flags, &|name| std::env::var(name).ok(), Some(Path::new(places::SYSTEM_FILE)))?;
+        let mut config = Self::read(
+            flags,
+            &|name| std::env::var(name).ok(),
+            Some(Path::new(places::SYSTEM_FILE)),
+        )?;
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         config.warnings.extend(unknown::warnings(names));
         Ok(config)
@@ -246,7 +249,8 @@ impl Config {
         variable: &dyn Fn(&str) -> Option<String>,
         system_file: Option<&Path>,
     ) -> Result<Self, ConfigError> {
-        let file = places::find_file(variable, system_file).map(|path| File::read(&path)).transpose()?;
+        let file =
+            places::find_file(variable, system_file).map(|path| File::read(&path)).transpose()?;
         let path = file.as_ref().map(|file| file.path.clone());
         let home = places::home(variable);
         let file = file.unwrap_or_default();
@@ -307,7 +311,8 @@ impl Config {
             go_template: read.flag("go_template", None),
             no_prune: read.on("noprune"),
             debug: read.debug(),
-            max_transfer_streams: read.number("max_transfer_streams", 8, MAX_STREAMS).max(1) as usize,
+            max_transfer_streams: read.number("max_transfer_streams", 8, MAX_STREAMS).max(1)
+                as usize,
             registry_default: read.registries("registry.default").pop(),
             registry_mirrors: read.registries("registry.mirrors"),
             registry_limit_rate: read.rate("registry.limit_rate"),
@@ -359,7 +364,8 @@ impl Config {
             _ => None,
         };
         // Without a list of origins nothing can fail.
-        Self::from_variables(variables).unwrap_or_else(|e| unreachable!("the defaults are wrong: {e}"))
+        Self::from_variables(variables)
+            .unwrap_or_else(|e| unreachable!("the defaults are wrong: {e}"))
     }
 }
 

@@ -75,7 +75,9 @@ impl Origins {
     pub fn allows(&self, origin: &str) -> bool {
         self.patterns.iter().any(|pattern| match pattern.split_once('*') {
             Some((head, tail)) => {
-                origin.len() >= head.len() + tail.len() && origin.starts_with(head) && origin.ends_with(tail)
+                origin.len() >= head.len() + tail.len()
+                    && origin.starts_with(head)
+                    && origin.ends_with(tail)
             }
             None => pattern == origin,
         })
@@ -117,14 +119,21 @@ mod tests {
     #[test]
     fn a_list_adds_to_the_local_origins() {
         let origins = Origins::parse("https://chat.example.org, chrome-extension://*").unwrap();
-        assert!(origins.allows("https://chat.example.org") && origins.allows("chrome-extension://abc"));
-        assert!(origins.allows("http://localhost:3000") && !origins.allows("http://chat.example.org"));
+        assert!(
+            origins.allows("https://chat.example.org") && origins.allows("chrome-extension://abc")
+        );
+        assert!(
+            origins.allows("http://localhost:3000") && !origins.allows("http://chat.example.org")
+        );
         assert!(!origins.allows_any() && Origins::parse("*").unwrap().allows_any());
     }
 
     #[test]
     fn entries_that_mean_nothing_are_refused() {
         assert_eq!(Origins::parse("example.com"), Err(OriginsError::Scheme("example.com".into())));
-        assert_eq!(Origins::parse("http://*.a.*"), Err(OriginsError::Wildcards("http://*.a.*".into())));
+        assert_eq!(
+            Origins::parse("http://*.a.*"),
+            Err(OriginsError::Wildcards("http://*.a.*".into()))
+        );
     }
 }

@@ -24,8 +24,9 @@ pub fn expanded(path: &Path, home: Option<&Path>) -> PathBuf {
 /// The proxies that the usual variables name, in small letters or capital ones.
 pub fn proxies(variable: &dyn Fn(&str) -> Option<String>) -> Proxies {
     let find = |name: &str| {
-        let of =
-            |name: String| variable(&name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+        let of = |name: String| {
+            variable(&name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+        };
         of(name.to_uppercase()).or_else(|| of(name.to_lowercase()))
     };
     let all = || find("all_proxy");
@@ -38,16 +39,22 @@ pub fn proxies(variable: &dyn Fn(&str) -> Option<String>) -> Proxies {
 
 /// Docker's configuration, which holds what `docker login` has left.
 pub fn docker_config(variable: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
-    let folder = path_in(variable, "DOCKER_CONFIG").or_else(|| Some(home(variable)?.join(".docker")))?;
+    let folder =
+        path_in(variable, "DOCKER_CONFIG").or_else(|| Some(home(variable)?.join(".docker")))?;
     Some(folder.join("config.json"))
 }
 
 /// The configuration file: `PUNA_CONFIG`, which must be there; else the user's; else that of the machine.
-pub fn find_file(variable: &dyn Fn(&str) -> Option<String>, system: Option<&Path>) -> Option<PathBuf> {
-    let users =
-        || config_folder(variable).map(|folder| folder.join("puna.toml")).filter(|path| path.exists());
+pub fn find_file(
+    variable: &dyn Fn(&str) -> Option<String>,
+    system: Option<&Path>,
+) -> Option<PathBuf> {
+    let users = || {
+        config_folder(variable).map(|folder| folder.join("puna.toml")).filter(|path| path.exists())
+    };
     let systems = || system.filter(|path| path.exists()).map(Path::to_owned);
-    let named = path_in(variable, "PUNA_CONFIG").map(|path| expanded(&path, home(variable).as_deref()));
+    let named =
+        path_in(variable, "PUNA_CONFIG").map(|path| expanded(&path, home(variable).as_deref()));
     named.or_else(users).or_else(systems)
 }
 

@@ -75,7 +75,8 @@ fn is_host(text: &str) -> bool {
         _ => (text, None),
     };
     let number = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
-    let named = !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
+    let named =
+        !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
     (named || number.is_some_and(|number| number.parse::<Ipv6Addr>().is_ok()))
         && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
 }
@@ -158,7 +159,9 @@ impl<'a> Reader<'a> {
     fn refuse(&mut self, key: &'static str, source: &Source, text: String) {
         let text = without_users(&text);
         let error = match source.clone() {
-            Source::File(path, line) => ConfigError::File { path, line, text: format!("{key} {text}") },
+            Source::File(path, line) => {
+                ConfigError::File { path, line, text: format!("{key} {text}") }
+            }
             Source::Variable(variable) => ConfigError::Variable { variable, text },
             Source::Flag | Source::Default => ConfigError::Flag { key, text },
         };
@@ -209,7 +212,9 @@ impl<'a> Reader<'a> {
         parse: impl Fn(&str) -> Result<T, String>,
         show: impl Fn(&T) -> Option<String>,
     ) -> T {
-        self.value(key, default, parse, &show, |read, source, problem, _| read.refuse(key, source, problem))
+        self.value(key, default, parse, &show, |read, source, problem, _| {
+            read.refuse(key, source, problem)
+        })
     }
 
     /// A value that `parse` understands, or else says what is wrong with it.
@@ -253,7 +258,9 @@ impl<'a> Reader<'a> {
     pub fn number(&mut self, key: &'static str, default: u32, most: u32) -> u32 {
         let parse = |text: &str| match text.parse() {
             Ok(number) if number <= most => Ok(number),
-            _ if most == u32::MAX => Err(format!("is {text:?}: it must be a whole number from 0 up")),
+            _ if most == u32::MAX => {
+                Err(format!("is {text:?}: it must be a whole number from 0 up"))
+            }
             _ => Err(format!("is {text:?}: it must be a whole number from 0 to {most}")),
         };
         self.parsed(key, default, parse, |n| (*n > 0 || default > 0).then(|| n.to_string()))
@@ -289,9 +296,15 @@ impl<'a> Reader<'a> {
     }
 
     /// What a list has, each of which must fit; or else what such a thing is.
-    pub(super) fn list(&mut self, key: &'static str, fits: impl Fn(&str) -> bool, says: &str) -> Vec<String> {
+    pub(super) fn list(
+        &mut self,
+        key: &'static str,
+        fits: impl Fn(&str) -> bool,
+        says: &str,
+    ) -> Vec<String> {
         let parse = |text: &str| {
-            let all: Vec<_> = text.split(',').map(str::trim).filter(|one| !one.is_empty()).collect();
+            let all: Vec<_> =
+                text.split(',').map(str::trim).filter(|one| !one.is_empty()).collect();
             match all.iter().find(|one| !fits(one)) {
                 Some(wrong) => Err(format!("has {wrong:?}: {says}")),
                 None => Ok(all.into_iter().map(str::to_owned).collect()),
@@ -309,7 +322,8 @@ impl<'a> Reader<'a> {
     /// Registries that names of models can begin with.
     pub fn upstreams(&mut self, key: &'static str) -> Vec<String> {
         let says = "a registry whose models have names has a dot or a port in its own (registry.ollama.ai, hub:5000), and no brackets";
-        let fits = |text: &str| is_host(text) && text.contains(['.', ':']) && !text.starts_with('[');
+        let fits =
+            |text: &str| is_host(text) && text.contains(['.', ':']) && !text.starts_with('[');
         self.list(key, fits, says)
     }
 
@@ -328,8 +342,7 @@ impl<'a> Reader<'a> {
 
     /// Namespaces of models, of which the last letter may be `*`.
     pub fn namespaces(&mut self, key: &'static str) -> Vec<String> {
-        let says =
-            "a namespace is a word of letters, digits, - and _, and a * at its end stands for more of them";
+        let says = "a namespace is a word of letters, digits, - and _, and a * at its end stands for more of them";
         let fits = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
         self.list(key, |one| one.strip_suffix('*').unwrap_or(one).chars().all(fits), says)
     }
@@ -345,7 +358,8 @@ impl<'a> Reader<'a> {
                 }
                 // What stands there may be a key.
                 _ => {
-                    let problem = format!("has an entry, number {}, that is not like gpu1:8000=KEY", at + 1);
+                    let problem =
+                        format!("has an entry, number {}, that is not like gpu1:8000=KEY", at + 1);
                     let source = self.source(key);
                     self.refuse(key, &source, problem);
                 }
@@ -370,7 +384,9 @@ impl<'a> Reader<'a> {
             let text = text.trim_end_matches('/');
             match text.contains("://") && is_server(text) {
                 true => Ok(Some(text.to_owned())),
-                false => Err(format!("is {text:?}: it must be an address such as https://s3.intra:9000")),
+                false => {
+                    Err(format!("is {text:?}: it must be an address such as https://s3.intra:9000"))
+                }
             }
         };
         self.strict(key, None, parse, |found| found.as_deref().map(quoted))
@@ -378,8 +394,9 @@ impl<'a> Reader<'a> {
 
     /// Bytes a second; `None` is without a limit.
     pub fn rate(&mut self, key: &'static str) -> Option<u64> {
-        let parse =
-            |text: &str| parse_rate(text).map(Some).map_err(|problem| format!("is {text:?}: {problem}"));
+        let parse = |text: &str| {
+            parse_rate(text).map(Some).map_err(|problem| format!("is {text:?}: {problem}"))
+        };
         self.strict(key, None, parse, |rate| rate.map(|rate| rate.to_string()))
     }
 
@@ -392,7 +409,9 @@ impl<'a> Reader<'a> {
                 let path = expanded(Path::new(text), home.as_deref());
                 // One that is not there may be mounted later.
                 match path.is_absolute() {
-                    false => Err(format!("has {text:?}: a folder is a whole path, or begins with ~/")),
+                    false => {
+                        Err(format!("has {text:?}: a folder is a whole path, or begins with ~/"))
+                    }
                     true if path.is_file() => Err(format!(
                         "has {text:?}, which is a file: name the folder with `blobs` and `manifests`"
                     )),
@@ -402,7 +421,8 @@ impl<'a> Reader<'a> {
             folders.map(folder).collect::<Result<Vec<_>, _>>()
         };
         let show = |folders: &Vec<PathBuf>| {
-            let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
+            let folders: Vec<_> =
+                folders.iter().map(|folder| folder.display().to_string()).collect();
             (!folders.is_empty()).then(|| quoted(&folders.join(",")))
         };
         self.strict(key, Vec::new(), parse, show)
@@ -417,7 +437,9 @@ impl<'a> Reader<'a> {
                 Err(format!("is {text:?}: it must be one of {known}"))
             }
         };
-        self.strict("kv_cache_type", KvType::F16.name().to_owned(), parse, |kind| Some(quoted(kind)))
+        self.strict("kv_cache_type", KvType::F16.name().to_owned(), parse, |kind| {
+            Some(quoted(kind))
+        })
     }
 
     /// A level of kernels that this machine has.
@@ -477,8 +499,9 @@ impl<'a> Reader<'a> {
             let nanos = nanoseconds(text)?;
             Ok(u64::try_from(nanos).ok().filter(|ns| *ns > 0).map(Duration::from_nanos))
         };
-        let show =
-            |time: &Option<Duration>| Some(time.map_or("-1".into(), |time| quoted(&format_duration(time))));
+        let show = |time: &Option<Duration>| {
+            Some(time.map_or("-1".into(), |time| quoted(&format_duration(time))))
+        };
         self.parsed(key, Some(default), parse, show)
     }
 
@@ -516,20 +539,26 @@ impl<'a> Reader<'a> {
     /// Whether something is on that opens a door: only where that is said.
     pub fn switch(&mut self, key: &'static str) -> bool {
         let parse = |text: &str| {
-            boolean(text).ok_or_else(|| format!("is {text:?}: say on (1, true, yes) or off (0, false, no)"))
+            boolean(text)
+                .ok_or_else(|| format!("is {text:?}: say on (1, true, yes) or off (0, false, no)"))
         };
         self.strict(key, false, parse, |on| Some(on.to_string()))
     }
 
     /// 0, 1 or 2; or a switch.
     pub fn debug(&mut self) -> u8 {
-        let level =
-            self.find("debug").and_then(|found| Some((found.text.parse::<u64>().ok()?, found.source)));
+        let level = self
+            .find("debug")
+            .and_then(|found| Some((found.text.parse::<u64>().ok()?, found.source)));
         let Some((level, source)) = level else {
             return u8::from(self.on("debug"));
         };
         if level > 2 && !matches!(source, Source::Variable(_)) {
-            self.refuse("debug", &source, format!("is \"{level}\": it must be 0, 1 or 2, or on or off"));
+            self.refuse(
+                "debug",
+                &source,
+                format!("is \"{level}\": it must be 0, 1 or 2, or on or off"),
+            );
         }
         let level = level.min(2) as u8;
         self.note("debug", Some(level.to_string()), source);

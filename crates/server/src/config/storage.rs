@@ -26,8 +26,9 @@ pub(super) fn read(read: &mut Reader<'_>) -> Option<Storage> {
     let keys = (read.secret("mirror.storage_key"), read.secret("mirror.storage_secret"));
     let mut storage = storage?;
     let of_variable = |name: &str| read.raw(name);
-    storage.endpoint =
-        endpoint.or_else(|| of_variable("AWS_ENDPOINT_URL_S3")).or_else(|| of_variable("AWS_ENDPOINT_URL"));
+    storage.endpoint = endpoint
+        .or_else(|| of_variable("AWS_ENDPOINT_URL_S3"))
+        .or_else(|| of_variable("AWS_ENDPOINT_URL"));
     for (variable, name) in VARIABLES {
         storage.options.extend(of_variable(variable).map(|value| (name, value)));
     }

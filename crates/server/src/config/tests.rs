@@ -3,34 +3,49 @@
 use super::*;
 
 fn config(variables: &[(&str, &str)]) -> Config {
-    let given = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
+    let given =
+        |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
     let find = |name: &str| given(name).or_else(|| (name == "HOME").then(|| "/home/me".to_owned()));
     Config::from_variables(find).unwrap()
 }
 
 #[test]
 fn values_lose_blanks_and_quotes_and_punas_names_win() {
-    let c = config(&[("OLLAMA_MODELS", " \"/a b\" "), ("OLLAMA_MAX_QUEUE", "'7'"), ("PUNA_MAX_QUEUE", "9")]);
+    let c = config(&[
+        ("OLLAMA_MODELS", " \"/a b\" "),
+        ("OLLAMA_MAX_QUEUE", "'7'"),
+        ("PUNA_MAX_QUEUE", "9"),
+    ]);
     assert_eq!((c.models.as_path(), c.max_queue), (Path::new("/a b"), 9));
 }
 
 #[test]
 fn bad_numbers_and_times_leave_the_default_and_a_warning() {
-    let c =
-        config(&[("OLLAMA_MAX_QUEUE", "x"), ("OLLAMA_KEEP_ALIVE", "soon"), ("OLLAMA_LOAD_TIMEOUT", "never")]);
+    let c = config(&[
+        ("OLLAMA_MAX_QUEUE", "x"),
+        ("OLLAMA_KEEP_ALIVE", "soon"),
+        ("OLLAMA_LOAD_TIMEOUT", "never"),
+    ]);
     assert_eq!((c.max_queue, c.keep_alive), (512, KeepAlive::For(Duration::from_secs(300))));
     assert_eq!(c.load_timeout, Some(Duration::from_secs(300)));
     let warnings: Vec<String> = c.warnings.iter().map(Warning::to_string).collect();
     assert_eq!(warnings.len(), 3);
     for variable in ["OLLAMA_MAX_QUEUE", "OLLAMA_KEEP_ALIVE", "OLLAMA_LOAD_TIMEOUT"] {
         let about = warnings.iter().find(|text| text.starts_with(&format!("{variable} is ")));
-        assert!(about.is_some_and(|text| text.contains("it must be a")), "{variable}: {warnings:?}");
+        assert!(
+            about.is_some_and(|text| text.contains("it must be a")),
+            "{variable}: {warnings:?}"
+        );
     }
 }
 
 #[test]
 fn a_warning_names_the_variable_that_was_read() {
-    let c = config(&[("OLLAMA_NUM_PARALLEL", "4"), ("PUNA_NUM_PARALLEL", "many"), ("OLLAMA_HOST", "h:x")]);
+    let c = config(&[
+        ("OLLAMA_NUM_PARALLEL", "4"),
+        ("PUNA_NUM_PARALLEL", "many"),
+        ("OLLAMA_HOST", "h:x"),
+    ]);
     let warnings: Vec<String> = c.warnings.iter().map(Warning::to_string).collect();
     assert_eq!(
         warnings,
@@ -53,10 +68,19 @@ fn models_never_go_to_the_working_folder_for_want_of_a_home() {
 #[test]
 fn times_are_seconds_or_durations_and_negative_ones_are_for_ever() {
     assert_eq!(config(&[("OLLAMA_KEEP_ALIVE", "-1")]).keep_alive, KeepAlive::Forever);
-    assert_eq!(config(&[("OLLAMA_KEEP_ALIVE", "10m")]).keep_alive, KeepAlive::For(Duration::from_secs(600)));
+    assert_eq!(
+        config(&[("OLLAMA_KEEP_ALIVE", "10m")]).keep_alive,
+        KeepAlive::For(Duration::from_secs(600))
+    );
     assert_eq!(config(&[("OLLAMA_LOAD_TIMEOUT", "0")]).load_timeout, None);
-    assert_eq!(config(&[("OLLAMA_LOAD_TIMEOUT", "90")]).load_timeout, Some(Duration::from_secs(90)));
-    assert_eq!(config(&[("PUNA_STEP_TIMEOUT", "1h")]).step_timeout, Some(Duration::from_secs(3600)));
+    assert_eq!(
+        config(&[("OLLAMA_LOAD_TIMEOUT", "90")]).load_timeout,
+        Some(Duration::from_secs(90))
+    );
+    assert_eq!(
+        config(&[("PUNA_STEP_TIMEOUT", "1h")]).step_timeout,
+        Some(Duration::from_secs(3600))
+    );
 }
 
 #[test]
@@ -69,7 +93,10 @@ fn with_a_certificate_an_address_is_spoken_to_by_tls_unless_it_says_otherwise() 
     assert_eq!(plain.address.url(), "http://h:1");
     let half = Config::from_variables(|name| (name == "PUNA_TLS_KEY").then(|| "/k.pem".to_owned()));
     let text = half.unwrap_err().to_string();
-    assert_eq!(text, "tls.key is set (PUNA_TLS_KEY), but not tls.certificate: TLS needs both, or neither");
+    assert_eq!(
+        text,
+        "tls.key is set (PUNA_TLS_KEY), but not tls.certificate: TLS needs both, or neither"
+    );
 }
 
 #[test]
@@ -77,11 +104,13 @@ fn what_a_variable_hides_must_be_right_too() {
     let file = "max_queue = \"banana\"\ntls.key = \"/k.pem\"";
     let tls = ("PUNA_TLS_CERTIFICATE", "/c.pem");
     for flags in [&[][..], &[("max_queue", "4")][..]] {
-        let error = with_file(file, &[("PUNA_MAX_QUEUE", "3"), tls], flags).unwrap_err().to_string();
+        let error =
+            with_file(file, &[("PUNA_MAX_QUEUE", "3"), tls], flags).unwrap_err().to_string();
         assert!(error.contains("puna.toml, line 1: max_queue"), "{error}");
     }
     let whole =
-        with_file("max_queue = 5\ntls.key = \"/k.pem\"", &[("OLLAMA_MAX_QUEUE", "3"), tls], &[]).unwrap();
+        with_file("max_queue = 5\ntls.key = \"/k.pem\"", &[("OLLAMA_MAX_QUEUE", "3"), tls], &[])
+            .unwrap();
     assert!(whole.max_queue == 3 && whole.tls.is_some());
 }
 
@@ -89,16 +118,21 @@ fn what_a_variable_hides_must_be_right_too() {
 fn images_are_fetched_only_where_that_is_switched_on() {
     let c = config(&[]);
     assert!(!c.image_urls && c.image_hosts.is_empty());
-    let c = config(&[("PUNA_IMAGE_URLS", "1"), ("PUNA_IMAGE_HOSTS", "intra.example, 10.0.0.7:8080,")]);
+    let c =
+        config(&[("PUNA_IMAGE_URLS", "1"), ("PUNA_IMAGE_HOSTS", "intra.example, 10.0.0.7:8080,")]);
     assert!(c.image_urls && c.image_hosts == ["intra.example", "10.0.0.7:8080"]);
     let file = "image_urls = true\nimage_hosts = [\"a\", \"b:1\"]";
     let c = with_file(file, &[], &[]).unwrap();
     assert!(c.image_urls && c.image_hosts == ["a", "b:1"]);
     assert!(!with_file(file, &[], &[("image_urls", "false")]).unwrap().image_urls);
     for wrong in ["a b", "http://x", "*", "x:99999", "/", "x:", ":1", "[::1", "::1"] {
-        let refused =
-            with_file(&format!("\nimage_hosts = [\"ok\", {wrong:?}]"), &[], &[]).unwrap_err().to_string();
-        assert!(refused.contains(", line 2: image_hosts has ") && refused.contains(wrong), "{refused}");
+        let refused = with_file(&format!("\nimage_hosts = [\"ok\", {wrong:?}]"), &[], &[])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            refused.contains(", line 2: image_hosts has ") && refused.contains(wrong),
+            "{refused}"
+        );
     }
     let several = [("PUNA_IMAGE_HOSTS", "a-b.c_d:80,[::1]:8080,[fe80::1],10.0.0.1")];
     assert_eq!(config(&several).image_hosts.len(), 4);
@@ -112,7 +146,11 @@ fn switches_take_the_usual_words_in_any_case_and_others_are_on_with_a_warning() 
         assert!(config(&[("PUNA_DETERMINISTIC", on)]).deterministic, "{on}");
     }
     for off in ["0", "False", "F", "no", "off", "OFF"] {
-        let c = config(&[("PUNA_DETERMINISTIC", off), ("OLLAMA_GO_TEMPLATE", off), ("OLLAMA_DEBUG", off)]);
+        let c = config(&[
+            ("PUNA_DETERMINISTIC", off),
+            ("OLLAMA_GO_TEMPLATE", off),
+            ("OLLAMA_DEBUG", off),
+        ]);
         assert_eq!((c.deterministic, c.go_template, c.debug), (false, Some(false), 0), "{off}");
         assert_eq!(c.warnings, []);
     }
@@ -124,7 +162,8 @@ fn switches_take_the_usual_words_in_any_case_and_others_are_on_with_a_warning() 
     assert_eq!((c.deterministic, c.no_prune, c.go_template), (true, true, Some(true)));
     let warned: Vec<&str> = c.warnings.iter().map(|warning| warning.variable.as_str()).collect();
     assert_eq!(warned, ["OLLAMA_GO_TEMPLATE", "OLLAMA_NOPRUNE", "PUNA_DETERMINISTIC"]);
-    let text = r#"is "always": it must be on (1, true, yes) or off (0, false, no); it counts as on"#;
+    let text =
+        r#"is "always": it must be on (1, true, yes) or off (0, false, no); it counts as on"#;
     assert_eq!(c.warnings[2].text, text);
     for (debug, level) in [("2", 2), ("3", 2), ("true", 1), ("on", 1), ("any text", 1)] {
         assert_eq!(config(&[("OLLAMA_DEBUG", debug)]).debug, level, "{debug}");
@@ -142,9 +181,11 @@ fn with_file(
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     std::fs::write(&path, text).unwrap();
     let home = folder.path().display().to_string();
-    let given = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
-    let find =
-        |name: &str| given(name).or_else(|| matches!(name, "HOME" | "XDG_CONFIG_HOME").then(|| home.clone()));
+    let given =
+        |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
+    let find = |name: &str| {
+        given(name).or_else(|| matches!(name, "HOME" | "XDG_CONFIG_HOME").then(|| home.clone()))
+    };
     let flags: Vec<_> = flags.iter().map(|(key, value)| (*key, (*value).to_owned())).collect();
     Config::read(&flags, &find, None)
 }
@@ -153,14 +194,22 @@ fn with_file(
 fn the_command_line_wins_over_variables_and_these_over_the_file() {
     let file = "# ours\nmax_queue = 3\nkeep_alive = \"10m\"\ndeterministic = true\nhost = \"h:1\"\norigins = [\"http://a\", \"http://b\"]\n";
     let c =
-        with_file(file, &[("OLLAMA_KEEP_ALIVE", "20m"), ("PUNA_HOST", "h:2")], &[("host", "h:3")]).unwrap();
+        with_file(file, &[("OLLAMA_KEEP_ALIVE", "20m"), ("PUNA_HOST", "h:2")], &[("host", "h:3")])
+            .unwrap();
     assert_eq!((c.max_queue, c.deterministic, c.address.port), (3, true, 3));
     assert_eq!(c.keep_alive, KeepAlive::For(Duration::from_secs(1200)));
-    assert!(c.origins.allows("http://a") && c.origins.allows("http://b") && !c.origins.allows("http://c"));
+    assert!(
+        c.origins.allows("http://a")
+            && c.origins.allows("http://b")
+            && !c.origins.allows("http://c")
+    );
     let setting = |key| c.settings.iter().find(|s| s.key == key).unwrap();
     let shown = |key| (setting(key).value.clone().unwrap_or_default(), setting(key).source.clone());
     assert_eq!(shown("max_queue"), ("3".into(), Source::File(c.file.clone().unwrap(), 2)));
-    assert_eq!(shown("keep_alive"), ("\"20m0s\"".into(), Source::Variable("OLLAMA_KEEP_ALIVE".into())));
+    assert_eq!(
+        shown("keep_alive"),
+        ("\"20m0s\"".into(), Source::Variable("OLLAMA_KEEP_ALIVE".into()))
+    );
     assert_eq!(shown("host"), ("\"h:3\"".into(), Source::Flag));
     assert_eq!(shown("load_timeout"), ("\"5m0s\"".into(), Source::Default));
 }
@@ -176,13 +225,19 @@ fn what_is_shown_of_the_settings_is_a_file_that_says_the_same() {
         ("PUNA_TLS_KEY", "/k"),
     ];
     let c = with_file("", &variables, &[]).unwrap();
-    assert_eq!(c.settings.iter().map(|s| s.key).collect::<Vec<_>>(), keys::keys().collect::<Vec<_>>());
+    assert_eq!(
+        c.settings.iter().map(|s| s.key).collect::<Vec<_>>(),
+        keys::keys().collect::<Vec<_>>()
+    );
     let line = |s: &Setting| s.value.as_ref().map(|value| format!("{} = {value}\n", s.key));
     let file: String = c.settings.iter().filter_map(line).collect();
     let again = with_file(&file, &[], &[]).unwrap();
     let values = |c: &Config| c.settings.iter().map(|s| s.value.clone()).collect::<Vec<_>>();
     assert_eq!(values(&again), values(&c));
-    assert_eq!((again.keep_alive, again.load_timeout, again.threads), (KeepAlive::Forever, None, Some(3)));
+    assert_eq!(
+        (again.keep_alive, again.load_timeout, again.threads),
+        (KeepAlive::Forever, None, Some(3))
+    );
     let grouped = with_file("[tls]\nkey = \"/k\"\ncertificate = \"/c\"", &[], &[]).unwrap();
     assert!(again.tls.is_some() && again.tls == grouped.tls);
 }
@@ -191,12 +246,24 @@ fn what_is_shown_of_the_settings_is_a_file_that_says_the_same() {
 fn mistakes_in_the_file_are_errors_that_name_the_line() {
     let cases = [
         ("\nmax_que = 3", "line 2: there is no setting \"max_que\": did you mean \"max_queue\"?"),
-        ("OLLAMA_HOST = \"x\"", "line 1: there is no setting \"OLLAMA_HOST\": did you mean \"host\"?"),
-        ("wombat = 1", "line 1: there is no setting \"wombat\": `puna config` lists those there are"),
-        ("[tls]\nkay = \"x\"", "line 2: there is no setting \"tls.kay\": did you mean \"tls.key\"?"),
+        (
+            "OLLAMA_HOST = \"x\"",
+            "line 1: there is no setting \"OLLAMA_HOST\": did you mean \"host\"?",
+        ),
+        (
+            "wombat = 1",
+            "line 1: there is no setting \"wombat\": `puna config` lists those there are",
+        ),
+        (
+            "[tls]\nkay = \"x\"",
+            "line 2: there is no setting \"tls.kay\": did you mean \"tls.key\"?",
+        ),
         ("tls = \"x\"", "line 1: there is no setting \"tls\""),
         ("[server]\nhost = \"x\"", "line 1: there is no setting \"server\""),
-        ("max_queue = \"many\"", "line 1: max_queue is \"many\": it must be a whole number from 0 up"),
+        (
+            "max_queue = \"many\"",
+            "line 1: max_queue is \"many\": it must be a whole number from 0 up",
+        ),
         (
             "max_queue = 1.5",
             "line 1: max_queue is a number with a fraction: it must be a text, a whole number, true or false",
@@ -219,10 +286,19 @@ fn mistakes_in_the_file_are_errors_that_name_the_line() {
             "line 1: speculate is \"/nowhere/draft.gguf\": there is no such file",
         ),
         ("host = 5", "line 1: host is a number: it must be a text in quotes"),
-        ("host = \"h:123456\"", "line 1: host has the port \"123456\": it must be a number from 0 to 65535"),
+        (
+            "host = \"h:123456\"",
+            "line 1: host has the port \"123456\": it must be a number from 0 to 65535",
+        ),
         ("host = \"ftp://h\"", "line 1: host begins with ftp://: it must be http:// or https://"),
-        ("host = \"two words\"", "line 1: host has the host \"two words\": it must be a name or an address"),
-        ("\nkernels = \"quantum\"", "line 2: kernels is \"quantum\": this machine has no kernel level"),
+        (
+            "host = \"two words\"",
+            "line 1: host has the host \"two words\": it must be a name or an address",
+        ),
+        (
+            "\nkernels = \"quantum\"",
+            "line 2: kernels is \"quantum\": this machine has no kernel level",
+        ),
         (
             "kv_cache_type = \"q3\"",
             "line 1: kv_cache_type is \"q3\": it must be one of f32, f16, bf16, q8_0, q4_0",
@@ -248,8 +324,12 @@ fn mistakes_in_the_file_are_errors_that_name_the_line() {
         let end = ["using", "counts"].iter().any(|word| error.contains(word));
         assert!(!end, "nothing is done instead of what is refused: {error}");
     }
-    let error = with_file("", &[("PUNA_CONFIG", "/nowhere/puna.toml")], &[]).unwrap_err().to_string();
-    assert!(error.starts_with("cannot read the configuration file /nowhere/puna.toml: "), "{error}");
+    let error =
+        with_file("", &[("PUNA_CONFIG", "/nowhere/puna.toml")], &[]).unwrap_err().to_string();
+    assert!(
+        error.starts_with("cannot read the configuration file /nowhere/puna.toml: "),
+        "{error}"
+    );
     let error = with_file("", &[], &[("max_queue", "x")]).unwrap_err().to_string();
     assert!(error.starts_with("the setting max_queue is \"x\""), "{error}");
 }
@@ -276,7 +356,11 @@ fn no_password_of_an_address_is_shown() {
 #[test]
 fn what_nothing_could_stand_for_is_an_error_in_variables_too() {
     for (variable, value, want) in [
-        ("OLLAMA_KV_CACHE_TYPE", "q3_0", "OLLAMA_KV_CACHE_TYPE is \"q3_0\": it must be one of f32,"),
+        (
+            "OLLAMA_KV_CACHE_TYPE",
+            "q3_0",
+            "OLLAMA_KV_CACHE_TYPE is \"q3_0\": it must be one of f32,",
+        ),
         (
             "PUNA_KERNELS",
             "quantum",
@@ -296,7 +380,10 @@ fn what_nothing_could_stand_for_is_an_error_in_variables_too() {
     let c = config(&[("PUNA_SPECULATE", "of"), ("OLLAMA_HOST", "h:x")]);
     let warnings: Vec<String> = c.warnings.iter().map(Warning::to_string).collect();
     assert!(warnings[0].ends_with("65535; using 11434"), "{warnings:?}");
-    assert!(warnings[1].starts_with("PUNA_SPECULATE is \"of\": did you mean \"off\"?"), "{warnings:?}");
+    assert!(
+        warnings[1].starts_with("PUNA_SPECULATE is \"of\": did you mean \"off\"?"),
+        "{warnings:?}"
+    );
     assert!(warnings[1].ends_with("; using auto"), "{warnings:?}");
 }
 
@@ -332,7 +419,9 @@ fn a_tilde_is_the_home_folder_in_files_and_variables() {
 /// The variables of the table in docs/serve.md, as they stand in the first column.
 fn documented() -> Vec<String> {
     let manual = include_str!("../../../../docs/serve.md");
-    let rows = manual.lines().filter(|line| line.starts_with("| `OLLAMA_") || line.starts_with("| `PUNA_"));
+    let rows = manual
+        .lines()
+        .filter(|line| line.starts_with("| `OLLAMA_") || line.starts_with("| `PUNA_"));
     let first = rows.filter_map(|row| row.split('|').nth(1));
     first.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect()
 }
@@ -343,12 +432,16 @@ fn the_manual_has_every_setting_and_no_other() {
     let without_prefix =
         |name: &str| name.trim_start_matches("PUNA_").trim_start_matches("OLLAMA_").to_owned();
     let names: Vec<String> = documented.iter().map(|name| without_prefix(name)).collect();
-    let variables: Vec<String> = keys::keys().map(|key| key.to_uppercase().replace('.', "_")).collect();
+    let variables: Vec<String> =
+        keys::keys().map(|key| key.to_uppercase().replace('.', "_")).collect();
     for variable in &variables {
         assert!(names.contains(variable), "docs/serve.md has no row for {variable}");
     }
     for name in &names {
-        assert!(variables.contains(name), "docs/serve.md has a row for {name}, which is no setting");
+        assert!(
+            variables.contains(name),
+            "docs/serve.md has a row for {name}, which is no setting"
+        );
     }
 }
 
@@ -381,8 +474,10 @@ fn single_registries_have_settings_of_their_own() {
         !format!("{c:?}").contains("s3cret") && !format!("{c:?}").contains("hf_x"),
         "nothing shows a secret"
     );
-    let keys = [("PUNA_API_KEY", "k-1"), ("PUNA_REMOTES", "gpu:1"), ("PUNA_REMOTE_KEYS", "gpu:1=k-2")];
-    let c = with_file("", &[&keys[..], &[("https_proxy", "http://me:k-3@proxy:8")]].concat(), &[]).unwrap();
+    let keys =
+        [("PUNA_API_KEY", "k-1"), ("PUNA_REMOTES", "gpu:1"), ("PUNA_REMOTE_KEYS", "gpu:1=k-2")];
+    let c = with_file("", &[&keys[..], &[("https_proxy", "http://me:k-3@proxy:8")]].concat(), &[])
+        .unwrap();
     let shown = format!("{c:?}");
     assert!(
         !["k-1", "k-2", "k-3"].iter().any(|key| shown.contains(key)) && shown.contains("proxy:8"),
@@ -402,7 +497,10 @@ fn what_is_shown_of_single_registries_says_the_same_without_secrets() {
     };
     assert_eq!(
         shown(0),
-        ("b:5", vec![("http", "true"), ("username", "\"ci\""), ("password", "-"), ("streams", "2")])
+        (
+            "b:5",
+            vec![("http", "true"), ("username", "\"ci\""), ("password", "-"), ("streams", "2")]
+        )
     );
     let mirrors = ("mirrors", "\"m:1,m:2\"");
     assert_eq!(shown(1), ("a", vec![mirrors, ("token_env", "\"T\""), ("limit_rate", "\"2MB\"")]));
@@ -423,7 +521,10 @@ fn what_is_wrong_with_a_registry_is_told_with_its_line() {
     for (lines, want) in [
         ("htp = true", "line 2: there is no setting \"htp\" of a host"),
         ("tokn = \"t\"", "line 2: there is no setting \"tokn\" of a host: did you mean \"token\"?"),
-        ("wombat = 1", "line 2: there is no setting \"wombat\" of a host: those there are, are http, ca,"),
+        (
+            "wombat = 1",
+            "line 2: there is no setting \"wombat\" of a host: those there are, are http, ca,",
+        ),
         ("http = 3", "line 2: http is \"3\": it must be true or false"),
         ("username = \"u\"", "line 1: username is set without a password"),
         ("password = \"p\"", "line 1: password is set without a username"),
@@ -431,7 +532,10 @@ fn what_is_wrong_with_a_registry_is_told_with_its_line() {
             "token = \"t\"\ntoken_file = \"f\"",
             "line 3: of token, token_file and token_env only one can be set",
         ),
-        ("token_env = \"NOT_SET\"", "line 2: token_env is \"NOT_SET\", but no such variable is set"),
+        (
+            "token_env = \"NOT_SET\"",
+            "line 2: token_env is \"NOT_SET\", but no such variable is set",
+        ),
         ("limit_rate = \"fast\"", "line 2: limit_rate is \"fast\": it must be bytes a second"),
         ("streams = 0", "line 2: streams is \"0\": it must be a whole number from 1 to 64"),
     ] {
@@ -446,11 +550,15 @@ fn what_is_wrong_with_a_registry_is_told_with_its_line() {
 #[test]
 fn upstreams_are_hosts_that_names_can_begin_with() {
     let set = |hosts: &str| with_file(&format!("[mirror]\nupstreams = [{hosts}]"), &[], &[]);
-    let all = set(r#""registry.ollama.ai", "hub:5000", "10.0.0.1:5000""#).unwrap().mirror.upstreams.hosts;
+    let all =
+        set(r#""registry.ollama.ai", "hub:5000", "10.0.0.1:5000""#).unwrap().mirror.upstreams.hosts;
     assert_eq!(all, ["registry.ollama.ai", "hub:5000", "10.0.0.1:5000"]);
     for bad in ["hub", "[::1]:5000", "https://hf.co", "hf.co/user", "*"] {
         let text = set(&format!("{bad:?}")).unwrap_err().to_string();
-        assert!(text.contains(&format!("mirror.upstreams has {bad:?}: a registry whose")), "{text}");
+        assert!(
+            text.contains(&format!("mirror.upstreams has {bad:?}: a registry whose")),
+            "{text}"
+        );
     }
 }
 
@@ -464,7 +572,8 @@ fn the_manual_has_every_setting_of_a_host() {
 
 #[test]
 fn folders_that_are_searched_are_whole_paths() {
-    let c = with_file("search_paths = [\"/srv/models\", \"~/more\"]", &[("HOME", "/home/me")], &[]).unwrap();
+    let c = with_file("search_paths = [\"/srv/models\", \"~/more\"]", &[("HOME", "/home/me")], &[])
+        .unwrap();
     assert_eq!(c.search_paths, [Path::new("/srv/models"), Path::new("/home/me/more")]);
     let c = config(&[("PUNA_SEARCH_PATHS", "/a, /b ,")]);
     assert_eq!(c.search_paths, [Path::new("/a"), Path::new("/b")]);
@@ -472,9 +581,13 @@ fn folders_that_are_searched_are_whole_paths() {
     assert!(refused.contains("line 2: search_paths has \"here\""), "{refused}");
     let file = tempfile::NamedTempFile::new().unwrap();
     let variable = ("PUNA_SEARCH_PATHS", file.path().to_str().unwrap());
-    let refused = Config::from_variables(|name| (name == variable.0).then(|| variable.1.to_owned()));
+    let refused =
+        Config::from_variables(|name| (name == variable.0).then(|| variable.1.to_owned()));
     let refused = refused.unwrap_err().to_string();
-    assert!(refused.starts_with("PUNA_SEARCH_PATHS has ") && refused.contains("is a file"), "{refused}");
+    assert!(
+        refused.starts_with("PUNA_SEARCH_PATHS has ") && refused.contains("is a file"),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -522,16 +635,24 @@ fn a_mirror_may_ask_each_time_but_no_sooner() {
 fn the_packaged_unit_leaves_settings_to_the_file() {
     let unit = include_str!("../../../../packaging/puna-mirror.service");
     let sets = |line: &&str| line.starts_with("Environment") || line.starts_with("PassEnvironment");
-    assert_eq!(unit.lines().find(sets), None, "it would win over what an administrator writes into the file");
+    assert_eq!(
+        unit.lines().find(sets),
+        None,
+        "it would win over what an administrator writes into the file"
+    );
     let starts: Vec<_> = unit.lines().filter_map(|line| line.strip_prefix("ExecStart=")).collect();
     assert_eq!(starts, ["/usr/local/bin/puna mirror"], "so would a flag");
     let packaged = include_str!("../../../../packaging/puna-mirror.toml");
     let c = with_file(packaged, &[], &[]).unwrap();
     assert_eq!(c.warnings, []);
-    let shown =
-        |c: &Config, key: &str| c.settings.iter().find(|setting| setting.key == key).unwrap().value.clone();
+    let shown = |c: &Config, key: &str| {
+        c.settings.iter().find(|setting| setting.key == key).unwrap().value.clone()
+    };
     assert_eq!(shown(&c, "models"), Some("\"/var/lib/puna/models\"".into()));
     assert_eq!(shown(&c, "mirror.host"), Some("\"0.0.0.0:5000\"".into()));
     let own = packaged.replace("0.0.0.0", "127.0.0.1");
-    assert_eq!(shown(&with_file(&own, &[], &[]).unwrap(), "mirror.host"), Some("\"127.0.0.1:5000\"".into()));
+    assert_eq!(
+        shown(&with_file(&own, &[], &[]).unwrap(), "mirror.host"),
+        Some("\"127.0.0.1:5000\"".into())
+    );
 }

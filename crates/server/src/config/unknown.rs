@@ -7,7 +7,8 @@ use super::keys::keys;
 const OTHERS: [&str; 1] = ["config"];
 
 /// Names that only our own tests, builds and benchmarks know; those with a line at the end are beginnings.
-const TOOLS: [&str; 9] = ["bin", "test_", "write_docs", "fuzz_", "oracle_", "embedder", "gguf", "url", "key"];
+const TOOLS: [&str; 9] =
+    ["bin", "test_", "write_docs", "fuzz_", "oracle_", "embedder", "gguf", "url", "key"];
 
 /// Variables of Ollama's users that other programs read, however near they are to a setting.
 const FOREIGN: [&str; 1] = ["model"];
@@ -46,10 +47,13 @@ fn text_for(variable: &str) -> Option<String> {
         .filter(|(distance, _)| *distance <= if ours { slips + 1 } else { slips })
         .min_by_key(|(distance, _)| *distance);
     match nearest {
-        Some((_, known)) => {
-            Some(format!("is not known and was not read: did you mean {prefix}{}?", known.to_uppercase()))
+        Some((_, known)) => Some(format!(
+            "is not known and was not read: did you mean {prefix}{}?",
+            known.to_uppercase()
+        )),
+        None if ours => {
+            Some("is not known and was not read: `puna config` lists the settings".into())
         }
-        None if ours => Some("is not known and was not read: `puna config` lists the settings".into()),
         None => None,
     }
 }
@@ -68,7 +72,10 @@ mod tests {
     use super::*;
 
     fn told(names: &[&str]) -> Vec<String> {
-        warnings(names.iter().map(|name| (*name).to_owned())).iter().map(Warning::to_string).collect()
+        warnings(names.iter().map(|name| (*name).to_owned()))
+            .iter()
+            .map(Warning::to_string)
+            .collect()
     }
 
     #[test]
@@ -90,9 +97,11 @@ mod tests {
 
     #[test]
     fn what_others_call_after_ollama_is_their_own() {
-        let foreign = ["OLLAMA_FLASH_ATTENTION", "OLLAMA_MODEL", "OLLAMA_BASE_URL", "OLLAMA_PORT", "HOSTS"];
+        let foreign =
+            ["OLLAMA_FLASH_ATTENTION", "OLLAMA_MODEL", "OLLAMA_BASE_URL", "OLLAMA_PORT", "HOSTS"];
         assert_eq!(told(&foreign), [""; 0]);
-        let known = ["PUNA_HOST", "OLLAMA_TLS_KEY", "PUNA_CONFIG", "PUNA_TEST_MODELS", "OLLAMA_API_KEY"];
+        let known =
+            ["PUNA_HOST", "OLLAMA_TLS_KEY", "PUNA_CONFIG", "PUNA_TEST_MODELS", "OLLAMA_API_KEY"];
         assert_eq!(told(&known), [""; 0]);
     }
 }

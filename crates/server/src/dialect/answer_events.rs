@@ -165,8 +165,12 @@ impl AnswerEvents {
             return self.wait(event);
         }
         match event {
-            Event::Started { prompt_tokens } => self.ready.push_back(AnswerEvent::Started { prompt_tokens }),
-            Event::Progress { done, total } => self.ready.push_back(AnswerEvent::Progress { done, total }),
+            Event::Started { prompt_tokens } => {
+                self.ready.push_back(AnswerEvent::Started { prompt_tokens })
+            }
+            Event::Progress { done, total } => {
+                self.ready.push_back(AnswerEvent::Progress { done, total })
+            }
             Event::Prompt(tokens) => self.ready.push_back(AnswerEvent::Prompt(tokens)),
             Event::Thinking(piece) => self.ready.push_back(AnswerEvent::Thinking(piece)),
             Event::Content(piece) => self.ready.push_back(AnswerEvent::Content(piece)),
@@ -193,7 +197,9 @@ impl AnswerEvents {
     fn has_to_wait(&self, event: &Event) -> bool {
         let Some(open) = &self.open else { return false };
         match event {
-            Event::CallArguments { index, .. } | Event::CallEnd { index, .. } => *index != open.number,
+            Event::CallArguments { index, .. } | Event::CallEnd { index, .. } => {
+                *index != open.number
+            }
             Event::CallStart { .. } | Event::Thinking(_) | Event::Content(_) => true,
             _ => false,
         }
@@ -207,7 +213,9 @@ impl AnswerEvents {
                     Event::CallArguments { index: of, text: before } if of == index => {
                         return before.push_str(text);
                     }
-                    Event::CallStart { index: of, .. } | Event::CallEnd { index: of, .. } if of == index => {
+                    Event::CallStart { index: of, .. } | Event::CallEnd { index: of, .. }
+                        if of == index =>
+                    {
                         break;
                     }
                     _ => {}
@@ -243,15 +251,20 @@ impl AnswerEvents {
         let Some(OpenCall { index, name, sent, .. }) = self.open.take() else { return };
         // The text is parsed here alone, and once.
         let (rest, outcome, requires_client_action) = match outcome {
-            CallOutcome::Complete(arguments) if sent.is_empty() => {
-                (Value::Object(arguments.clone()).to_string(), CallOutcome::Complete(arguments), true)
-            }
+            CallOutcome::Complete(arguments) if sent.is_empty() => (
+                Value::Object(arguments.clone()).to_string(),
+                CallOutcome::Complete(arguments),
+                true,
+            ),
             CallOutcome::Complete(_) if !is_object(&sent) => {
                 (String::new(), CallOutcome::Invalid(None), true)
             }
-            CallOutcome::Complete(arguments) => (String::new(), CallOutcome::Complete(arguments), true),
+            CallOutcome::Complete(arguments) => {
+                (String::new(), CallOutcome::Complete(arguments), true)
+            }
             CallOutcome::Invalid(all) => {
-                let rest = all.as_deref().and_then(|all| all.trim_start().strip_prefix(sent.as_str()));
+                let rest =
+                    all.as_deref().and_then(|all| all.trim_start().strip_prefix(sent.as_str()));
                 let rest = rest.unwrap_or_default().to_owned();
                 let text = format!("{sent}{rest}");
                 (rest, CallOutcome::Invalid(all), !text.trim().is_empty() && !is_object(&text))

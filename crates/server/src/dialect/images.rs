@@ -41,9 +41,9 @@ pub(crate) fn check_readable(images: &[Image]) -> Result<(), Failure> {
 /// A message of the newest turn has an image that could not be read.
 pub(crate) fn hide_unreadable_images(messages: &mut [Message]) -> Result<(), Failure> {
     newest_turn(messages).try_for_each(|message| check_readable(&message.images))?;
-    messages
-        .iter_mut()
-        .for_each(|message| hide(message, UNREADABLE_IMAGE, |image| matches!(image, Image::Unreadable(_))));
+    messages.iter_mut().for_each(|message| {
+        hide(message, UNREADABLE_IMAGE, |image| matches!(image, Image::Unreadable(_)))
+    });
     Ok(())
 }
 

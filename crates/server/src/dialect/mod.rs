@@ -186,7 +186,11 @@ impl Several {
             match self.running[from].poll_next(cx) {
                 Poll::Ready(Some(event)) => {
                     self.first = from + 1;
-                    return Poll::Ready(Some((from, event, Times::of(&self.running[from].running))));
+                    return Poll::Ready(Some((
+                        from,
+                        event,
+                        Times::of(&self.running[from].running),
+                    )));
                 }
                 Poll::Ready(None) => ended += 1,
                 Poll::Pending => {}
@@ -200,19 +204,27 @@ impl Several {
 type SharedEncoder<E> = Arc<Mutex<E>>;
 
 /// Answers with a stream. What fails before the first piece is an error with its own status.
-pub(crate) async fn respond<E: Encoder>(running: Vec<Running>, encoder: E) -> Result<Response, Failure> {
+pub(crate) async fn respond<E: Encoder>(
+    running: Vec<Running>,
+    encoder: E,
+) -> Result<Response, Failure> {
     begin(running, Arc::new(Mutex::new(encoder))).await
 }
 
 /// The same, with an encoder that may have sent something before.
-async fn begin<E: Encoder>(running: Vec<Running>, encoder: SharedEncoder<E>) -> Result<Response, Failure> {
+async fn begin<E: Encoder>(
+    running: Vec<Running>,
+    encoder: SharedEncoder<E>,
+) -> Result<Response, Failure> {
     let mut several = Several::new(running);
     let mut out = Vec::new();
     while out.is_empty() {
         match several.next().await {
             None => break,
             Some((_, AnswerEvent::Error(failure), _)) => return Err(failure),
-            Some((_, AnswerEvent::Rendered(prompt), _)) => return Ok(lock(&encoder).rendered(prompt)),
+            Some((_, AnswerEvent::Rendered(prompt), _)) => {
+                return Ok(lock(&encoder).rendered(prompt));
+            }
             Some((from, event, times)) => lock(&encoder).encode(from, event, times, &mut out),
         }
     }
@@ -273,7 +285,8 @@ pub(crate) async fn collect(running: Running) -> Result<Collected, Failure> {
             }
             AnswerEvent::CallStart { id, .. } => open = Some(id),
             AnswerEvent::CallEnd(call) => {
-                all.tool_calls.extend(open.take().map(|id| CollectedCall { id: id.into_string(), call }));
+                all.tool_calls
+                    .extend(open.take().map(|id| CollectedCall { id: id.into_string(), call }));
             }
             AnswerEvent::Rendered(prompt) => all.rendered = Some(prompt),
             AnswerEvent::Done(done) => {
@@ -314,7 +327,8 @@ pub(crate) fn metrics(done: &Done, times: Times) -> Metrics {
 
 /// What a model's manifest says about prompts.
 pub(crate) fn model_text(model: &Model, config: &Config) -> ModelText {
-    let messages = model.messages.iter().filter_map(|m| serde_json::from_value(m.clone()).ok()).collect();
+    let messages =
+        model.messages.iter().filter_map(|m| serde_json::from_value(m.clone()).ok()).collect();
     let renderer = model.config.renderer.as_str();
     let size = model.details().parameter_size;
     ModelText {
@@ -350,7 +364,9 @@ pub(crate) fn check_completion(model: &Model, name: &Name, verb: &str) -> Result
         ),
         _ if facts.is_sound() => {
             let architecture = &facts.architecture;
-            format!("; `{architecture}` is a model of sound: what it makes is for a vocoder, and no text")
+            format!(
+                "; `{architecture}` is a model of sound: what it makes is for a vocoder, and no text"
+            )
         }
         _ => String::new(),
     };
@@ -366,7 +382,11 @@ pub(crate) fn check_think(model: &Model, name: &Name, think: Option<Think>) -> R
 }
 
 /// Refuses what needs a capability that the model lacks, by the model's full name.
-pub(crate) fn check_capability(model: &Model, wanted: bool, capability: &str) -> Result<(), Failure> {
+pub(crate) fn check_capability(
+    model: &Model,
+    wanted: bool,
+    capability: &str,
+) -> Result<(), Failure> {
     if !wanted || has(model, capability) {
         return Ok(());
     }
@@ -411,7 +431,9 @@ pub(crate) fn format(value: Option<&Value>) -> Result<Option<Constraint>, Failur
         },
         Some(other) => {
             let shown = other.to_string();
-            let text = format!("invalid format: {shown:?}; expected \"json\" or a valid JSON Schema object");
+            let text = format!(
+                "invalid format: {shown:?}; expected \"json\" or a valid JSON Schema object"
+            );
             Err(Failure::bad_request(text))
         }
     }
@@ -428,6 +450,7 @@ pub(crate) fn grammar_format(
         "gbnf" => ("grammar", grammar, Constraint::Gbnf),
         _ => ("grammar", grammar, Constraint::Lark),
     };
-    let missing = || Failure::bad_request(format!("invalid format: type {kind} needs the text in {field}"));
+    let missing =
+        || Failure::bad_request(format!("invalid format: type {kind} needs the text in {field}"));
     text.map(make).ok_or_else(missing)
 }

@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use super::answer_events::{CallId, EndedCall};
 use super::{
-    AnswerEvent, Collected, CollectedCall, Encoder, Times, check_readable, format, hide_unreadable_images,
-    logprobs, metrics, prompt_logprobs,
+    AnswerEvent, Collected, CollectedCall, Encoder, Times, check_readable, format,
+    hide_unreadable_images, logprobs, metrics, prompt_logprobs,
 };
 use crate::canonical::{Done, Failure, Input, Overflow, Prompt};
 use crate::http::{Wire, error_body, json};
@@ -20,7 +20,8 @@ use crate::request::GenerationRequest;
 
 /// The request of `POST /api/generate`.
 pub(crate) fn generate(request: GenerateRequest) -> Result<GenerationRequest, Failure> {
-    let wrong = |_| Failure::bad_request("context must be a list of token numbers from an earlier answer");
+    let wrong =
+        |_| Failure::bad_request("context must be a list of token numbers from an earlier answer");
     let tokens = request.context.unwrap_or_default().into_iter().map(u32::try_from);
     let context = tokens.collect::<Result<Vec<u32>, _>>().map_err(wrong)?;
     let text = |text: String| Some(text).filter(|t| !t.is_empty());
@@ -115,7 +116,11 @@ impl GenerateEncoder {
     }
 
     fn object(&self) -> GenerateResponse {
-        GenerateResponse { model: self.model.clone(), created_at: now(), ..GenerateResponse::default() }
+        GenerateResponse {
+            model: self.model.clone(),
+            created_at: now(),
+            ..GenerateResponse::default()
+        }
     }
 
     fn end(&self, done: Done, times: Times) -> GenerateResponse {
@@ -140,13 +145,17 @@ impl GenerateEncoder {
         let (response, thinking, logprobs) = (all.content, all.thinking, all.logprobs);
         let tool_calls = all.tool_calls.into_iter().map(ToolCall::from).collect();
         let prompt_logprobs = all.prompt_logprobs;
-        let answer = GenerateResponse { response, thinking, logprobs, tool_calls, prompt_logprobs, ..end };
+        let answer =
+            GenerateResponse { response, thinking, logprobs, tool_calls, prompt_logprobs, ..end };
         json(StatusCode::OK, &answer)
     }
 
     /// The answer where nothing was to be generated.
     pub(crate) fn empty(&self, reason: &str) -> Response {
-        json(StatusCode::OK, &GenerateResponse { done: true, done_reason: reason.into(), ..self.object() })
+        json(
+            StatusCode::OK,
+            &GenerateResponse { done: true, done_reason: reason.into(), ..self.object() },
+        )
     }
 }
 
@@ -155,7 +164,9 @@ impl Encoder for GenerateEncoder {
 
     fn encode(&mut self, _: usize, event: AnswerEvent, times: Times, out: &mut Vec<u8>) {
         let line = match event {
-            AnswerEvent::Prompt(prompt_logprobs) => GenerateResponse { prompt_logprobs, ..self.object() },
+            AnswerEvent::Prompt(prompt_logprobs) => {
+                GenerateResponse { prompt_logprobs, ..self.object() }
+            }
             AnswerEvent::Thinking(piece) => {
                 GenerateResponse { thinking: piece.text, logprobs: piece.logprobs, ..self.object() }
             }
@@ -163,11 +174,13 @@ impl Encoder for GenerateEncoder {
                 GenerateResponse { response: piece.text, logprobs: piece.logprobs, ..self.object() }
             }
             AnswerEvent::CallStart { id, .. } => return self.open = Some(id),
-            AnswerEvent::CallEnd(call) => {
-                GenerateResponse { tool_calls: vec![whole_call(&mut self.open, call)], ..self.object() }
-            }
+            AnswerEvent::CallEnd(call) => GenerateResponse {
+                tool_calls: vec![whole_call(&mut self.open, call)],
+                ..self.object()
+            },
             AnswerEvent::Done(mut done) => {
-                let schema_violations = done.schema_violations.take().filter(|_| self.with_violations);
+                let schema_violations =
+                    done.schema_violations.take().filter(|_| self.with_violations);
                 GenerateResponse { schema_violations, ..self.end(*done, times) }
             }
             AnswerEvent::Error(failure) => return push_line(&error_body(&failure), out),
@@ -210,7 +223,12 @@ impl ChatEncoder {
 
     fn object(&self) -> ChatResponse {
         let message = Message::text("assistant", "");
-        ChatResponse { model: self.model.clone(), created_at: now(), message, ..ChatResponse::default() }
+        ChatResponse {
+            model: self.model.clone(),
+            created_at: now(),
+            message,
+            ..ChatResponse::default()
+        }
     }
 
     fn end(&self, done: &Done, times: Times) -> ChatResponse {
@@ -237,7 +255,10 @@ impl ChatEncoder {
 
     /// The answer where nothing was to be generated.
     pub(crate) fn empty(&self, reason: &str) -> Response {
-        json(StatusCode::OK, &ChatResponse { done: true, done_reason: reason.into(), ..self.object() })
+        json(
+            StatusCode::OK,
+            &ChatResponse { done: true, done_reason: reason.into(), ..self.object() },
+        )
     }
 }
 
@@ -257,7 +278,9 @@ impl Encoder for ChatEncoder {
                 line.logprobs = piece.logprobs;
             }
             AnswerEvent::CallStart { id, .. } => return self.open = Some(id),
-            AnswerEvent::CallEnd(call) => line.message.tool_calls = vec![whole_call(&mut self.open, call)],
+            AnswerEvent::CallEnd(call) => {
+                line.message.tool_calls = vec![whole_call(&mut self.open, call)]
+            }
             AnswerEvent::Done(done) => {
                 line = self.end(&done, times);
                 line.schema_violations = done.schema_violations.filter(|_| self.with_violations);
@@ -274,6 +297,9 @@ impl Encoder for ChatEncoder {
 
     fn rendered(&self, prompt: String) -> Response {
         let debug_info = Some(DebugInfo { rendered_template: prompt, image_count: 0 });
-        json(StatusCode::OK, &ChatResponse { debug_info, message: Message::default(), ..self.object() })
+        json(
+            StatusCode::OK,
+            &ChatResponse { debug_info, message: Message::default(), ..self.object() },
+        )
     }
 }

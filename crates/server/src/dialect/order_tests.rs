@@ -62,14 +62,20 @@ fn of_messages(events: &[Event]) -> Answer {
                 blocks += 1;
                 let block = &event["content_block"];
                 if block["type"] == "tool_use" {
-                    answer.calls.push((text_of(&block["id"]), text_of(&block["name"]), String::new()));
+                    answer.calls.push((
+                        text_of(&block["id"]),
+                        text_of(&block["name"]),
+                        String::new(),
+                    ));
                 }
             }
             "content_block_delta" => {
                 assert_eq!(event["index"], json!(blocks - 1));
                 let (delta, kind) = (&event["delta"], open.as_deref().unwrap());
                 match (delta["type"].as_str().unwrap(), kind) {
-                    ("thinking_delta", "thinking") => answer.thinking += &text_of(&delta["thinking"]),
+                    ("thinking_delta", "thinking") => {
+                        answer.thinking += &text_of(&delta["thinking"])
+                    }
                     ("signature_delta", "thinking") => {}
                     ("text_delta", "text") => answer.content += &text_of(&delta["text"]),
                     ("input_json_delta", "tool_use") => {
@@ -100,9 +106,16 @@ fn of_responses(events: &[Event]) -> Answer {
         let item = &event["item"];
         match event["type"].as_str().unwrap() {
             "response.output_item.added" => {
-                assert_eq!((open.replace(item["id"].clone()), &event["output_index"]), (None, &json!(items)));
+                assert_eq!(
+                    (open.replace(item["id"].clone()), &event["output_index"]),
+                    (None, &json!(items))
+                );
                 if item["type"] == "function_call" {
-                    answer.calls.push((text_of(&item["call_id"]), text_of(&item["name"]), String::new()));
+                    answer.calls.push((
+                        text_of(&item["call_id"]),
+                        text_of(&item["name"]),
+                        String::new(),
+                    ));
                 }
             }
             "response.output_item.done" => {
@@ -142,7 +155,11 @@ fn of_chat(events: &[Event]) -> Answer {
             let index = call["index"].as_u64().unwrap() as usize;
             if call.get("id").is_some() {
                 assert_eq!(index, answer.calls.len());
-                answer.calls.push((text_of(&call["id"]), text_of(&call["function"]["name"]), String::new()));
+                answer.calls.push((
+                    text_of(&call["id"]),
+                    text_of(&call["function"]["name"]),
+                    String::new(),
+                ));
             }
             // Nothing of a call comes once the next has begun.
             assert_eq!(index + 1, answer.calls.len());
@@ -171,8 +188,12 @@ fn of_native(events: &[Event]) -> Answer {
 /// The name of a dialect, and what a client of it gets.
 type Dialect = (&'static str, fn(&[Event]) -> Answer);
 
-const DIALECTS: [Dialect; 4] =
-    [("messages", of_messages), ("responses", of_responses), ("chat", of_chat), ("native", of_native)];
+const DIALECTS: [Dialect; 4] = [
+    ("messages", of_messages),
+    ("responses", of_responses),
+    ("chat", of_chat),
+    ("native", of_native),
+];
 
 fn end(reason: Reason) -> Event {
     Event::Done(Box::new(Done {
@@ -206,33 +227,38 @@ struct Source {
 }
 
 fn source() -> impl Strategy<Value = Source> {
-    let objects = ["{}", "{\"a\":1}", "{\"city\": \"Zürich\", \"n\": [1, null, {}]}", "{\"x\":\"\\\"}{\"}"];
+    let objects =
+        ["{}", "{\"a\":1}", "{\"city\": \"Zürich\", \"n\": [1, null, {}]}", "{\"x\":\"\\\"}{\"}"];
     let cuts = vec(any::<Index>(), 0..4);
-    (select(vec!["f", "g"]), select(objects.to_vec()), cuts, 0..4_u8).prop_map(|(name, text, cuts, kind)| {
-        let arguments: Map<String, Value> = serde_json::from_str(text).unwrap();
-        let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
-        let mut cuts: Vec<usize> = cuts.iter().map(|cut| *cut.get(&ends)).collect();
-        cuts.sort_unstable();
-        let (sent, outcome) = match kind {
-            // A call that comes whole.
-            0 => ("", CallOutcome::Complete(arguments)),
-            1 => (&text[..cuts.last().copied().unwrap_or(0)], CallOutcome::CutOff),
-            2 => {
-                (&text[..cuts.first().copied().unwrap_or(0)], CallOutcome::Invalid(Some(format!("{text}?"))))
-            }
-            _ => (text, CallOutcome::Complete(arguments)),
-        };
-        let cuts: Vec<usize> = cuts.into_iter().filter(|cut| *cut <= sent.len()).collect();
-        let bounds = [&[0], cuts.as_slice(), &[sent.len()]].concat();
-        let pieces = bounds.windows(2).map(|pair| sent[pair[0]..pair[1]].to_owned()).collect();
-        Source { name, pieces, outcome }
-    })
+    (select(vec!["f", "g"]), select(objects.to_vec()), cuts, 0..4_u8).prop_map(
+        |(name, text, cuts, kind)| {
+            let arguments: Map<String, Value> = serde_json::from_str(text).unwrap();
+            let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+            let mut cuts: Vec<usize> = cuts.iter().map(|cut| *cut.get(&ends)).collect();
+            cuts.sort_unstable();
+            let (sent, outcome) = match kind {
+                // A call that comes whole.
+                0 => ("", CallOutcome::Complete(arguments)),
+                1 => (&text[..cuts.last().copied().unwrap_or(0)], CallOutcome::CutOff),
+                2 => (
+                    &text[..cuts.first().copied().unwrap_or(0)],
+                    CallOutcome::Invalid(Some(format!("{text}?"))),
+                ),
+                _ => (text, CallOutcome::Complete(arguments)),
+            };
+            let cuts: Vec<usize> = cuts.into_iter().filter(|cut| *cut <= sent.len()).collect();
+            let bounds = [&[0], cuts.as_slice(), &[sent.len()]].concat();
+            let pieces = bounds.windows(2).map(|pair| sent[pair[0]..pair[1]].to_owned()).collect();
+            Source { name, pieces, outcome }
+        },
+    )
 }
 
 /// The events of one call, in their order.
 fn events_of(index: usize, source: &Source) -> Vec<Event> {
     let start = Event::CallStart { index, id: format!("c{index}"), name: source.name.into() };
-    let arguments = source.pieces.iter().map(|text| Event::CallArguments { index, text: text.clone() });
+    let arguments =
+        source.pieces.iter().map(|text| Event::CallArguments { index, text: text.clone() });
     let end = Event::CallEnd { index, outcome: source.outcome.clone() };
     [start].into_iter().chain(arguments).chain([end]).collect()
 }
@@ -278,7 +304,8 @@ fn any_event() -> impl Strategy<Value = Event> {
             id: id.into(),
             name: "f".into()
         }),
-        (0..3_usize, texts()).prop_map(|(index, text)| Event::CallArguments { index, text: text.into() }),
+        (0..3_usize, texts())
+            .prop_map(|(index, text)| Event::CallArguments { index, text: text.into() }),
         (0..3_usize, outcomes).prop_map(|(index, outcome)| Event::CallEnd { index, outcome }),
     ]
 }

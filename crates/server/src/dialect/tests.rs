@@ -119,12 +119,16 @@ fn a_generated_text_ends_with_its_context() {
 
 #[test]
 fn a_broken_stream_ends_with_its_error_in_every_dialect() {
-    let failure = || Event::Error(Failure { lengths: Some((310, 128)), ..Failure::bad_request("too long") });
+    let failure =
+        || Event::Error(Failure { lengths: Some((310, 128)), ..Failure::bad_request("too long") });
     let line = "{\"error\":\"too long\",\"n_prompt_tokens\":310,\"n_ctx\":128}\n";
     assert_eq!(text(ChatEncoder::new("m".into()), [failure()]), line);
     assert_eq!(text(GenerateEncoder::new("m".into(), true), [failure()]), line);
     let events = sse(&text(openai::ChatEncoder::new("m".into(), false, 1), [failure()]));
-    assert_eq!((&events[0]["error"]["message"], &events[1]), (&json!("too long"), &json!("[DONE]")));
+    assert_eq!(
+        (&events[0]["error"]["message"], &events[1]),
+        (&json!("too long"), &json!("[DONE]"))
+    );
 }
 
 #[test]
@@ -135,10 +139,16 @@ fn an_openai_stream_names_the_role_once_and_ends_with_done() {
         got[0]["choices"],
         json!([{"index":0,"delta":{"role":"assistant","content":"Hello"},"finish_reason":null}])
     );
-    assert_eq!(got[1]["choices"], json!([{"index":0,"delta":{"content":" there"},"finish_reason":null}]));
+    assert_eq!(
+        got[1]["choices"],
+        json!([{"index":0,"delta":{"content":" there"},"finish_reason":null}])
+    );
     assert_eq!(got[2]["choices"], json!([{"index":0,"delta":{},"finish_reason":"length"}]));
     assert_eq!(got[3]["choices"], json!([]));
-    assert_eq!(got[3]["usage"], json!({"prompt_tokens":12,"completion_tokens":2,"total_tokens":14}));
+    assert_eq!(
+        got[3]["usage"],
+        json!({"prompt_tokens":12,"completion_tokens":2,"total_tokens":14})
+    );
     assert_eq!(got[4], "[DONE]");
     assert!(got[0].get("usage").is_none() && got[0]["id"].as_str().unwrap().len() > 24);
     assert!(got[..4].iter().all(|c| c["id"] == got[0]["id"] && c["created"] == got[0]["created"]));
@@ -150,7 +160,8 @@ fn several_openai_choices_begin_in_the_order_of_their_indices() {
         vec![(2, content("c")), (0, content("a")), (1, done(Reason::Stop))],
         vec![(1, done(Reason::Stop)), (2, content("c"))],
     ] {
-        let (mut encoder, mut out) = (openai::ChatEncoder::new("tiny".into(), false, 3), Vec::new());
+        let (mut encoder, mut out) =
+            (openai::ChatEncoder::new("tiny".into(), false, 3), Vec::new());
         for (from, event) in first {
             let mut row = AnswerEvents::default();
             row.push(event);
@@ -164,7 +175,10 @@ fn several_openai_choices_begin_in_the_order_of_their_indices() {
             let delta = json!({"role": "assistant", "content": ""});
             assert_eq!((&choice["index"], &choice["delta"]), (&json!(index), &delta));
         }
-        assert!(choices[3..].iter().all(|choice| choice["delta"].get("role").is_none()), "{choices:?}");
+        assert!(
+            choices[3..].iter().all(|choice| choice["delta"].get("role").is_none()),
+            "{choices:?}"
+        );
     }
 }
 
@@ -187,7 +201,9 @@ fn openai_usage_counts_what_the_cache_had_before_the_request_and_not_what_its_an
     };
     let usage = |cached: [u64; 3]| {
         let (mut encoder, mut out) = (openai::ChatEncoder::new("tiny".into(), true, 3), Vec::new());
-        (0..3).zip(cached).for_each(|(from, cached)| encoder.encode(from, end(cached), TIMES, &mut out));
+        (0..3)
+            .zip(cached)
+            .for_each(|(from, cached)| encoder.encode(from, end(cached), TIMES, &mut out));
         let chunks = sse(&String::from_utf8(out).unwrap());
         chunks.into_iter().find(|chunk| chunk["usage"].is_object()).unwrap()["usage"].clone()
     };
@@ -204,7 +220,10 @@ fn openai_calls_change_the_reason_and_carry_their_arguments_as_text() {
         openai::ChatEncoder::new("m".into(), false, 1),
         [thinking("hm")].into_iter().chain(call()).chain([done(Reason::Stop)]),
     ));
-    assert_eq!(got[0]["choices"][0]["delta"], json!({"role":"assistant","content":"","reasoning":"hm"}));
+    assert_eq!(
+        got[0]["choices"][0]["delta"],
+        json!({"role":"assistant","content":"","reasoning":"hm"})
+    );
     let call = json!({"id":"call_7h2k9qzp","index":0,"type":"function","function":{"name":"get_time","arguments":"{\"zone\":\"UTC\",\"a\":1}"}});
     assert_eq!(got[1]["choices"][0]["delta"], json!({"content":"","tool_calls":[call]}));
     assert_eq!(got[2]["choices"][0]["finish_reason"], "tool_calls");
@@ -219,10 +238,15 @@ fn an_empty_openai_answer_still_has_a_first_chunk() {
 
 #[test]
 fn log_probabilities_ride_on_their_piece() {
-    let logprob =
-        Logprob { token: " x".into(), logprob: -0.5, bytes: vec![32, 120], top_logprobs: Vec::new() };
+    let logprob = Logprob {
+        token: " x".into(),
+        logprob: -0.5,
+        bytes: vec![32, 120],
+        top_logprobs: Vec::new(),
+    };
     let piece = || Event::Content(Piece { text: " x".into(), logprobs: vec![logprob.clone()] });
-    let native: Value = serde_json::from_str(&text(ChatEncoder::new("m".into()), [piece()])).unwrap();
+    let native: Value =
+        serde_json::from_str(&text(ChatEncoder::new("m".into()), [piece()])).unwrap();
     assert_eq!(native["logprobs"], json!([{"token":" x","logprob":-0.5,"bytes":[32,120]}]));
     let openai = sse(&text(openai::ChatEncoder::new("m".into(), false, 1), [piece()]));
     assert_eq!(openai[0]["choices"][0]["logprobs"]["content"], native["logprobs"]);
@@ -252,13 +276,15 @@ fn chat_completions_become_canonical_requests() {
     let options = json!({"stop": ["END"], "num_predict": 3, "seed": 7});
     assert_eq!(Value::Object(got.options.to_map()), options);
 
-    let user = |content: Value| json!({"model": "m", "messages": [{"role": "user", "content": content}]});
+    let user =
+        |content: Value| json!({"model": "m", "messages": [{"role": "user", "content": content}]});
     assert_eq!(request(json!({"model": "m"})).unwrap_err(), "[] is too short - 'messages'");
     assert_eq!(request(user(json!(5))).unwrap_err(), "invalid message content type: float64");
     assert_eq!(request(user(Value::Null)).unwrap_err(), "invalid message content type: <nil>");
     assert_eq!(request(user(json!(["x"]))).unwrap_err(), "invalid message format");
-    let url =
-        |url: &str| request(user(json!([{"type": "image_url", "image_url": {"url": url}}]))).unwrap_err();
+    let url = |url: &str| {
+        request(user(json!([{"type": "image_url", "image_url": {"url": url}}]))).unwrap_err()
+    };
     assert!(url("http://x/y.png").starts_with("image URLs are not currently supported"));
     assert_eq!(url("data:image/gif;base64,AAAA"), "invalid image input");
 }
@@ -266,10 +292,12 @@ fn chat_completions_become_canonical_requests() {
 #[test]
 fn images_of_earlier_turns_become_a_text_and_those_of_the_newest_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let model = puna_store::Store::open(folder.path()).unwrap().resolve(&"cria".parse().unwrap()).unwrap();
+    let model =
+        puna_store::Store::open(folder.path()).unwrap().resolve(&"cria".parse().unwrap()).unwrap();
     let image = || vec![puna_api::native::Image::Bytes(vec![1])];
     let seen = |role: &str| Message { images: image(), ..Message::text(role, "look") };
-    let mut earlier = vec![seen("user"), Message::text("assistant", "a"), Message::text("user", "b")];
+    let mut earlier =
+        vec![seen("user"), Message::text("assistant", "a"), Message::text("user", "b")];
     super::hide_old_images(&model, &mut earlier).unwrap();
     assert_eq!(earlier[0].content, "look\n\n[image: this model cannot see images]");
     assert!(earlier[0].images.is_empty() && earlier[2].content == "b");
@@ -309,7 +337,8 @@ fn unreadable_images_of_earlier_turns_become_a_text_and_those_of_the_newest_are_
         assert_eq!(got.messages()[2].content, hidden);
     }
     let native = |messages: Value| {
-        let request = puna_api::decode::from_value(&json!({"model": "m", "messages": messages})).unwrap();
+        let request =
+            puna_api::decode::from_value(&json!({"model": "m", "messages": messages})).unwrap();
         super::native::chat(request).map_err(|failure| failure.message)
     };
     let seen = json!({"role": "user", "content": "look", "images": [link, null]});
@@ -317,16 +346,23 @@ fn unreadable_images_of_earlier_turns_become_a_text_and_those_of_the_newest_are_
     let got = native(json!([seen, answer, user(json!("b"))])).unwrap();
     assert_eq!(got.messages()[0].content, format!("look\n\n{hidden}\n\n{hidden}"));
     let prompt =
-        puna_api::decode::from_value(&json!({"model": "m", "prompt": "x", "images": ["!!"]})).unwrap();
-    assert_eq!(super::native::generate(prompt).unwrap_err().message, "illegal base64 data at input byte 0");
+        puna_api::decode::from_value(&json!({"model": "m", "prompt": "x", "images": ["!!"]}))
+            .unwrap();
+    assert_eq!(
+        super::native::generate(prompt).unwrap_err().message,
+        "illegal base64 data at input byte 0"
+    );
 }
 
 #[test]
 fn the_store_knows_the_renderers_that_there_are_and_what_they_can_do() {
-    let known: Vec<_> = puna_store::RENDERERS.iter().map(|one| (one.name, one.tools, one.thinking)).collect();
+    let known: Vec<_> =
+        puna_store::RENDERERS.iter().map(|one| (one.name, one.tools, one.thinking)).collect();
     let there: Vec<_> = puna_prompt::Renderer::names()
         .map(|name| {
-            let able = puna_prompt::Template::parse(puna_prompt::Kind::BuiltIn, name).unwrap().capabilities();
+            let able = puna_prompt::Template::parse(puna_prompt::Kind::BuiltIn, name)
+                .unwrap()
+                .capabilities();
             (name, able.tools, able.thinking)
         })
         .collect();
@@ -357,14 +393,25 @@ fn malformed_tools_and_calls_of_chats_are_refused_with_their_position() {
     for (tool, want) in [
         (json!({"type": "custom", "custom": null}), "tools[1]: a custom tool has no name"),
         (json!({"type": "custom", "custom": {"name": ""}}), "tools[1]: a custom tool has no name"),
-        (same, "the custom tool and the function at tools[0] and tools[1] have the same name \"f\""),
-        (json!({"type": "function", "function": {"name": "g", "strict": "yes"}}), "tools[1]: strict must be"),
+        (
+            same,
+            "the custom tool and the function at tools[0] and tools[1] have the same name \"f\"",
+        ),
+        (
+            json!({"type": "function", "function": {"name": "g", "strict": "yes"}}),
+            "tools[1]: strict must be",
+        ),
         (custom(json!({"format": "text"})), "tools[1]: format must be an object"),
         (custom(json!({"format": {"type": "weird"}})), "format: there is no type \"weird\""),
-        (custom(json!({"format": {"type": "grammar", "grammar": {"syntax": "lark"}}})), "in definition"),
+        (
+            custom(json!({"format": {"type": "grammar", "grammar": {"syntax": "lark"}}})),
+            "in definition",
+        ),
         (custom(json!({"format": {"type": "grammar", "grammar": 5}})), "in definition"),
         (
-            custom(json!({"format": {"type": "grammar", "grammar": {"syntax": "x", "definition": "a"}}})),
+            custom(
+                json!({"format": {"type": "grammar", "grammar": {"syntax": "x", "definition": "a"}}}),
+            ),
             "no syntax \"x\"",
         ),
     ] {
@@ -374,16 +421,23 @@ fn malformed_tools_and_calls_of_chats_are_refused_with_their_position() {
     let call = |call: Value| {
         let messages =
             json!([{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]);
-        body(json!({"messages": messages})).map(|got| got.messages()[1].tool_calls[0].function.name.clone())
+        body(json!({"messages": messages}))
+            .map(|got| got.messages()[1].tool_calls[0].function.name.clone())
     };
     for (given, want) in [
-        (json!({"id": "a", "type": "weird", "function": {"name": "f"}}), "there is no type \"weird\""),
+        (
+            json!({"id": "a", "type": "weird", "function": {"name": "f"}}),
+            "there is no type \"weird\"",
+        ),
         (json!({"id": "a", "type": "function"}), "needs the object function"),
         (json!({"id": "a", "type": "custom", "custom": null}), "needs the object custom"),
         (json!({"id": "a"}), "needs the object function"),
     ] {
         let error = call(given.clone()).unwrap_err();
-        assert!(error.starts_with("messages[1].tool_calls[0]: ") && error.contains(want), "{given}: {error}");
+        assert!(
+            error.starts_with("messages[1].tool_calls[0]: ") && error.contains(want),
+            "{given}: {error}"
+        );
     }
     assert_eq!(call(json!({"custom": {"name": "c", "input": "x"}})).unwrap(), "c");
     assert_eq!(call(json!({"function": {"name": "f", "arguments": ""}})).unwrap(), "f");

@@ -59,7 +59,8 @@ const PER_VALUE: usize = 64;
 /// The text of a body in its values, and once more in the request made of them.
 const COPIES: usize = 2;
 
-const _: () = assert!(MAX_BODY * (1 + COPIES) + MAX_VALUES * PER_VALUE <= ROOM, "the largest body must fit");
+const _: () =
+    assert!(MAX_BODY * (1 + COPIES) + MAX_VALUES * PER_VALUE <= ROOM, "the largest body must fit");
 
 /// How long the next piece of a body may take.
 const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 60_000 });
@@ -67,7 +68,9 @@ const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 60
 /// A request decoded from a JSON body; what is wrong with it is told in the dialect's form.
 pub(crate) struct Json<D, T>(pub(crate) T, pub(crate) PhantomData<D>);
 
-impl<D: ErrorForm, T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Json<D, T> {
+impl<D: ErrorForm, T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S>
+    for Json<D, T>
+{
     type Rejection = Response;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Response> {
@@ -78,7 +81,9 @@ impl<D: ErrorForm, T: DeserializeOwned + Send + 'static, S: Send + Sync> FromReq
             }
             // Nobody waits for it any more if the client leaves, but what it takes is counted until it ends.
             let decoding = puna_tasks::run_blocking(move || body.decode::<D, T>());
-            decoding.await.map_err(|e| Failure::internal(format!("internal error while decoding: {e}")))?
+            decoding
+                .await
+                .map_err(|e| Failure::internal(format!("internal error while decoding: {e}")))?
         };
         match decoded.await {
             Ok(Decoded { value, ignored, share }) => {
@@ -188,9 +193,12 @@ pub(crate) async fn read_body(request: Request<Body>) -> Result<Received, Failur
     match encoding.as_ref().map(|encoding| encoding.to_str().unwrap_or("?")) {
         None | Some("" | "identity") => Ok(Received { bytes, share }),
         Some("zstd") => {
-            let unpacking = move || unpack(&bytes, &mut share).map(|bytes| Received { bytes, share });
+            let unpacking =
+                move || unpack(&bytes, &mut share).map(|bytes| Received { bytes, share });
             let decoded = puna_tasks::run_blocking(unpacking).await;
-            decoded.map_err(|e| Failure::internal(format!("internal error while decompressing: {e}")))?
+            decoded.map_err(|e| {
+                Failure::internal(format!("internal error while decompressing: {e}"))
+            })?
         }
         Some(other) => Err(Failure::bad_request(format!(
             "request bodies in Content-Encoding {other} are not understood: send them as they are, or as zstd"
@@ -235,8 +243,8 @@ fn unpack_frame(
     share: &mut Share,
 ) -> Result<(), Failure> {
     let wrong = |what: String| Failure::bad_request(format!("invalid zstd body: {what}"));
-    let mut decoder =
-        StreamingDecoder::new_with_max_window_size(rest, MAX_WINDOW).map_err(|e| wrong(e.to_string()))?;
+    let mut decoder = StreamingDecoder::new_with_max_window_size(rest, MAX_WINDOW)
+        .map_err(|e| wrong(e.to_string()))?;
     loop {
         match decoder.read(piece).map_err(|e| wrong(e.to_string()))? {
             0 => return Ok(()),
@@ -252,9 +260,15 @@ fn unpack_frame(
 }
 
 /// The whole body, unless it is longer than `limit` bytes.
-async fn read_limited(request: Request<Body>, limit: usize, share: &mut Share) -> Result<Bytes, Failure> {
-    let too_large = || Failure::new(413, format!("request body too large: the limit is {} MiB", limit >> 20));
-    let claimed = request.headers().get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+async fn read_limited(
+    request: Request<Body>,
+    limit: usize,
+    share: &mut Share,
+) -> Result<Bytes, Failure> {
+    let too_large =
+        || Failure::new(413, format!("request body too large: the limit is {} MiB", limit >> 20));
+    let claimed =
+        request.headers().get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
     if claimed.is_some_and(|n| n > limit as u64) {
         return Err(too_large());
     }
@@ -301,7 +315,9 @@ async fn piece_within(body: &mut Body, patience: Duration) -> Result<Option<Byte
         let frame = tokio::time::timeout(patience, body.frame()).await;
         match frame.map_err(|_| Failure::new(408, "the request body did not arrive in time"))? {
             None => return Ok(None),
-            Some(Err(e)) => return Err(Failure::bad_request(format!("the request body broke off: {e}"))),
+            Some(Err(e)) => {
+                return Err(Failure::bad_request(format!("the request body broke off: {e}")));
+            }
             Some(Ok(frame)) => {
                 if let Ok(data) = frame.into_data() {
                     return Ok(Some(data));
@@ -333,14 +349,20 @@ mod tests {
         let told = Request::post("/").extension(room.clone()).header(CONTENT_LENGTH, 700 << 10);
         let never = Body::from_stream(stream::pending::<Result<Bytes, std::io::Error>>());
         assert_eq!(read_body(told.body(never).unwrap()).await.err().unwrap().status, 503);
-        let small: Vec<_> =
-            stream::iter(0..100).then(|_| read_body(request(vec![b'x'; 10 << 10], &room))).collect().await;
+        let small: Vec<_> = stream::iter(0..100)
+            .then(|_| read_body(request(vec![b'x'; 10 << 10], &room)))
+            .collect()
+            .await;
         assert!(small.iter().all(Result::is_ok));
         drop(first);
         // Those that were refused or broke off have left nothing behind.
         let broken = [Ok(Bytes::from(vec![b'x'; 500 << 10])), Err(std::io::Error::other("gone"))];
         assert_eq!(
-            read_body(request(Body::from_stream(stream::iter(broken)), &room)).await.err().unwrap().status,
+            read_body(request(Body::from_stream(stream::iter(broken)), &room))
+                .await
+                .err()
+                .unwrap()
+                .status,
             400
         );
         assert_eq!(room.share().check((1 << 20) + (64 << 10)), Ok(()));
@@ -363,7 +385,10 @@ mod tests {
         assert_eq!(decode(many, false).await, 503);
         let pack = |length| {
             let text = format!("\"{}\"", " ".repeat(length));
-            ruzstd::encoding::compress_to_vec(text.as_bytes(), ruzstd::encoding::CompressionLevel::Fastest)
+            ruzstd::encoding::compress_to_vec(
+                text.as_bytes(),
+                ruzstd::encoding::CompressionLevel::Fastest,
+            )
         };
         assert_eq!(decode(pack(2 << 20), true).await, 503);
         assert_eq!(decode(pack(300 << 10), true).await, 200);
@@ -377,14 +402,16 @@ mod tests {
             Some((Ok::<_, std::io::Error>(Bytes::from_static(b" ")), ()))
         });
         let start = Instant::now();
-        let failure = read_body(request(Body::from_stream(drops), &Room::default())).await.err().unwrap();
+        let failure =
+            read_body(request(Body::from_stream(drops), &Room::default())).await.err().unwrap();
         assert_eq!(failure.status, 408);
         assert!(start.elapsed() < 2 * PATIENCE, "{:?}", start.elapsed());
     }
 
     #[tokio::test]
     async fn only_waiting_for_the_client_is_held_against_it() {
-        let comes = stream::iter((0..20).map(|_| Ok::<_, std::io::Error>(Bytes::from_static(b"x"))));
+        let comes =
+            stream::iter((0..20).map(|_| Ok::<_, std::io::Error>(Bytes::from_static(b"x"))));
         let mut pieces = Pieces::of(Body::from_stream(comes));
         for _ in 0..20 {
             assert!(pieces.next().await.unwrap().is_some());
@@ -398,7 +425,10 @@ mod tests {
     async fn a_compressed_body_may_have_several_frames() {
         let room = Room::default();
         let pack = |text: &str| {
-            ruzstd::encoding::compress_to_vec(text.as_bytes(), ruzstd::encoding::CompressionLevel::Fastest)
+            ruzstd::encoding::compress_to_vec(
+                text.as_bytes(),
+                ruzstd::encoding::CompressionLevel::Fastest,
+            )
         };
         let read = async |body: Vec<u8>| {
             let mut request = request(body, &room);
@@ -412,11 +442,17 @@ mod tests {
         let mismatch = Err("invalid input: magic number mismatch".to_owned());
         assert_eq!(read([&one[..], b"{}"].concat()).await, mismatch, "what follows is no frame");
         assert_eq!(read(whole[..whole.len() - 1].to_vec()).await, mismatch, "a note is cut");
-        assert!(read(whole[..one.len() + note.len() + 8].to_vec()).await.is_err(), "a frame is cut");
+        assert!(
+            read(whole[..one.len() + note.len() + 8].to_vec()).await.is_err(),
+            "a frame is cut"
+        );
         assert_eq!(read(Vec::new()).await, mismatch);
         let many = read(note.repeat(MAX_FRAMES + 1)).await.unwrap_err();
         assert!(many.contains("more than 1024 frames"), "{many}");
         let half = pack(&" ".repeat(MAX_UNPACKED / 2 + 1));
-        assert_eq!(read([&half[..], &half].concat()).await, Err("http: request body too large".into()));
+        assert_eq!(
+            read([&half[..], &half].concat()).await,
+            Err("http: request body too large".into())
+        );
     }
 }

@@ -26,7 +26,8 @@ pub(crate) fn judge(header: &str, machine: &str) -> Host {
         return if is_ours(ip) { Host::Number } else { Host::Foreign };
     }
     let name = bare.to_ascii_lowercase();
-    let local = name == "localhost" || (!machine.is_empty() && name == machine.to_ascii_lowercase());
+    let local =
+        name == "localhost" || (!machine.is_empty() && name == machine.to_ascii_lowercase());
     if local || [".localhost", ".local", ".internal"].iter().any(|suffix| name.ends_with(suffix)) {
         Host::Name
     } else {
@@ -67,16 +68,23 @@ mod tests {
         ] {
             assert_eq!(judge(header, "box"), Host::Number, "{header}");
         }
-        for header in ["localhost", "LOCALHOST:1", "foo.local", "a.internal", "x.localhost:9", "BOX:11434"] {
+        for header in
+            ["localhost", "LOCALHOST:1", "foo.local", "a.internal", "x.localhost:9", "BOX:11434"]
+        {
             assert_eq!(judge(header, "box"), Host::Name, "{header}");
         }
     }
 
     #[test]
     fn others_are_not() {
-        for header in
-            ["evil.test", "8.8.8.8", "100.64.0.1", "localhost.evil.test", "local", "[2606:4700::1111]:80"]
-        {
+        for header in [
+            "evil.test",
+            "8.8.8.8",
+            "100.64.0.1",
+            "localhost.evil.test",
+            "local",
+            "[2606:4700::1111]:80",
+        ] {
             assert_eq!(judge(header, "box"), Host::Foreign, "{header}");
         }
         assert_eq!(judge("x", ""), Host::Foreign);

@@ -111,10 +111,13 @@ impl Drop for Entry {
         let (ms, first_ms) = (milliseconds(self.begun.elapsed()), self.first.map(milliseconds));
         let (key, left) = (self.key.as_deref(), (!self.whole).then_some(true));
         // Programs ask again and again how things are.
-        let looked = *status < 400 && matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+        let looked =
+            *status < 400 && matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
         match looked {
             true => tracing::debug!(status, ms, bytes, %client, key, id, left, "{method} {path}"),
-            false => tracing::info!(status, ms, first_ms, bytes, %client, key, id, left, "{method} {path}"),
+            false => {
+                tracing::info!(status, ms, first_ms, bytes, %client, key, id, left, "{method} {path}")
+            }
         }
     }
 }

@@ -14,7 +14,9 @@ use crate::config::Address;
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// Somebody else has the port.
-    #[error("listen tcp {address}: bind: address already in use: {by} is running there already{hint}")]
+    #[error(
+        "listen tcp {address}: bind: address already in use: {by} is running there already{hint}"
+    )]
     InUse {
         /// The address.
         address: String,
@@ -47,9 +49,11 @@ pub async fn listen(address: &Address, setting: &str) -> Result<TcpListener, Lis
             let (by, hint) = who(address, setting).await;
             Err(ListenError::InUse { address: authority, by, hint })
         }
-        Err(error) => {
-            Err(ListenError::Other { address: authority, hint: way_out(error.kind(), setting), error })
-        }
+        Err(error) => Err(ListenError::Other {
+            address: authority,
+            hint: way_out(error.kind(), setting),
+            error,
+        }),
     }
 }
 
@@ -68,14 +72,19 @@ fn way_out(reason: io::ErrorKind, setting: &str) -> String {
 
 /// Who listens at an address.
 async fn who(address: &Address, setting: &str) -> (String, String) {
-    let elsewhere = format!(": stop it, or set {setting} to another address (such as 127.0.0.1:11500)");
+    let elsewhere =
+        format!(": stop it, or set {setting} to another address (such as 127.0.0.1:11500)");
     let Some(root) = ask(address, "/").await else {
         return ("a program that does not speak HTTP".into(), elsewhere);
     };
     let version = ask(address, "/api/version").await.unwrap_or_default().body;
-    let version: puna_api::native::VersionResponse = serde_json::from_str(&version).unwrap_or_default();
+    let version: puna_api::native::VersionResponse =
+        serde_json::from_str(&version).unwrap_or_default();
     if !version.puna.is_empty() {
-        return (format!("Puna {}", version.puna), ": it can be used as it is, or stopped first".into());
+        return (
+            format!("Puna {}", version.puna),
+            ": it can be used as it is, or stopped first".into(),
+        );
     }
     if root.body.starts_with(PLAIN) {
         return ("a Puna with TLS".into(), ": it can be used at https://, or stopped first".into());
@@ -141,6 +150,9 @@ mod tests {
             "listen tcp 127.0.0.1:80: bind: permission denied: ports below 1024 are for root alone; take a higher one \
              (OLLAMA_HOST)"
         );
-        assert_eq!(told(io::ErrorKind::OutOfMemory), "listen tcp 127.0.0.1:80: bind: out of memory");
+        assert_eq!(
+            told(io::ErrorKind::OutOfMemory),
+            "listen tcp 127.0.0.1:80: bind: out of memory"
+        );
     }
 }

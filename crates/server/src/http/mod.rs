@@ -25,7 +25,7 @@ pub(crate) use client::{Client, Owner};
 pub(crate) use dialect::Dialect;
 pub(crate) use journal::{VIA_HEADER, current_via};
 pub(crate) use reply::{
-    Anthropic, ErrorForm, JSON, Native, OpenAi, Refused, Wire, anthropic_error, error_body, json, json_plain,
-    openai_error, stream,
+    Anthropic, ErrorForm, JSON, Native, OpenAi, Refused, Wire, anthropic_error, error_body, json,
+    json_plain, openai_error, stream,
 };
 pub(crate) use schema_notes::{SchemaNotes, note_unenforced, note_violations};

@@ -25,7 +25,10 @@ pub(crate) enum FormError {
 }
 
 /// The fields of a form by name, in their order.
-pub(crate) fn fields<'a>(body: &'a [u8], boundary: &str) -> Result<Vec<(String, &'a [u8])>, FormError> {
+pub(crate) fn fields<'a>(
+    body: &'a [u8],
+    boundary: &str,
+) -> Result<Vec<(String, &'a [u8])>, FormError> {
     let mark = format!("--{boundary}");
     // The first boundary may stand without a line before it.
     let begin = find(body, mark.as_bytes()).ok_or(FormError::Cut)?;
@@ -55,7 +58,8 @@ fn part<'a>(rest: &'a [u8], mark: &str) -> Option<Part<'a>> {
         true => 0,
         false => find(content, mark.as_bytes())?,
     };
-    let next = if end == 0 && !content.starts_with(b"\r\n") { mark.len() - 2 } else { end + mark.len() };
+    let next =
+        if end == 0 && !content.starts_with(b"\r\n") { mark.len() - 2 } else { end + mark.len() };
     let disposition = head.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
         name.trim().eq_ignore_ascii_case("content-disposition").then_some(value)
@@ -87,14 +91,19 @@ mod tests {
             --x\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\nContent-Type: audio/wav\r\n\r\n\0\r\n\xff--x\r\n\
             --x\r\nContent-Disposition: form-data; name=\"empty\"\r\n\r\n\r\n--x--\r\n";
         let got = fields(body, "x").unwrap();
-        let want: [(&str, &[u8]); 3] = [("model", b"m"), ("file", b"\0\r\n\xff--x"), ("empty", b"")];
-        assert_eq!(got.iter().map(|(name, value)| (name.as_str(), *value)).collect::<Vec<_>>(), want);
+        let want: [(&str, &[u8]); 3] =
+            [("model", b"m"), ("file", b"\0\r\n\xff--x"), ("empty", b"")];
+        assert_eq!(
+            got.iter().map(|(name, value)| (name.as_str(), *value)).collect::<Vec<_>>(),
+            want
+        );
         assert_eq!(fields(b"--x--\r\n", "x"), Ok(Vec::new()));
     }
 
     #[test]
     fn forms_that_are_cut_off_are_refused() {
-        let body = b"--x\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nmodel\r\n--x--\r\n";
+        let body =
+            b"--x\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nmodel\r\n--x--\r\n";
         let whole = body.len() - 2 - 2;
         for length in 0..whole {
             assert_eq!(fields(&body[..length], "x"), Err(FormError::Cut), "{length}");

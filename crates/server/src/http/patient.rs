@@ -40,12 +40,17 @@ impl<S> Patient<S> {
     }
 
     /// Passes the outcome of a write on, unless it has been pending for too long.
-    fn outcome<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn outcome<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         match (written, self.limit) {
             (Poll::Pending, Some(limit)) => {
                 let waits = self.waits.get_or_insert_with(|| Box::pin(sleep(limit)));
                 ready!(waits.as_mut().poll(cx));
-                let text = format!("the client has taken nothing for {} seconds", limit.as_secs_f64());
+                let text =
+                    format!("the client has taken nothing for {} seconds", limit.as_secs_f64());
                 Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, text)))
             }
             (written, _) => {
@@ -67,7 +72,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, data);
         self.outcome(cx, written)
     }

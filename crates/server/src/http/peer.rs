@@ -18,8 +18,14 @@ pub(crate) fn peer(request: &Request) -> IpAddr {
 /// Whether a request comes from this machine and was meant for it: no page that has made its own name one of this
 /// machine's, nobody behind a proxy.
 pub(crate) fn is_local(request: &Request, machine: &str) -> bool {
-    let forwarded =
-        ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via"];
+    let forwarded = [
+        "forwarded",
+        "x-forwarded-for",
+        "x-forwarded-host",
+        "x-forwarded-proto",
+        "x-real-ip",
+        "via",
+    ];
     peer(request).is_loopback()
         && !matches!(judge(host(request), machine), Host::Foreign)
         && !forwarded.iter().any(|name| request.headers().contains_key(*name))

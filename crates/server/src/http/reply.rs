@@ -69,9 +69,14 @@ pub(crate) fn openai_error(failure: &Failure) -> openai::ErrorBody {
 }
 
 /// The error object of Anthropic's dialect. Clients make room in a conversation by the words of a prompt that is too long.
-pub(crate) fn anthropic_error(failure: &Failure, request_id: Option<String>) -> anthropic::ErrorBody {
+pub(crate) fn anthropic_error(
+    failure: &Failure,
+    request_id: Option<String>,
+) -> anthropic::ErrorBody {
     let message = match failure.lengths {
-        Some((tokens, context)) => format!("prompt is too long: {tokens} tokens > {context} maximum"),
+        Some((tokens, context)) => {
+            format!("prompt is too long: {tokens} tokens > {context} maximum")
+        }
         None if failure.is_too_long => format!("prompt is too long: {}", failure.message),
         None => failure.message.clone(),
     };

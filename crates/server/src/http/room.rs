@@ -79,8 +79,10 @@ impl Share {
         let free = bytes.min(self.free);
         self.free -= free;
         let bytes = bytes - free;
-        let left =
-            self.room.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
+        let left = self
+            .room
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
         left.map_err(|_| full())?;
         self.taken += bytes;
         Ok(())

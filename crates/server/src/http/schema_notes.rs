@@ -74,7 +74,11 @@ mod tests {
     async fn headers_name_keywords_once_and_encode_their_places() {
         let notes = SchemaNotes::default();
         let place = "uniqueItems at #/properties/a, \u{e4}".to_owned();
-        notes.during(async { note_unenforced(vec![place.clone(), "not at #".into(), place.clone()]) }).await;
+        notes
+            .during(async {
+                note_unenforced(vec![place.clone(), "not at #".into(), place.clone()])
+            })
+            .await;
         let mut headers = HeaderMap::new();
         notes.write(&mut headers);
         assert_eq!(headers.len(), 1);

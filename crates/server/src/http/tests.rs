@@ -22,7 +22,12 @@ async fn server(models: &std::path::Path) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let launcher = Arc::new(FakeLauncher(Arc::default()));
-    tokio::spawn(crate::serve_with(Config::with_models(models), listener, std::future::pending(), launcher));
+    tokio::spawn(crate::serve_with(
+        Config::with_models(models),
+        listener,
+        std::future::pending(),
+        launcher,
+    ));
     address
 }
 
@@ -64,8 +69,9 @@ async fn an_early_refusal_is_read_by_clients_that_send_on() {
         ("GARBAGE", sized.clone(), "400"),
     ] {
         let head = format!("{line} HTTP/1.1\r\nHost: localhost\r\n{more}\r\n");
-        let answer =
-            stubborn(address, &head, size, "").await.unwrap_or_else(|e| panic!("{line} {more}: {e}"));
+        let answer = stubborn(address, &head, size, "")
+            .await
+            .unwrap_or_else(|e| panic!("{line} {more}: {e}"));
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{line} {more}: {answer}");
     }
 }
@@ -75,9 +81,13 @@ async fn a_request_with_two_hosts_is_refused() {
     let models = tempfile::tempdir().unwrap();
     let address = server(models.path()).await;
     for second in ["localhost", "evil.test"] {
-        let head = format!("GET /api/version HTTP/1.1\r\nHost: localhost\r\nHost: {second}\r\n\r\n");
+        let head =
+            format!("GET /api/version HTTP/1.1\r\nHost: localhost\r\nHost: {second}\r\n\r\n");
         let answer = stubborn(address, &head, 0, "").await.unwrap();
-        assert!(answer.starts_with("HTTP/1.1 400 ") && answer.ends_with("too many Host headers"), "{answer}");
+        assert!(
+            answer.starts_with("HTTP/1.1 400 ") && answer.ends_with("too many Host headers"),
+            "{answer}"
+        );
     }
 }
 
@@ -111,7 +121,11 @@ async fn floods_of_headers_are_refused_and_the_refusal_is_read() {
     ] {
         let answer = stubborn(address, &head, filler, tail).await.unwrap();
         let status = answer.split(' ').nth(1).unwrap_or_default();
-        assert!(["400", "414", "431"].contains(&status), "{}: {answer}", &head[..40.min(head.len())]);
+        assert!(
+            ["400", "414", "431"].contains(&status),
+            "{}: {answer}",
+            &head[..40.min(head.len())]
+        );
     }
     assert!(stubborn(address, start, 0, "\r\n").await.unwrap().starts_with("HTTP/1.1 200 "));
 }
@@ -121,9 +135,12 @@ async fn a_head_that_does_not_come_is_waited_for_only_so_long() {
     let models = tempfile::tempdir().unwrap();
     let address = server(models.path()).await;
     let mut clients = Vec::new();
-    for sent in
-        ["", "G", "GET / HTTP/1.1\r\nHost: localhost\r\n", "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"]
-    {
+    for sent in [
+        "",
+        "G",
+        "GET / HTTP/1.1\r\nHost: localhost\r\n",
+        "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ] {
         let mut client = TcpStream::connect(address).await.unwrap();
         client.write_all(sent.as_bytes()).await.unwrap();
         clients.push(client);
@@ -137,7 +154,8 @@ async fn a_head_that_does_not_come_is_waited_for_only_so_long() {
     assert!(start.elapsed() < Duration::from_secs(5), "it may drip for ever");
     for mut client in clients {
         let mut answer = Vec::new();
-        let ended = tokio::time::timeout(Duration::from_secs(5), client.read_to_end(&mut answer)).await;
+        let ended =
+            tokio::time::timeout(Duration::from_secs(5), client.read_to_end(&mut answer)).await;
         ended.expect("it is closed").unwrap();
     }
 }
@@ -156,8 +174,10 @@ async fn endless_answer(fake: &Arc<Fake>, models: &std::path::Path) -> TcpStream
     socket.set_recv_buffer_size(8 << 10).unwrap();
     let mut client = socket.connect(address).await.unwrap();
     let body = r#"{"model": "cria", "raw": true, "prompt": "hi", "options": {"num_predict": 1000000, "num_ctx": 100000}}"#;
-    let head =
-        format!("POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+    let head = format!(
+        "POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
     client.write_all((head + body).as_bytes()).await.unwrap();
     let mut first = [0; 12];
     client.read_exact(&mut first).await.unwrap();
@@ -171,7 +191,10 @@ async fn a_client_that_stops_reading_loses_its_sequence() {
     let client = endless_answer(&fake, models.path()).await;
     let start = Instant::now();
     while fake.works.load(Ordering::Relaxed) > 0 {
-        assert!(start.elapsed() < Duration::from_secs(20), "it generates for somebody who does not read");
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "it generates for somebody who does not read"
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(start.elapsed() > LIMIT, "a pause is no reason yet");
@@ -202,7 +225,12 @@ async fn a_server_ends_cleanly_with_and_without_connections() {
         let (end, ended) = oneshot::channel::<()>();
         let launcher = Arc::new(FakeLauncher(fake.clone()));
         let config = Config::with_models(models.path());
-        let server = tokio::spawn(crate::serve_with(config, listener, async { drop(ended.await) }, launcher));
+        let server = tokio::spawn(crate::serve_with(
+            config,
+            listener,
+            async { drop(ended.await) },
+            launcher,
+        ));
         let mut client = None;
         if round % 2 == 1 {
             let mut stream = TcpStream::connect(address).await.unwrap();
@@ -234,13 +262,17 @@ async fn a_server_that_has_lost_its_models_ends_with_the_reason() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let config = Config::with_models(models.path());
-    let server = tokio::spawn(crate::serve_with(config, listener, std::future::pending(), Arc::new(Panics)));
+    let server =
+        tokio::spawn(crate::serve_with(config, listener, std::future::pending(), Arc::new(Panics)));
     let mut client = TcpStream::connect(address).await.unwrap();
     let body = r#"{"model": "cria", "prompt": "hi"}"#;
-    let head =
-        format!("POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+    let head = format!(
+        "POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
     client.write_all((head + body).as_bytes()).await.unwrap();
-    let ended = tokio::time::timeout(Duration::from_secs(10), server).await.expect("it ends").unwrap();
+    let ended =
+        tokio::time::timeout(Duration::from_secs(10), server).await.expect("it ends").unwrap();
     let reason = ended.unwrap_err().to_string();
     assert!(reason.contains("no runner at all"), "{reason}");
     let mut answer = String::new();
@@ -258,7 +290,8 @@ async fn stuck() -> std::net::SocketAddr {
                 let mut request = vec![0; 64 << 10];
                 let length = stream.read(&mut request).await.unwrap_or(0);
                 if request[..length].starts_with(b"POST /api/chat") {
-                    let line = r#"{"message": {"role": "assistant", "content": "so"}, "done": false}"#;
+                    let line =
+                        r#"{"message": {"role": "assistant", "content": "so"}, "done": false}"#;
                     let answer = format!("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{line}\n");
                     let _ = stream.write_all(answer.as_bytes()).await;
                 }
@@ -272,7 +305,8 @@ async fn stuck() -> std::net::SocketAddr {
 /// A request whose answer's end is that of its connection.
 async fn ask(address: std::net::SocketAddr, path: &str, body: serde_json::Value) -> TcpStream {
     let mut client = TcpStream::connect(address).await.unwrap();
-    let (body, mut head) = (body.to_string(), format!("POST {path} HTTP/1.1\r\nHost: localhost\r\n"));
+    let (body, mut head) =
+        (body.to_string(), format!("POST {path} HTTP/1.1\r\nHost: localhost\r\n"));
     head += &format!("Connection: close\r\nContent-Length: {}\r\n\r\n", body.len());
     client.write_all((head + &body).as_bytes()).await.unwrap();
     client
@@ -290,14 +324,18 @@ async fn answers_that_no_runner_ends_are_told_that_the_server_does() {
     let (models, other) = (tempfile::tempdir().unwrap(), stuck().await);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let config = Config { remotes: vec![format!("http://{other}")], ..Config::with_models(models.path()) };
+    let config =
+        Config { remotes: vec![format!("http://{other}")], ..Config::with_models(models.path()) };
     let (end, ended) = oneshot::channel::<()>();
     let launcher = Arc::new(FakeLauncher(Arc::default()));
-    let server = tokio::spawn(crate::serve_with(config, listener, async { drop(ended.await) }, launcher));
-    let create = json!({"model": "far", "from": "big", "remote_host": format!("http://{other}/api")});
+    let server =
+        tokio::spawn(crate::serve_with(config, listener, async { drop(ended.await) }, launcher));
+    let create =
+        json!({"model": "far", "from": "big", "remote_host": format!("http://{other}/api")});
     let made = rest(ask(address, "/api/create", create).await).await;
     assert!(made.contains(r#"{"status":"success"}"#), "{made}");
-    let pull = |stream| json!({"model": format!("{other}/me/m"), "insecure": true, "stream": stream});
+    let pull =
+        |stream| json!({"model": format!("{other}/me/m"), "insecure": true, "stream": stream});
     let chat = json!({"model": "far", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stream": true});
     let cases = [
         ("/api/pull", pull(true), "pulling manifest", r#"{"error":"the server is shutting down"}"#),
@@ -327,9 +365,15 @@ async fn answers_that_no_runner_ends_are_told_that_the_server_does() {
     end.send(()).unwrap();
     for (path, client, ends) in asked {
         let last = rest(client).await;
-        assert!(last.contains(ends) && last.contains("the server is shutting down"), "{path}: {last}");
+        assert!(
+            last.contains(ends) && last.contains("the server is shutting down"),
+            "{path}: {last}"
+        );
     }
     let whole = rest(whole).await;
-    assert!(whole.starts_with("HTTP/1.1 503 ") && whole.contains("the server is shutting down"), "{whole}");
+    assert!(
+        whole.starts_with("HTTP/1.1 503 ") && whole.contains("the server is shutting down"),
+        "{whole}"
+    );
     server.await.unwrap().unwrap();
 }

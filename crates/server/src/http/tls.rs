@@ -130,7 +130,9 @@ impl Tls {
                 known.config = config;
                 tracing::info!(certificate = %self.files.certificate.display(), "the certificate was read again");
             }
-            Err(error) => tracing::warn!("{error}; the certificate that was read before stays in use"),
+            Err(error) => {
+                tracing::warn!("{error}; the certificate that was read before stays in use")
+            }
         }
     }
 
@@ -146,7 +148,8 @@ impl Tls {
                 refuse(stream).await?;
                 return Ok(None);
             }
-            let accepted = TlsAcceptor::from(self.config()).accept(Patient::new(stream, write_timeout)).await;
+            let accepted =
+                TlsAcceptor::from(self.config()).accept(Patient::new(stream, write_timeout)).await;
             accepted.map(Some)
         };
         match timeout(HANDSHAKE, handshake).await {
@@ -185,20 +188,26 @@ fn states(files: &TlsFiles) -> [State; 2] {
 fn read(files: &TlsFiles) -> Result<Arc<ServerConfig>, TlsError> {
     let certificates = certificates(&files.certificate)?;
     let key = key(&files.key)?;
-    let wrong =
-        |setting, path: &Path, reason: String| TlsError::Content { setting, path: path.to_owned(), reason };
+    let wrong = |setting, path: &Path, reason: String| TlsError::Content {
+        setting,
+        path: path.to_owned(),
+        reason,
+    };
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|e| wrong("tls.certificate", &files.certificate, e.to_string()))?
         .with_no_client_auth()
         .with_single_cert(certificates, key)
         .map_err(|e| match e {
-            rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
-                TlsError::Mismatch { certificate: files.certificate.clone(), key: files.key.clone() }
-            }
-            rustls::Error::InvalidCertificate(e) => {
-                wrong("tls.certificate", &files.certificate, format!("its first certificate is broken ({e})"))
-            }
+            rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => TlsError::Mismatch {
+                certificate: files.certificate.clone(),
+                key: files.key.clone(),
+            },
+            rustls::Error::InvalidCertificate(e) => wrong(
+                "tls.certificate",
+                &files.certificate,
+                format!("its first certificate is broken ({e})"),
+            ),
             e => wrong(
                 "tls.key",
                 &files.key,
@@ -210,8 +219,11 @@ fn read(files: &TlsFiles) -> Result<Arc<ServerConfig>, TlsError> {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let content =
-        |reason: String| TlsError::Content { setting: "tls.certificate", path: path.to_owned(), reason };
+    let content = |reason: String| TlsError::Content {
+        setting: "tls.certificate",
+        path: path.to_owned(),
+        reason,
+    };
     let text = text("tls.certificate", path)?;
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     let all = all.map_err(|e| content(format!("it is no PEM file ({e})")))?;

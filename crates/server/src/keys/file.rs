@@ -14,8 +14,7 @@ use super::Scope;
 const PREFIX: &str = "puna-";
 
 /// A file without keys may be one that a full disk has emptied.
-const NO_KEYS: &str =
-    "there is no key in it: restore it, or remove it if nobody is to be asked for a key, and start again";
+const NO_KEYS: &str = "there is no key in it: restore it, or remove it if nobody is to be asked for a key, and start again";
 
 /// Random bytes of a key. As many as that cannot be guessed, so that a plain hash keeps them.
 const RANDOM_BYTES: usize = 32;
@@ -99,7 +98,8 @@ impl KeyFile {
     /// # Errors
     /// [`KeyError::File`]
     pub fn read(path: &Path) -> Result<Self, KeyError> {
-        let failed = |reason: String| KeyError::File { what: "read", path: path.to_owned(), reason };
+        let failed =
+            |reason: String| KeyError::File { what: "read", path: path.to_owned(), reason };
         match std::fs::read_to_string(path) {
             Ok(text) => match toml::from_str::<Self>(&text) {
                 Err(e) => Err(failed(e.message().to_owned())),
@@ -119,8 +119,11 @@ impl KeyFile {
         path: &Path,
         change: impl FnOnce(&mut Self) -> Result<T, E>,
     ) -> Result<T, E> {
-        let failed =
-            |e: std::io::Error| KeyError::File { what: "lock", path: path.to_owned(), reason: e.to_string() };
+        let failed = |e: std::io::Error| KeyError::File {
+            what: "lock",
+            path: path.to_owned(),
+            reason: e.to_string(),
+        };
         // Beside the file, which is replaced as a whole. It goes with this process.
         let _lock = locked(path).map_err(failed)?;
         let mut file = Self::read(path)?;
@@ -134,7 +137,8 @@ impl KeyFile {
     /// # Errors
     /// [`KeyError::File`]
     pub fn write(&self, path: &Path) -> Result<(), KeyError> {
-        let failed = |reason: String| KeyError::File { what: "write", path: path.to_owned(), reason };
+        let failed =
+            |reason: String| KeyError::File { what: "write", path: path.to_owned(), reason };
         let text = toml::to_string(self).map_err(|e| failed(e.to_string()))?;
         let replace = || {
             let folder = folder(path);
@@ -170,7 +174,16 @@ impl KeyFile {
         let (requests_per_minute, concurrent) = (None, None);
         let (name, hash, public, namespaces) = (name.to_owned(), hash(&secret), None, Vec::new());
         self.open = false;
-        let key = Key { name, hash, scopes, created, requests_per_minute, concurrent, public, namespaces };
+        let key = Key {
+            name,
+            hash,
+            scopes,
+            created,
+            requests_per_minute,
+            concurrent,
+            public,
+            namespaces,
+        };
         self.keys.push(key);
         Ok(secret)
     }

@@ -74,7 +74,12 @@ impl Guard {
     ///
     /// # Errors
     /// Why it may not go on.
-    pub(crate) fn admit(&self, access: Access, headers: &HeaderMap, local: bool) -> Result<Pass, Refusal> {
+    pub(crate) fn admit(
+        &self,
+        access: Access,
+        headers: &HeaderMap,
+        local: bool,
+    ) -> Result<Pass, Refusal> {
         let keys = self.keys();
         let Access::Needs(scope) = access else { return Ok(Pass::default()) };
         if keys.keys.is_empty() {
@@ -89,12 +94,17 @@ impl Guard {
                 "this server needs an API key, as `Authorization: Bearer KEY` or `x-api-key: KEY` (in PUNA_API_KEY for commands)",
             ));
         };
-        let Some(key) = keys.find(secret) else { return Err(refusal(401, "this API key is not known here")) };
+        let Some(key) = keys.find(secret) else {
+            return Err(refusal(401, "this API key is not known here"));
+        };
         if !key.may(scope) {
             let Key { name, .. } = key;
             return Err(refusal(
                 403,
-                format!("the API key {name:?} may not do this: it lacks the scope {}", scope.name()),
+                format!(
+                    "the API key {name:?} may not do this: it lacks the scope {}",
+                    scope.name()
+                ),
             ));
         }
         let permit = self.usage.begin(key, None, Instant::now());

@@ -17,12 +17,18 @@ fn bearer(key: &str) -> HeaderMap {
 /// What the route of a path asks for.
 fn access(path: &str) -> Access {
     let routes = crate::routes::all();
-    routes.iter().find(|route| route.path == path).unwrap_or_else(|| panic!("no route {path}")).access
+    routes
+        .iter()
+        .find(|route| route.path == path)
+        .unwrap_or_else(|| panic!("no route {path}"))
+        .access
 }
 
 /// The status of a refusal, 200 otherwise.
 fn status(guard: &Guard, path: &str, headers: &HeaderMap, from: &str) -> u16 {
-    guard.admit(access(path), headers, from == HERE).map_or_else(|refusal| refusal.failure.status, |_| 200)
+    guard
+        .admit(access(path), headers, from == HERE)
+        .map_or_else(|refusal| refusal.failure.status, |_| 200)
 }
 
 #[test]
@@ -55,7 +61,9 @@ fn of_keys_made_at_the_same_time_none_is_lost() {
     std::thread::scope(|scope| {
         for i in 0..8 {
             let path = &path;
-            scope.spawn(move || KeyFile::change(path, |file| file.add(&format!("k{i}"), vec![])).unwrap());
+            scope.spawn(move || {
+                KeyFile::change(path, |file| file.add(&format!("k{i}"), vec![])).unwrap()
+            });
         }
     });
     let file = KeyFile::read(&path).unwrap();
@@ -101,7 +109,10 @@ fn keys_are_kept_as_hashes_in_a_file_of_their_owner_alone() {
     file.keys[1].concurrent = Some(2);
     file.write(&path).unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
-    assert!(!text.contains(&secret) && !text.contains(&secret[8..]) && text.starts_with('#'), "{text}");
+    assert!(
+        !text.contains(&secret) && !text.contains(&secret[8..]) && text.starts_with('#'),
+        "{text}"
+    );
     assert_eq!(KeyFile::read(&path).unwrap(), file);
     assert_eq!((secret.len(), secret == other, secret.starts_with("puna-")), (69, false, true));
     #[cfg(unix)]
@@ -167,7 +178,11 @@ fn with_keys_nobody_gets_in_without_one_that_fits() {
         for path in ["/api/chat", "/v1/messages", "/api/tags", "/api/delete", "/metrics"] {
             assert_eq!(status(&guard, path, &HeaderMap::new(), from), 401, "{path}");
             assert_eq!(status(&guard, path, &bearer("puna-0"), from), 401, "{path}");
-            assert_eq!(status(&guard, path, &headers("authorization", &secrets[2]), from), 401, "no Bearer");
+            assert_eq!(
+                status(&guard, path, &headers("authorization", &secrets[2]), from),
+                401,
+                "no Bearer"
+            );
         }
     }
     let may = |secret: &str| {
@@ -179,12 +194,18 @@ fn with_keys_nobody_gets_in_without_one_that_fits() {
     assert_eq!(may(&secrets[2]), [200, 200, 200]);
     assert_eq!(status(&guard, "/v1/messages", &headers("x-api-key", &secrets[0]), HERE), 200);
     assert_eq!(
-        status(&guard, "/api/chat", &headers("authorization", &format!("bearer  {} ", secrets[0])), HERE),
+        status(
+            &guard,
+            "/api/chat",
+            &headers("authorization", &format!("bearer  {} ", secrets[0])),
+            HERE
+        ),
         200
     );
     let refused = guard.admit(access("/api/pull"), &bearer(&secrets[0]), true).unwrap_err();
     assert!(
-        refused.failure.message.contains("\"inference\"") && refused.failure.message.contains("scope models")
+        refused.failure.message.contains("\"inference\"")
+            && refused.failure.message.contains("scope models")
     );
 }
 
@@ -201,12 +222,21 @@ fn keys_come_and_go_while_the_server_runs_and_a_broken_file_changes_nothing() {
     let mut file = KeyFile::default();
     let secret = file.add("a", vec![Scope::Inference]).unwrap();
     file.write(&path).unwrap();
-    assert_eq!((seen(&HeaderMap::new()), status(&guard, "/api/chat", &bearer(&secret), HERE)), (401, 200));
+    assert_eq!(
+        (seen(&HeaderMap::new()), status(&guard, "/api/chat", &bearer(&secret), HERE)),
+        (401, 200)
+    );
     std::fs::write(&path, "[[key]]\nname = 5").unwrap();
-    assert_eq!((seen(&HeaderMap::new()), status(&guard, "/api/chat", &bearer(&secret), HERE)), (401, 200));
+    assert_eq!(
+        (seen(&HeaderMap::new()), status(&guard, "/api/chat", &bearer(&secret), HERE)),
+        (401, 200)
+    );
     // Nor does one that is gone, until it is back.
     std::fs::remove_file(&path).unwrap();
-    assert_eq!((seen(&HeaderMap::new()), status(&guard, "/api/chat", &bearer(&secret), HERE)), (401, 200));
+    assert_eq!(
+        (seen(&HeaderMap::new()), status(&guard, "/api/chat", &bearer(&secret), HERE)),
+        (401, 200)
+    );
     KeyFile { open: true, ..KeyFile::default() }.write(&path).unwrap();
     assert_eq!(seen(&HeaderMap::new()), 200);
     std::fs::write(&path, "[[key]]\nname = 5").unwrap();

@@ -92,10 +92,20 @@ impl Usage {
     ///
     /// # Errors
     /// The limit that was reached.
-    pub fn begin(&self, key: &Key, part_of: Option<&str>, now: Instant) -> Result<Permit, Exceeded> {
+    pub fn begin(
+        &self,
+        key: &Key,
+        part_of: Option<&str>,
+        now: Instant,
+    ) -> Result<Permit, Exceeded> {
         let mut all = lock(&self.0);
         let rate = key.requests_per_minute.map(f64::from);
-        let new = || Counts { running: 0, wholes: HashMap::new(), allowance: rate.unwrap_or(0.0), seen: now };
+        let new = || Counts {
+            running: 0,
+            wholes: HashMap::new(),
+            allowance: rate.unwrap_or(0.0),
+            seen: now,
+        };
         let counts = all.entry(key.name.clone()).or_insert_with(new);
         let part_of = part_of.filter(|of| counts.wholes.contains_key(*of) || counts.has_room(now));
         let whole = part_of.and_then(|of| counts.wholes.get(of));
@@ -113,10 +123,16 @@ impl Usage {
             None => counts.running += 1,
             Some(of) => {
                 let left = if left == 0 { PARTS - 1 } else { left - 1 };
-                counts.wholes.insert(of.to_owned(), Whole { running: running + 1, left, seen: now });
+                counts
+                    .wholes
+                    .insert(of.to_owned(), Whole { running: running + 1, left, seen: now });
             }
         }
-        Ok(Permit { usage: self.clone(), name: key.name.clone(), part_of: part_of.map(str::to_owned) })
+        Ok(Permit {
+            usage: self.clone(),
+            name: key.name.clone(),
+            part_of: part_of.map(str::to_owned),
+        })
     }
 }
 
@@ -149,14 +165,24 @@ mod tests {
     fn key(requests_per_minute: Option<u32>, concurrent: Option<u32>) -> Key {
         let (name, hash, created) = ("a".into(), String::new(), String::new());
         let (public, namespaces) = (None, Vec::new());
-        Key { name, hash, scopes: Vec::new(), created, requests_per_minute, concurrent, public, namespaces }
+        Key {
+            name,
+            hash,
+            scopes: Vec::new(),
+            created,
+            requests_per_minute,
+            concurrent,
+            public,
+            namespaces,
+        }
     }
 
     #[test]
     fn a_minutes_worth_may_come_at_once_and_then_as_time_goes_by() {
         let (usage, start) = (Usage::default(), Instant::now());
-        let begin =
-            |seconds: f64| usage.begin(&key(Some(3), None), None, start + Duration::from_secs_f64(seconds));
+        let begin = |seconds: f64| {
+            usage.begin(&key(Some(3), None), None, start + Duration::from_secs_f64(seconds))
+        };
         for _ in 0..3 {
             begin(0.0).unwrap();
         }

@@ -60,15 +60,18 @@ pub(crate) const OFF: &str = "the server's setting image_urls is off";
 
 /// Whether a text is an address that would have to be fetched.
 pub(crate) fn is_link(text: &str) -> bool {
-    let begins =
-        |scheme: &str| text.get(..scheme.len()).is_some_and(|head| head.eq_ignore_ascii_case(scheme));
+    let begins = |scheme: &str| {
+        text.get(..scheme.len()).is_some_and(|head| head.eq_ignore_ascii_case(scheme))
+    };
     begins("http://") || begins("https://")
 }
 
 /// Why an image was not fetched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum LinkError {
-    #[error("is no address of the web: it must begin with http:// or https:// and have no user name in it")]
+    #[error(
+        "is no address of the web: it must begin with http:// or https:// and have no user name in it"
+    )]
     Address,
     #[error(
         "has no address that everybody can reach, and nothing is fetched from others unless the server's setting image_hosts names {host:?}"
@@ -80,7 +83,9 @@ pub(crate) enum LinkError {
     Redirects,
     #[error("was answered with status {0}")]
     Status(u16),
-    #[error("is not an image that is known here (image/png, image/jpeg, image/webp): its type is {0:?}")]
+    #[error(
+        "is not an image that is known here (image/png, image/jpeg, image/webp): its type is {0:?}"
+    )]
     Kind(String),
     #[error("says that it is an image, but what came is none (PNG, JPEG, WebP)")]
     Content,
@@ -93,7 +98,8 @@ pub(crate) enum LinkError {
 }
 
 /// Names to addresses; the system's way, but for tests.
-type Resolver = Arc<dyn Fn(String, u16) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
+type Resolver =
+    Arc<dyn Fn(String, u16) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
 
 /// Fetches images.
 pub(crate) struct Links {
@@ -200,11 +206,15 @@ impl Links {
             // What a name stands for in the server's network, or that it stands for nothing, is told to nobody.
             None => (self.resolver)(host.to_owned(), port).await.map_err(|_| private())?,
         };
-        let allowed = self.hosts.iter().any(|named| *named == host || *named == format!("{host}:{port}"));
-        if addresses.is_empty() || !(allowed || addresses.iter().all(|address| public::is_public(*address))) {
+        let allowed =
+            self.hosts.iter().any(|named| *named == host || *named == format!("{host}:{port}"));
+        if addresses.is_empty()
+            || !(allowed || addresses.iter().all(|address| public::is_public(*address)))
+        {
             return Err(private());
         }
-        let sockets: Vec<_> = addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect();
+        let sockets: Vec<_> =
+            addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect();
         let client = Client::builder()
             .user_agent(concat!("puna/", env!("CARGO_PKG_VERSION")))
             .http1_only()
@@ -233,7 +243,11 @@ async fn image(mut response: Response, most: usize) -> Result<Vec<u8>, LinkError
     if response.status().as_u16() != 200 {
         return Err(LinkError::Status(response.status().as_u16()));
     }
-    let kind = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let kind = response
+        .headers()
+        .get(CONTENT_TYPE)
+        .and_then(|kind| kind.to_str().ok())
+        .unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     if !matches!(kind.as_str(), "image/png" | "image/jpeg" | "image/jpg" | "image/webp") {
         return Err(LinkError::Kind(kind.chars().take(SHOWN).collect()));

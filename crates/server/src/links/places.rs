@@ -84,7 +84,11 @@ pub(crate) fn in_openai<'a>(contents: Vec<Content<'a>>) -> Vec<Place<'a>> {
             return None;
         }
         let image = part.get_mut("image_url")?;
-        Place::new(if image.is_object() { image.get_mut("url")? } else { image }, Form::Text, is_newest)
+        Place::new(
+            if image.is_object() { image.get_mut("url")? } else { image },
+            Form::Text,
+            is_newest,
+        )
     };
     parts.filter_map(place).collect()
 }
@@ -94,7 +98,8 @@ pub(crate) fn in_messages(contents: Vec<Content<'_>>) -> Vec<Place<'_>> {
     let mut places = Vec::new();
     for (is_newest, block) in with_age(contents) {
         if block["type"] == "tool_result" {
-            let inside = block.get_mut("content").and_then(Value::as_array_mut).into_iter().flatten();
+            let inside =
+                block.get_mut("content").and_then(Value::as_array_mut).into_iter().flatten();
             places.extend(inside.filter_map(|block| source(block, false)));
         } else {
             places.extend(source(block, is_newest));

@@ -44,7 +44,9 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
             is_public_v4(Ipv4Addr::new(a, b, c, d))
         }
         // Protocols' own (Teredo among them), documentation, 6to4, documentation.
-        [0x2001, 0..=0x1ff, ..] | [0x2001, 0xdb8, ..] | [0x2002, ..] | [0x3fff, 0..=0xfff, ..] => false,
+        [0x2001, 0..=0x1ff, ..] | [0x2001, 0xdb8, ..] | [0x2002, ..] | [0x3fff, 0..=0xfff, ..] => {
+            false
+        }
         // All that is given out.
         [first, ..] => first >> 13 == 1,
     }

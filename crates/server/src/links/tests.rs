@@ -12,7 +12,10 @@ use super::*;
 const PNG: &[u8] = b"\x89PNG\r\n\x1a\nand so on";
 
 fn ok(kind: &str, body: &[u8]) -> Vec<u8> {
-    let head = format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n", body.len());
+    let head = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
     [head.as_bytes(), body].concat()
 }
 
@@ -30,7 +33,8 @@ impl Host {
     async fn new(answers: impl Fn(u16) -> Vec<(&'static str, Vec<u8>)>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (port, asked) = (listener.local_addr().unwrap().port(), Arc::new(AtomicUsize::new(0)));
-        let (answers, count): (HashMap<_, _>, _) = (answers(port).into_iter().collect(), asked.clone());
+        let (answers, count): (HashMap<_, _>, _) =
+            (answers(port).into_iter().collect(), asked.clone());
         let answers = Arc::new(answers);
         tokio::spawn(async move {
             while let Ok((mut socket, _)) = listener.accept().await {
@@ -45,7 +49,9 @@ impl Host {
                     }
                     let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
                     match answers.get(path.as_str()) {
-                        Some(answer) if path == "/endless" => while socket.write_all(answer).await.is_ok() {},
+                        Some(answer) if path == "/endless" => {
+                            while socket.write_all(answer).await.is_ok() {}
+                        }
                         Some(answer) => drop(socket.write_all(answer).await),
                         None => std::future::pending().await,
                     }
@@ -118,7 +124,10 @@ async fn a_host_that_the_configuration_names_is_asked_at_the_address_that_was_lo
     let port = host.port;
     for named in [format!("pictures.test:{port}"), "Pictures.test".into()] {
         let links = links(&[named]);
-        assert_eq!(fetch(&links, &format!("http://PICTURES.test:{port}/a.png")).await.unwrap(), PNG);
+        assert_eq!(
+            fetch(&links, &format!("http://PICTURES.test:{port}/a.png")).await.unwrap(),
+            PNG
+        );
         let other = fetch(&links, &format!("http://127.0.0.1:{port}/a.png")).await;
         assert!(
             matches!(other, Err(LinkError::Private { .. })),
@@ -126,7 +135,10 @@ async fn a_host_that_the_configuration_names_is_asked_at_the_address_that_was_lo
         );
     }
     let elsewhere = links(&[format!("pictures.test:{}", port ^ 1)]);
-    assert!(fetch(&elsewhere, &format!("http://pictures.test:{port}/a.png")).await.is_err(), "another port");
+    assert!(
+        fetch(&elsewhere, &format!("http://pictures.test:{port}/a.png")).await.is_err(),
+        "another port"
+    );
 }
 
 #[tokio::test]
@@ -152,7 +164,8 @@ async fn redirects_are_few_and_each_is_looked_at_anew() {
     })
     .await;
     let links = links(&[format!("door.test:{}", door.port)]);
-    let ask = async |path: &str| fetch(&links, &format!("http://door.test:{}{path}", door.port)).await;
+    let ask =
+        async |path: &str| fetch(&links, &format!("http://door.test:{}{path}", door.port)).await;
     for path in ["/literal", "/name"] {
         let answer = ask(path).await;
         assert!(matches!(answer, Err(LinkError::Private { .. })), "{path}: {answer:?}");
@@ -207,7 +220,9 @@ async fn what_is_no_image_or_too_large_or_slow_is_given_up() {
     }
     assert_eq!(ask("/silence").await, Err(LinkError::Slow));
     assert!(ask("/jpeg").await.is_ok() && ask("/webp").await.is_ok());
-    for url in ["ftp://h.test/a", "http://", "http://user@h.test/a", "nonsense", "http://h.test:99999/"] {
+    for url in
+        ["ftp://h.test/a", "http://", "http://user@h.test/a", "nonsense", "http://h.test:99999/"]
+    {
         assert_eq!(fetch(&links, url).await, Err(LinkError::Address), "{url}");
     }
 }
@@ -243,8 +258,11 @@ async fn images_come_in_the_place_of_their_addresses_and_others_stay() {
     // Images of earlier turns come if they can, and after those of the newest turn.
     let mut earlier = json!([{"type": "image_url", "image_url": url}, {"type": "image_url", "image_url": "http://inside.test/"}]);
     let (mut answer, mut newest) = (json!("a"), openai(&url));
-    let contents =
-        vec![(Author::Other, &mut earlier), (Author::Assistant, &mut answer), (Author::Other, &mut newest)];
+    let contents = vec![
+        (Author::Other, &mut earlier),
+        (Author::Assistant, &mut answer),
+        (Author::Other, &mut newest),
+    ];
     links.fetch_all(in_openai(contents)).await.unwrap();
     assert_eq!(
         (&earlier[0]["image_url"], &earlier[1]["image_url"]),

@@ -19,12 +19,24 @@ fn ask(model: &str) -> Ask {
     let spec = LoadSpec {
         weights: None,
         adapters: Vec::new(),
-        options: LoadOptions { num_ctx: 64, cache: 64, parallel: Some(1), ..LoadOptions::default() },
+        options: LoadOptions {
+            num_ctx: 64,
+            cache: 64,
+            parallel: Some(1),
+            ..LoadOptions::default()
+        },
         kv_cache_type: "f16".into(),
         kernels: None,
         threads: None,
     };
-    Ask { client: 1, key: Key(model.into()), spec, num_ctx: None, keep_alive: None, about: About::default() }
+    Ask {
+        client: 1,
+        key: Key(model.into()),
+        spec,
+        num_ctx: None,
+        keep_alive: None,
+        about: About::default(),
+    }
 }
 
 #[tokio::test]

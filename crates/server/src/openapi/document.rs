@@ -31,7 +31,9 @@ pub(crate) fn document(routes: &[Route]) -> Value {
     let mut paths = Map::new();
     for operation in operations::all() {
         // A test sees that there is none.
-        let Some(route) = routes.iter().find(|route| route.path == operation.path) else { continue };
+        let Some(route) = routes.iter().find(|route| route.path == operation.path) else {
+            continue;
+        };
         let described = describe(&operation, route, &mut types);
         let path = paths.entry(public_path(operation.path)).or_insert_with(|| json!({}));
         if operation.method == "GET" && route.methods.contains(&"HEAD") {
@@ -80,8 +82,11 @@ pub(super) fn public_path(pattern: &str) -> String {
 /// What HEAD answers where GET does.
 fn head(get: &Value) -> Value {
     let mut head = get.clone();
-    head["operationId"] = format!("{}_head", get["operationId"].as_str().unwrap_or_default()).into();
-    for answer in head["responses"].as_object_mut().into_iter().flat_map(|answers| answers.values_mut()) {
+    head["operationId"] =
+        format!("{}_head", get["operationId"].as_str().unwrap_or_default()).into();
+    for answer in
+        head["responses"].as_object_mut().into_iter().flat_map(|answers| answers.values_mut())
+    {
         if let Some(answer) = answer.as_object_mut() {
             answer.remove("content");
         }
@@ -151,8 +156,11 @@ fn body(body: &Body, types: &mut Types) -> Option<Value> {
                 ((*name).to_owned(), schema)
             };
             let properties: Map<String, Value> = fields.iter().map(one).collect();
-            let required: Vec<_> =
-                fields.iter().filter(|(_, required, _)| *required).map(|(name, ..)| *name).collect();
+            let required: Vec<_> = fields
+                .iter()
+                .filter(|(_, required, _)| *required)
+                .map(|(name, ..)| *name)
+                .collect();
             let schema = json!({"type": "object", "properties": properties, "required": required});
             ("multipart/form-data", json!({"schema": schema}))
         }
@@ -168,7 +176,9 @@ fn answers(operation: &Operation, route: &Route, types: &mut Types) -> Value {
             let (kind, schema) = match content {
                 Content::Nothing => continue,
                 Content::Text(kind) => (*kind, json!({"schema": {"type": "string"}})),
-                Content::Json(schema) => ("application/json", json!({"schema": types.answer(*schema)})),
+                Content::Json(schema) => {
+                    ("application/json", json!({"schema": types.answer(*schema)}))
+                }
                 Content::Lines(schema) => ("application/x-ndjson", lines(types.answer(*schema))),
                 Content::Events(schema) => ("text/event-stream", events(types.answer(*schema))),
             };
@@ -203,7 +213,8 @@ fn lines(schema: Value) -> Value {
 
 /// An event has a name and data, which are JSON; but for the last one in OpenAI's streams, `[DONE]`.
 fn events(schema: Value) -> Value {
-    let data = json!({"type": "string", "contentMediaType": "application/json", "contentSchema": schema});
+    let data =
+        json!({"type": "string", "contentMediaType": "application/json", "contentSchema": schema});
     let data = json!({"anyOf": [{"const": "[DONE]"}, data]});
     let properties = json!({"event": {"type": "string"}, "data": data});
     json!({"schema": {"type": "object", "properties": properties, "required": ["data"]}, "x-puna-pieces": schema})
@@ -258,9 +269,11 @@ impl Types {
         let mut all = self.requests.take_definitions(true);
         all.values_mut().for_each(make_nullable);
         let answers = self.answers.take_definitions(true);
-        let name =
-            |name: &String| if all.contains_key(name) { format!("{name}Answer") } else { name.clone() };
-        let names: BTreeMap<String, String> = answers.keys().map(|old| (old.clone(), name(old))).collect();
+        let name = |name: &String| {
+            if all.contains_key(name) { format!("{name}Answer") } else { name.clone() }
+        };
+        let names: BTreeMap<String, String> =
+            answers.keys().map(|old| (old.clone(), name(old))).collect();
         for (name, mut schema) in answers {
             refer(&mut schema, &|name| names.get(name).cloned().unwrap_or_default());
             all.insert(names[&name].clone(), schema);
@@ -311,7 +324,8 @@ fn make_nullable(schema: &mut Value) {
                     values.push(Value::Null);
                 }
             }
-            Value::Object(map) if map.keys().all(|key| key == "description" || key == "default") => {}
+            Value::Object(map)
+                if map.keys().all(|key| key == "description" || key == "default") => {}
             Value::Object(map) => {
                 let nothing = json!({"type": "null"});
                 if let Some(Value::Array(any)) = map.get_mut("anyOf") {

@@ -142,7 +142,8 @@ impl Operation {
         required: &'static [&'static str],
         example: &'static str,
     ) -> Self {
-        Self { body: Body::Json { schema: of::<T>, required, example }, ..self }.errors(&[400, 408, 413])
+        Self { body: Body::Json { schema: of::<T>, required, example }, ..self }
+            .errors(&[400, 408, 413])
     }
 
     /// Another body, and what comes of one that is none.

@@ -6,8 +6,8 @@ use puna_api::{anthropic, openai, responses};
 
 use super::operation::{Body, Content, Operation, SchemaOf, of};
 use super::shapes::{
-    AnyError, AnyModel, AnyModelList, Cloud, CountedResponse, DeletedResponse, Health, Recommendations,
-    WebFetch, WebSearch,
+    AnyError, AnyModel, AnyModelList, Cloud, CountedResponse, DeletedResponse, Health,
+    Recommendations, WebFetch, WebSearch,
 };
 use crate::http::Dialect;
 use crate::table::Route;
@@ -168,26 +168,43 @@ fn cloud() -> Vec<Operation> {
             .object::<Cloud>("It is not."),
         Operation::post("/api/me", "me", "The account at ollama.com").about(offline).refused(501),
         Operation::post("/api/signout", "signout", "Leave ollama.com").about(offline).refused(501),
-        Operation::delete("/api/user/keys/{key}", "delete_user_key", "Leave ollama.com, in the older form")
-            .about(offline)
-            .parameter("path", "key", "The key.", r#"{"type": "string", "minLength": 1}"#)
-            .refused(501),
-        Operation::post("/api/experimental/web_search", "web_search", "Search the web by ollama.com")
-            .about(offline)
-            .json::<WebSearch>(&[], r#"{"query": "weather"}"#)
-            .refused(403),
+        Operation::delete(
+            "/api/user/keys/{key}",
+            "delete_user_key",
+            "Leave ollama.com, in the older form",
+        )
+        .about(offline)
+        .parameter("path", "key", "The key.", r#"{"type": "string", "minLength": 1}"#)
+        .refused(501),
+        Operation::post(
+            "/api/experimental/web_search",
+            "web_search",
+            "Search the web by ollama.com",
+        )
+        .about(offline)
+        .json::<WebSearch>(&[], r#"{"query": "weather"}"#)
+        .refused(403),
         Operation::post("/api/experimental/web_fetch", "web_fetch", "Fetch a page by ollama.com")
             .about(offline)
             .json::<WebFetch>(&[], r#"{"url": "https://example.com"}"#)
             .refused(403),
-        Operation::get("/api/experimental/model-recommendations", "recommendations", "Recommended models")
-            .object::<Recommendations>("None."),
+        Operation::get(
+            "/api/experimental/model-recommendations",
+            "recommendations",
+            "Recommended models",
+        )
+        .object::<Recommendations>("None."),
     ]
 }
 
 fn openai() -> Vec<Operation> {
     let id = |operation: Operation| {
-        operation.parameter("path", "id", "The response's id.", r#"{"type": "string", "minLength": 1}"#)
+        operation.parameter(
+            "path",
+            "id",
+            "The response's id.",
+            r#"{"type": "string", "minLength": 1}"#,
+        )
     };
     let version = |operation: Operation| {
         let about = "Where it is there, the answer has Anthropic's form.";
@@ -327,7 +344,11 @@ fn puna() -> Vec<Operation> {
         ),
         Operation::get("/openapi.json", "openapi", "This document")
             .additive()
-            .answer(200, "This document.", &[Content::Json(|_| schemars::json_schema!({"type": "object"}))])
+            .answer(
+                200,
+                "This document.",
+                &[Content::Json(|_| schemars::json_schema!({"type": "object"}))],
+            )
             .answer(304, "It is the one that `If-None-Match` names.", &[Content::Nothing]),
         Operation::get("/docs", "docs", "This document to read, and to try")
             .additive()

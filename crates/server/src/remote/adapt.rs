@@ -6,7 +6,8 @@ use puna_prompt::{FunctionCall, Image, MessageRules};
 /// Changes a conversation to what every template accepts, and says in which ways.
 pub(super) fn adapted(messages: &[Message]) -> (Vec<Message>, Vec<String>) {
     let mut images = Vec::new();
-    let of_prompt: Vec<_> = messages.iter().map(|message| prompt_message(message, &mut images)).collect();
+    let of_prompt: Vec<_> =
+        messages.iter().map(|message| prompt_message(message, &mut images)).collect();
     let (adapted, kinds) = puna_prompt::adapt(&of_prompt, &MessageRules::conservative());
     let adapted = adapted.into_iter().map(|message| native_message(message, &images)).collect();
     (adapted, kinds.iter().map(ToString::to_string).collect())
@@ -43,8 +44,10 @@ mod tests {
 
     #[test]
     fn a_conversation_of_an_agent_has_turns_that_every_template_accepts() {
-        let picture =
-            Message { images: vec![native::Image::Bytes(vec![1, 2])], ..Message::text("user", "see") };
+        let picture = Message {
+            images: vec![native::Image::Bytes(vec![1, 2])],
+            ..Message::text("user", "see")
+        };
         let messages = [
             Message::text("developer", "a"),
             Message::text("developer", "b"),
@@ -58,7 +61,10 @@ mod tests {
         let (got, kinds) = adapted(&messages);
         let turns: Vec<_> = got.iter().map(|m| (m.role.as_str(), m.content.as_str())).collect();
         let user = "c\n\nsee\n\n<system>\nd\n</system>";
-        assert_eq!(turns, [("system", "a\n\nb"), ("user", user), ("assistant", "e\n\nf"), ("user", "g")]);
+        assert_eq!(
+            turns,
+            [("system", "a\n\nb"), ("user", user), ("assistant", "e\n\nf"), ("user", "g")]
+        );
         assert_eq!(got[1].images, [native::Image::Bytes(vec![1, 2])]);
         assert_eq!(kinds, ["merged", "renamed"]);
         let plain = [Message::text("system", "a"), Message::text("user", "b")];

@@ -101,7 +101,10 @@ fn client() -> Option<Client> {
         let builder = builder.redirect(Policy::none()).no_proxy().connect_timeout(CONNECT);
         builder.tls_backend_preconfigured(tls).build().map_err(|error| error.to_string())
     });
-    made.inspect_err(|error| tracing::error!(%error, "no connections to remote servers can be made")).ok()
+    made.inspect_err(
+        |error| tracing::error!(%error, "no connections to remote servers can be made"),
+    )
+    .ok()
 }
 
 /// Counts a request to a host until it is dropped.
@@ -141,7 +144,8 @@ impl Upstream {
         form: impl Fn(Protocol) -> Result<(&'static str, Value), Failure>,
     ) -> Result<Answer, Failure> {
         let http = self.remotes.http.as_ref();
-        let http = http.ok_or_else(|| Failure::internal("no connections to remote servers can be made"))?;
+        let http =
+            http.ok_or_else(|| Failure::internal("no connections to remote servers can be made"))?;
         let mut unreachable = Vec::new();
         for host in self.remotes.order(&self.hosts) {
             let (path, body) = form(host.protocol)?;
@@ -156,7 +160,8 @@ impl Upstream {
             let sent = match self.remotes.silence {
                 None => request.send().await,
                 Some(silence) => timeout(silence, request.send()).await.map_err(|_| {
-                    let text = format!("{} has not answered for {} s", host.base, silence.as_secs());
+                    let text =
+                        format!("{} has not answered for {} s", host.base, silence.as_secs());
                     Failure::new(504, text)
                 })?,
             };
@@ -170,12 +175,19 @@ impl Upstream {
                 Err(error) if error.is_connect() => {
                     let until = Instant::now() + AWAY;
                     self.remotes.change(&host.base, |load| load.away = Some(until));
-                    unreachable.push(format!("{}: {}", host.base, puna_registry::root_cause(&error)));
+                    unreachable.push(format!(
+                        "{}: {}",
+                        host.base,
+                        puna_registry::root_cause(&error)
+                    ));
                 }
                 Err(error) => return Err(broken(&error)),
             }
         }
-        Err(Failure::new(502, format!("no remote server can be reached: {}", unreachable.join("; "))))
+        Err(Failure::new(
+            502,
+            format!("no remote server can be reached: {}", unreachable.join("; ")),
+        ))
     }
 
     /// The servers that the request has come through, with this one.
@@ -186,9 +198,12 @@ impl Upstream {
     /// The lines of an answer, if it is one.
     async fn accepted(&self, host: &Host, response: Response) -> Result<Lines, Failure> {
         let status = response.status();
-        let wait =
-            response.headers().get(RETRY_AFTER).and_then(|wait| wait.to_str().ok()?.trim().parse().ok());
-        let to = response.headers().get("location").and_then(|to| to.to_str().ok()).map(str::to_owned);
+        let wait = response
+            .headers()
+            .get(RETRY_AFTER)
+            .and_then(|wait| wait.to_str().ok()?.trim().parse().ok());
+        let to =
+            response.headers().get("location").and_then(|to| to.to_str().ok()).map(str::to_owned);
         let lines = Lines::new(response, self.remotes.silence);
         if status.is_success() {
             return Ok(lines);
@@ -197,14 +212,16 @@ impl Upstream {
         if status.is_redirection() {
             let to = hide(&to.unwrap_or_default(), host.key.as_deref());
             let to: String = to.chars().take(SHOWN).collect();
-            let text =
-                format!("{base} redirects to {to:?}, which is not followed: name that server in the model");
+            let text = format!(
+                "{base} redirects to {to:?}, which is not followed: name that server in the model"
+            );
             return Err(Failure::new(502, text));
         }
         let text = lines.text(ERROR_BYTES_MAX).await;
         let error = serde_json::from_str(&text).ok().and_then(|value| RemoteError::of(&value));
         let error = error.unwrap_or_else(|| RemoteError::of_text(text));
-        let said: String = hide(error.text.trim(), host.key.as_deref()).chars().take(SHOWN).collect();
+        let said: String =
+            hide(error.text.trim(), host.key.as_deref()).chars().take(SHOWN).collect();
         let failure = |status, text| Failure { retry_after: wait, ..error.failure(status, text) };
         Err(match status.as_u16() {
             _ if error.exceeds_context() => failure(400, format!("{base}: {said}")),
@@ -212,9 +229,10 @@ impl Upstream {
                 502,
                 format!("{base} refuses the key that this server has for it (remote_keys): {said}"),
             ),
-            401 | 403 => {
-                failure(502, format!("{base} wants a key: the server's setting remote_keys has none for it"))
-            }
+            401 | 403 => failure(
+                502,
+                format!("{base} wants a key: the server's setting remote_keys has none for it"),
+            ),
             status @ (400 | 404 | 413 | 422 | 429) => {
                 failure(if status == 422 { 400 } else { status }, format!("{base}: {said}"))
             }

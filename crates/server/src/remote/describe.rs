@@ -139,7 +139,9 @@ impl Cache {
 
 /// Bytes of memory that an answer takes, roughly.
 fn size(address: &str, models: &Models) -> usize {
-    let texts = models.iter().map(|(name, of)| name.len() + of.architecture.as_ref().map_or(0, String::len));
+    let texts = models
+        .iter()
+        .map(|(name, of)| name.len() + of.architecture.as_ref().map_or(0, String::len));
     let texts: usize = texts.sum();
     size_of::<Kept>() + address.len() + texts + models.len() * size_of::<(String, Description)>()
 }
@@ -189,7 +191,13 @@ impl Remotes {
         Description::default()
     }
 
-    async fn describe_at(&self, host: &Host, listed: &Models, model: &str, via: &[String]) -> Description {
+    async fn describe_at(
+        &self,
+        host: &Host,
+        listed: &Models,
+        model: &str,
+        via: &[String],
+    ) -> Description {
         let listed = listed.get(model).or_else(|| listed.get(&format!("{model}:latest"))).cloned();
         let listed = listed.unwrap_or_default();
         match host.protocol {
@@ -238,22 +246,28 @@ impl Remotes {
         let asked = Instant::now();
         self.descriptions.keep(kept_as.clone(), asked, None);
         let answer = match self.http() {
-            Some(http) => self.fetch(host, http.post(&address).json(&json!({"model": model})), via).await,
+            Some(http) => {
+                self.fetch(host, http.post(&address).json(&json!({"model": model})), via).await
+            }
             None => None,
         };
         let description = answer.map(|answer| shown(&answer));
-        let kept = description.clone().map(|description| BTreeMap::from([(model.to_owned(), description)]));
+        let kept = description
+            .clone()
+            .map(|description| BTreeMap::from([(model.to_owned(), description)]));
         self.descriptions.keep(kept_as, asked, kept);
         description.unwrap_or_default()
     }
 
     async fn fetch(&self, host: &Host, request: RequestBuilder, via: &[String]) -> Option<Value> {
-        let trail = via.iter().map(String::as_str).chain([instance()]).collect::<Vec<_>>().join(",");
+        let trail =
+            via.iter().map(String::as_str).chain([instance()]).collect::<Vec<_>>().join(",");
         let mut request = request.header(ACCEPT_ENCODING, "identity").header(VIA_HEADER, trail);
         if let Some(key) = &host.key {
             request = request.bearer_auth(key);
         }
-        let response = request.send().await.ok().filter(|response| response.status().is_success())?;
+        let response =
+            request.send().await.ok().filter(|response| response.status().is_success())?;
         serde_json::from_str(&Lines::new(response, Some(TIME)).text(MOST).await).ok()
     }
 }
@@ -281,9 +295,12 @@ fn listed(answer: &Value) -> Models {
 fn shown(answer: &Value) -> Description {
     let info = &answer["model_info"];
     let architecture = info["general.architecture"].as_str().filter(|name| !name.is_empty());
-    let of_architecture = |key: &str| tokens(&info[format!("{}.{key}", architecture.unwrap_or_default())]);
+    let of_architecture =
+        |key: &str| tokens(&info[format!("{}.{key}", architecture.unwrap_or_default())]);
     let parameters = answer["parameters"].as_str().unwrap_or_default();
-    let limit = parameters.lines().find_map(|line| line.trim().strip_prefix("num_ctx")?.trim().parse().ok());
+    let limit = parameters
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("num_ctx")?.trim().parse().ok());
     Description {
         n_ctx: limit.filter(|n| (1..=LARGEST).contains(n)),
         n_ctx_train: of_architecture("context_length"),
@@ -330,11 +347,16 @@ mod tests {
             (listed["llama.cpp"].n_ctx_train, listed["llama.cpp"].n_embd),
             (Some(131_072), Some(1024))
         );
-        assert!(super::listed(&json!([])).is_empty() && super::listed(&json!({"data": 5})).is_empty());
+        assert!(
+            super::listed(&json!([])).is_empty() && super::listed(&json!({"data": 5})).is_empty()
+        );
     }
 
     fn models(name: &str, n_ctx: u64) -> Models {
-        Models::from([(name.to_owned(), Description { n_ctx: Some(n_ctx), ..Description::default() })])
+        Models::from([(
+            name.to_owned(),
+            Description { n_ctx: Some(n_ctx), ..Description::default() },
+        )])
     }
 
     #[test]
@@ -364,7 +386,9 @@ mod tests {
             descriptions.keep(format!("a{i}"), now, None);
         }
         let cache = lock(&descriptions.0);
-        assert!(cache.answers.len() <= ANSWERS && cache.answers.contains_key(&format!("a{ANSWERS}")));
+        assert!(
+            cache.answers.len() <= ANSWERS && cache.answers.contains_key(&format!("a{ANSWERS}"))
+        );
         assert_eq!(cache.bytes, cache.answers.values().map(|kept| kept.bytes).sum::<usize>());
     }
 

@@ -78,9 +78,12 @@ impl Remotes {
 
     /// The hosts of a config's `remote_host`, separated by commas.
     pub(super) fn hosts(&self, text: &str) -> Result<Vec<Host>, Failure> {
-        let parts: Vec<&str> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+        let parts: Vec<&str> =
+            text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
         if parts.is_empty() || parts.len() > HOSTS {
-            return Err(Failure::bad_request(format!("a remote model has between 1 and {HOSTS} hosts")));
+            return Err(Failure::bad_request(format!(
+                "a remote model has between 1 and {HOSTS} hosts"
+            )));
         }
         parts.into_iter().map(|part| self.host(part)).collect()
     }
@@ -89,7 +92,9 @@ impl Remotes {
         let wrong = || {
             // What stands before an @ is a password.
             let shown = match (text.find("://"), text.rfind('@')) {
-                (Some(scheme), Some(at)) if scheme < at => format!("{}…{}", &text[..scheme + 3], &text[at..]),
+                (Some(scheme), Some(at)) if scheme < at => {
+                    format!("{}…{}", &text[..scheme + 3], &text[at..])
+                }
                 _ => text.to_owned(),
             };
             Failure::bad_request(format!(
@@ -131,7 +136,9 @@ pub(super) fn check_loop(via: &[String], model: &str) -> Result<(), Failure> {
     if via.iter().any(|server| server == instance()) || via.len() > HOPS {
         return Err(Failure::new(
             508,
-            format!("the remote model {model} leads back to this server, or through too many others"),
+            format!(
+                "the remote model {model} leads back to this server, or through too many others"
+            ),
         ));
     }
     Ok(())
@@ -156,9 +163,11 @@ mod tests {
     #[test]
     fn only_named_servers_are_asked_and_each_is_shown_its_own_key() {
         let remotes = remotes("gpu1:8000,https://far.example", "https://api.example=k=1");
-        let hosts =
-            remotes.hosts("http://gpu1:8000/v1, http://gpu1:8000/api,https://api.example/open/v1/").unwrap();
-        let shown: Vec<_> = hosts.iter().map(|h| (h.base.as_str(), h.protocol, h.key.as_deref())).collect();
+        let hosts = remotes
+            .hosts("http://gpu1:8000/v1, http://gpu1:8000/api,https://api.example/open/v1/")
+            .unwrap();
+        let shown: Vec<_> =
+            hosts.iter().map(|h| (h.base.as_str(), h.protocol, h.key.as_deref())).collect();
         assert_eq!(
             shown,
             [
@@ -181,9 +190,13 @@ mod tests {
                 "{other}: {error}"
             );
         }
-        for bad in
-            ["", "gpu1:8000", "https://u:p@far.example/v1", "ftp://far.example", "https://far.example/v1?x"]
-        {
+        for bad in [
+            "",
+            "gpu1:8000",
+            "https://u:p@far.example/v1",
+            "ftp://far.example",
+            "https://far.example/v1?x",
+        ] {
             assert!(remotes.check(bad).is_err(), "{bad}");
         }
     }

@@ -39,7 +39,8 @@ impl Lines {
         let chunk = match self.silence {
             None => chunk.await,
             Some(silence) => timeout(silence, chunk).await.map_err(|_| {
-                let text = format!("the remote server has sent nothing for {} s", silence.as_secs());
+                let text =
+                    format!("the remote server has sent nothing for {} s", silence.as_secs());
                 Failure::new(504, text)
             })?,
         };

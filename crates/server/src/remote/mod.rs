@@ -98,7 +98,11 @@ impl Remotes {
 
 impl Upstream {
     /// Has a task done, and holds its memory meanwhile. Dropping the receiver cancels it, there too.
-    pub(crate) fn submit(self: &Arc<Self>, task: Task, share: Option<Arc<Share>>) -> mpsc::Receiver<Event> {
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        task: Task,
+        share: Option<Arc<Share>>,
+    ) -> mpsc::Receiver<Event> {
         let (to, events) = mpsc::channel(WINDOW);
         let upstream = self.clone();
         puna_tasks::spawn(async move {
@@ -139,7 +143,9 @@ impl Upstream {
             Task::Embed(embed) => {
                 let form = |protocol| match protocol {
                     Protocol::OpenAi => openai::embedding(&embed, &self.model),
-                    Protocol::Native => native::embedding(&embed, &self.model).map(|form| self.staying(form)),
+                    Protocol::Native => {
+                        native::embedding(&embed, &self.model).map(|form| self.staying(form))
+                    }
                 };
                 let answer = self.ask(form).await?;
                 let vectors = match answer.protocol {
@@ -182,7 +188,9 @@ fn cannot(what: &str) -> Failure {
 fn check(generate: &Generate) -> Result<(), Failure> {
     match generate {
         Generate { render_only: true, .. } => Err(cannot("its prompts are rendered there")),
-        Generate { prompt_logprobs: Some(_), .. } => Err(cannot("prompt_logprobs cannot be asked for")),
+        Generate { prompt_logprobs: Some(_), .. } => {
+            Err(cannot("prompt_logprobs cannot be asked for"))
+        }
         Generate { options, .. } if options.num_predict == 0 => {
             Err(cannot("an answer of no tokens (num_predict: 0) cannot be asked for"))
         }
@@ -199,9 +207,11 @@ fn check_messages(generate: &Generate) -> Result<(), Failure> {
     }
     let stored = &generate.model.messages;
     let all: Vec<_> = stored.iter().chain(messages).map(crate::runner::prompt_message).collect();
-    let unknown = all.iter().enumerate().skip(stored.len()).find(|(_, m)| !ROLES.contains(&m.role.as_str()));
+    let unknown =
+        all.iter().enumerate().skip(stored.len()).find(|(_, m)| !ROLES.contains(&m.role.as_str()));
     let roles = unknown.map_or(Ok(()), |(index, message)| {
-        let error = Box::new(PromptError::UnknownRole { role: message.role.chars().take(40).collect() });
+        let error =
+            Box::new(PromptError::UnknownRole { role: message.role.chars().take(40).collect() });
         Err(PromptError::Message { index, error })
     });
     let checked = roles.and_then(|()| check_results(&all));

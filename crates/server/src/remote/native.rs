@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use puna_api::native::{
-    ChatRequest, ChatResponse, EmbedResponse, GenerateRequest, GenerateResponse, Message, Metrics, ToolChoice,
+    ChatRequest, ChatResponse, EmbedResponse, GenerateRequest, GenerateResponse, Message, Metrics,
+    ToolChoice,
 };
 use puna_sampler::Constraint;
 use serde_json::{Map, Value, json};
@@ -14,14 +15,17 @@ use super::openai::checked;
 use super::remote_error::RemoteError;
 use super::{cannot, conversation};
 use crate::canonical::{
-    CallOutcome, Done, Embed, EmbedText, Embedded, Event, Failure, Generate, Input, Overflow, Piece, Prompt,
-    Reason, RunOptions,
+    CallOutcome, Done, Embed, EmbedText, Embedded, Event, Failure, Generate, Input, Overflow,
+    Piece, Prompt, Reason, RunOptions,
 };
 use crate::ids;
 use crate::runner::protocol::CALLS_MAX;
 
 /// Path and body of a generation.
-pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static str, Value), Failure> {
+pub(super) fn generation(
+    generate: &Generate,
+    model: &str,
+) -> Result<(&'static str, Value), Failure> {
     let stored = &generate.model.messages;
     let (messages, tools) = match &generate.input {
         Input::Chat { messages, tools } => (conversation(generate, None, messages), tools.clone()),
@@ -30,22 +34,27 @@ pub(super) fn generation(generate: &Generate, model: &str) -> Result<(&'static s
         }
         // Messages that stand before every conversation have no place in the other form.
         Input::Prompt(prompt) if !stored.is_empty() && !prompt.raw && prompt.context.is_none() => {
-            let message = Message { images: prompt.images.clone(), ..Message::text("user", &prompt.text) };
+            let message =
+                Message { images: prompt.images.clone(), ..Message::text("user", &prompt.text) };
             (conversation(generate, prompt.system.as_deref(), &[message]), Vec::new())
         }
-        Input::Prompt(prompt) => return Ok(("/api/generate", json!(continuation(generate, prompt, model)))),
+        Input::Prompt(prompt) => {
+            return Ok(("/api/generate", json!(continuation(generate, prompt, model))));
+        }
     };
     let request = ChatRequest {
         model: model.to_owned(),
         messages,
         tools,
-        tool_choice: Some(generate.tool_choice.clone()).filter(|choice| *choice != ToolChoice::Auto),
+        tool_choice: Some(generate.tool_choice.clone())
+            .filter(|choice| *choice != ToolChoice::Auto),
         parallel_tool_calls: off(generate.parallel_tool_calls),
         stream: Some(true),
         format: generate.format.as_ref().map(format),
         options: options(&generate.options),
         think: generate.think,
-        chat_template_kwargs: Some(generate.variables.clone()).filter(|variables| !variables.is_empty()),
+        chat_template_kwargs: Some(generate.variables.clone())
+            .filter(|variables| !variables.is_empty()),
         truncate: off(generate.overflow != Overflow::Refuse),
         shift: off(generate.shift),
         logprobs: generate.logprobs.is_some(),
@@ -112,7 +121,9 @@ pub(super) async fn read(mut answer: Answer, to: &Sender<Event>) -> Result<Event
         if let Some(error) = RemoteError::of(&line) {
             return Err(answer.failure(&error));
         }
-        let wrong = |error| Failure::new(502, format!("the remote server's answer makes no sense: {error}"));
+        let wrong = |error| {
+            Failure::new(502, format!("the remote server's answer makes no sense: {error}"))
+        };
         let line = match line.get("message").is_some() {
             true => serde_json::from_value::<ChatResponse>(line).map_err(wrong)?,
             false => of_generate(serde_json::from_value(line).map_err(wrong)?),
@@ -120,7 +131,8 @@ pub(super) async fn read(mut answer: Answer, to: &Sender<Event>) -> Result<Event
         let Message { content, thinking, tool_calls, .. } = line.message;
         let (mut logprobs, mut events) = (line.logprobs, Vec::new());
         if !thinking.is_empty() {
-            let logprobs = if content.is_empty() { std::mem::take(&mut logprobs) } else { Vec::new() };
+            let logprobs =
+                if content.is_empty() { std::mem::take(&mut logprobs) } else { Vec::new() };
             events.push(Event::Thinking(Piece { text: thinking, logprobs }));
         }
         if !content.is_empty() || !logprobs.is_empty() {
@@ -207,8 +219,9 @@ pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Val
 /// Reads vectors.
 pub(super) async fn vectors(answer: Answer, count: usize) -> Result<Embedded, Failure> {
     let body = answer.lines.whole().await?;
-    let body: EmbedResponse = serde_json::from_value(body)
-        .map_err(|error| Failure::new(502, format!("the remote server's answer makes no sense: {error}")))?;
+    let body: EmbedResponse = serde_json::from_value(body).map_err(|error| {
+        Failure::new(502, format!("the remote server's answer makes no sense: {error}"))
+    })?;
     let mut vectors = body.embeddings;
     vectors.resize(count, Vec::new());
     checked(Embedded { vectors, tokens: body.prompt_eval_count, cut: Vec::new() })

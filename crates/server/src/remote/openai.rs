@@ -65,15 +65,22 @@ impl<'a> AdaptedChat<'a> {
 }
 
 /// Path and body of a generation.
-pub(super) fn generation(given: &AdaptedChat<'_>, model: &str) -> Result<(&'static str, Value), Failure> {
+pub(super) fn generation(
+    given: &AdaptedChat<'_>,
+    model: &str,
+) -> Result<(&'static str, Value), Failure> {
     let generate = given.generate;
-    let mut body = json!({"model": model, "stream": true, "stream_options": {"include_usage": true}});
+    let mut body =
+        json!({"model": model, "stream": true, "stream_options": {"include_usage": true}});
     options(&mut body, &generate.options);
     let prompt = match &generate.input {
         Input::Chat { tools, .. } => {
             let (messages, _) = given.get();
             body["messages"] = chat(messages);
-            if messages.last().is_some_and(|last| last.role == "assistant" && last.tool_calls.is_empty()) {
+            if messages
+                .last()
+                .is_some_and(|last| last.role == "assistant" && last.tool_calls.is_empty())
+            {
                 // As vLLM and SGLang are asked to go on with a message instead of answering it.
                 body["add_generation_prompt"] = false.into();
                 body["continue_final_message"] = true.into();
@@ -89,7 +96,9 @@ pub(super) fn generation(given: &AdaptedChat<'_>, model: &str) -> Result<(&'stat
             }
             None
         }
-        Input::Prompt(prompt) if prompt.raw || !prompt.suffix.is_empty() || prompt.tokens.is_some() => {
+        Input::Prompt(prompt)
+            if prompt.raw || !prompt.suffix.is_empty() || prompt.tokens.is_some() =>
+        {
             body["prompt"] = match &prompt.tokens {
                 Some(tokens) => json!(tokens),
                 None => prompt.text.as_str().into(),
@@ -100,10 +109,13 @@ pub(super) fn generation(given: &AdaptedChat<'_>, model: &str) -> Result<(&'stat
             return Err(cannot("a template cannot be sent along"));
         }
         Input::Prompt(Prompt { context: Some(_), .. }) => {
-            return Err(cannot("`context` has tokens of no vocabulary that is here; use /api/chat"));
+            return Err(cannot(
+                "`context` has tokens of no vocabulary that is here; use /api/chat",
+            ));
         }
         Input::Prompt(prompt) => {
-            let message = Message { images: prompt.images.clone(), ..Message::text("user", &prompt.text) };
+            let message =
+                Message { images: prompt.images.clone(), ..Message::text("user", &prompt.text) };
             body["messages"] = chat(&conversation(generate, prompt.system.as_deref(), &[message]));
             None
         }
@@ -133,7 +145,8 @@ fn thinking(body: &mut Value, generate: &Generate) {
         Some(think @ (Think::On | Think::Off)) => {
             let on = think == Think::On;
             // Templates call the switch one or the other.
-            variables.extend(["enable_thinking", "thinking"].map(|name| (name.to_owned(), on.into())));
+            variables
+                .extend(["enable_thinking", "thinking"].map(|name| (name.to_owned(), on.into())));
         }
         Some(level) => body["reasoning_effort"] = level.level().into(),
     }
@@ -196,7 +209,8 @@ fn chat(messages: &[Message]) -> Value {
         let mut out = json!({"role": message.role, "content": content(message)});
         if !message.tool_calls.is_empty() {
             let call = |(i, call): (usize, &ToolCall)| {
-                let id = if call.id.is_empty() { format!("call_{at}_{i}") } else { call.id.clone() };
+                let id =
+                    if call.id.is_empty() { format!("call_{at}_{i}") } else { call.id.clone() };
                 let arguments = Value::Object(call.function.arguments.clone()).to_string();
                 open.push((id.clone(), call.function.name.clone()));
                 json!({"id": id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}})

@@ -31,8 +31,10 @@ impl RemoteError {
         let text = text.unwrap_or_else(|| error.to_string());
         // Puna and llama.cpp's server send these fields, Puna's native dialect beside the error.
         let number = |field: &str| error[field].as_u64().or_else(|| value[field].as_u64());
-        let lengths = number("n_prompt_tokens").zip(number("n_ctx")).or_else(|| stated_lengths(&text));
-        let is_code = |code: &Value| code == "context_length_exceeded" || code == "exceed_context_size_error";
+        let lengths =
+            number("n_prompt_tokens").zip(number("n_ctx")).or_else(|| stated_lengths(&text));
+        let is_code =
+            |code: &Value| code == "context_length_exceeded" || code == "exceed_context_size_error";
         let exceeds_context = lengths.is_some()
             || is_code(&error["code"])
             || is_code(&error["type"])
@@ -110,7 +112,8 @@ fn stated_lengths(text: &str) -> Option<(u64, u64)> {
     let behind = |phrase: &&str| number_at_start(text.split_once(*phrase)?.1);
     let before = |phrase: &&str| number_at_end(text.split_once(*phrase)?.0);
     let context = BEFORE_CONTEXT.iter().find_map(behind)?;
-    let prompt = BEHIND_PROMPT.iter().find_map(before).or_else(|| BEFORE_PROMPT.iter().find_map(behind));
+    let prompt =
+        BEHIND_PROMPT.iter().find_map(before).or_else(|| BEFORE_PROMPT.iter().find_map(behind));
     let prompt = prompt.or_else(|| BEFORE_REQUEST.iter().find_map(behind))?;
     (prompt >= context).then_some((prompt, context))
 }
@@ -157,8 +160,9 @@ mod tests {
             "The input token count (9000) exceeds the maximum number of tokens allowed (8192).",
             "prompt is too long: 9000 tokens, context is 8192",
         ];
-        let sentences =
-            sentences.map(|text| json!({"error": {"message": text, "type": "BadRequestError", "code": 400}}));
+        let sentences = sentences.map(
+            |text| json!({"error": {"message": text, "type": "BadRequestError", "code": 400}}),
+        );
         let message = "the request exceeds the available context size";
         let llama = json!({"error": {
             "code": 400, "message": message, "type": "exceed_context_size_error", "n_prompt_tokens": 9000, "n_ctx": 8192,
@@ -182,7 +186,10 @@ mod tests {
         ] {
             let failure = failure(json!({"error": error}));
             assert_eq!((failure.status, failure.lengths), (400, None), "{error}");
-            assert_eq!(openai_error(&failure).error.code.as_deref(), Some("context_length_exceeded"));
+            assert_eq!(
+                openai_error(&failure).error.code.as_deref(),
+                Some("context_length_exceeded")
+            );
             let told = anthropic_error(&failure, None).error.message;
             assert_eq!(told, format!("prompt is too long: {}", failure.message));
         }

@@ -56,10 +56,12 @@ fn a_native_server_is_told_everything() {
         (path, said),
         ("/api/generate", [json!("7m0s"), json!(false), json!(false), json!({"num_ctx": 9})])
     );
-    let (_, silent) = upstream(None).staying(native::generation(&generate(json!({})), "m").unwrap());
+    let (_, silent) =
+        upstream(None).staying(native::generation(&generate(json!({})), "m").unwrap());
     assert!(silent.get("keep_alive").is_none() && silent.get("options").is_none(), "{silent}");
     let given = json!({"num_ctx": 9}).as_object().unwrap().clone();
-    let embed = Embed { inputs: vec![EmbedText::Text("x".into())], truncate: false, num_ctx: None, given };
+    let embed =
+        Embed { inputs: vec![EmbedText::Text("x".into())], truncate: false, num_ctx: None, given };
     assert_eq!(native::embedding(&embed, "m").unwrap().1["options"], json!({"num_ctx": 9}));
 }
 
@@ -71,7 +73,8 @@ fn openai_body(generate: &Generate) -> Value {
 fn what_openai_s_dialect_has_no_word_for_is_known() {
     let body = |given| openai_body(&generate(given));
     let without = body(json!({}));
-    let schema = schemars::SchemaGenerator::default().into_root_schema_for::<puna_api::schema::Options>();
+    let schema =
+        schemars::SchemaGenerator::default().into_root_schema_for::<puna_api::schema::Options>();
     let all = schema.get("properties").unwrap().as_object().unwrap();
     assert!(all.len() > 30);
     for name in all.keys() {
@@ -93,14 +96,19 @@ fn a_schema_goes_out_with_the_name_and_strictness_that_the_client_gave() {
         description: Some("d".into()),
         strict: Some(false),
     };
-    assert_eq!(sent(label), json!({"name": "n", "schema": schema, "strict": false, "description": "d"}));
+    assert_eq!(
+        sent(label),
+        json!({"name": "n", "schema": schema, "strict": false, "description": "d"})
+    );
 }
 
 #[test]
 fn an_assistant_s_last_message_is_to_be_continued() {
     let sent = |messages: &[(&str, &str)]| {
-        let messages =
-            messages.iter().map(|(role, text)| puna_api::native::Message::text(*role, *text)).collect();
+        let messages = messages
+            .iter()
+            .map(|(role, text)| puna_api::native::Message::text(*role, *text))
+            .collect();
         let input = Input::Chat { messages, tools: Vec::new() };
         let body = openai_body(&Generate { input, ..generate(json!({})) });
         [body["add_generation_prompt"].clone(), body["continue_final_message"].clone()]
@@ -136,7 +144,8 @@ fn messages_that_local_models_refuse_are_refused_by_their_place() {
         let (status, text) = checked(json!([user]), bad.clone(), overflow).unwrap_err();
         assert!(status == 400 && text.starts_with("messages[3]: "), "{text}");
         let (status, text) =
-            checked(json!([user]), json!([user, {"role": "critic", "content": "x"}]), overflow).unwrap_err();
+            checked(json!([user]), json!([user, {"role": "critic", "content": "x"}]), overflow)
+                .unwrap_err();
         assert!(status == 400 && text.starts_with("messages[1]: the role \"critic\""), "{text}");
         assert_eq!(checked(json!([]), json!([user, call, result("a")]), overflow), Ok(()));
         assert_eq!(checked(json!([user, call]), json!([result("a")]), overflow), Ok(()));

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use puna_api::anthropic::{CountResponse, MessagesRequest, Model, ModelList, THREAD_NOT_FOUND, Thread};
+use puna_api::anthropic::{
+    CountResponse, MessagesRequest, Model, ModelList, THREAD_NOT_FOUND, Thread,
+};
 use puna_store::Entry;
 
 use super::{chat, rfc3339};
@@ -31,7 +33,8 @@ pub(super) async fn messages(
     }
     let stop = request.stop_sequences.clone().unwrap_or_default();
     let searches = request.tools.iter().any(|tool| tool.kind.starts_with(SEARCH));
-    let (model, stream, render_only) = (request.model.clone(), request.stream, request.debug_render_only);
+    let (model, stream, render_only) =
+        (request.model.clone(), request.stream, request.debug_render_only);
     let encoder = move |()| MessagesEncoder::new(model, stop, searches);
     let (name, model, request) = checked(&app, request).await?;
     let key = (!render_only).then(|| key(&model));
@@ -106,7 +109,8 @@ const PAGE: usize = 20;
 pub(super) async fn models(app: &App, entries: &[Entry], page: &Page) -> Result<Response, Failure> {
     let limit = page.limit.as_deref().map_or(Ok(PAGE), str::parse);
     let limit = limit.ok().filter(|limit| (1..=1000).contains(limit));
-    let limit = limit.ok_or_else(|| Failure::bad_request("limit must be a number from 1 to 1000"))?;
+    let limit =
+        limit.ok_or_else(|| Failure::bad_request("limit must be a number from 1 to 1000"))?;
     let at = |id: &Option<String>| {
         let id = id.as_ref()?;
         entries.iter().position(|entry| entry.name.to_string() == *id)
@@ -122,7 +126,8 @@ pub(super) async fn models(app: &App, entries: &[Entry], page: &Page) -> Result<
         }
     };
     let models = shown.iter().zip(app.sizes(shown).await);
-    let data: Vec<_> = models.map(|(entry, size)| model(entry, entry.name.to_string(), &size)).collect();
+    let data: Vec<_> =
+        models.map(|(entry, size)| model(entry, entry.name.to_string(), &size)).collect();
     let id = |model: Option<&Model>| model.map(|model| model.id.clone());
     let list = ModelList { first_id: id(data.first()), last_id: id(data.last()), data, has_more };
     Ok(json_plain(StatusCode::OK, &list))

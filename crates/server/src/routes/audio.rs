@@ -14,16 +14,21 @@ pub(super) async fn transcriptions(
     State(app): State<App>,
     request: Request,
 ) -> Result<Response, Refused<OpenAi>> {
-    let refused = |reason: &str| Failure::bad_request(format!("failed to parse multipart form: {reason}"));
+    let refused =
+        |reason: &str| Failure::bad_request(format!("failed to parse multipart form: {reason}"));
     let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     let boundary = kind.and_then(multipart::boundary);
-    let boundary = boundary.ok_or_else(|| refused("request Content-Type isn't multipart/form-data"))?;
+    let boundary =
+        boundary.ok_or_else(|| refused("request Content-Type isn't multipart/form-data"))?;
     let body = read_body(request).await?;
-    let fields = multipart::fields(&body.bytes, &boundary).map_err(|error| refused(&error.to_string()))?;
-    let field = |name: &str| fields.iter().find(|(field, _)| field == name).map(|(_, value)| *value);
+    let fields =
+        multipart::fields(&body.bytes, &boundary).map_err(|error| refused(&error.to_string()))?;
+    let field =
+        |name: &str| fields.iter().find(|(field, _)| field == name).map(|(_, value)| *value);
     let model = field("model").map(String::from_utf8_lossy).filter(|model| !model.is_empty());
     let model = model.ok_or_else(|| Failure::bad_request("model is required"))?;
-    let file = field("file").ok_or_else(|| Failure::bad_request("file is required: http: no such file"))?;
+    let file = field("file")
+        .ok_or_else(|| Failure::bad_request("file is required: http: no such file"))?;
     if file.is_empty() {
         return Err(Failure::bad_request("audio file is empty").into());
     }

@@ -83,7 +83,11 @@ pub(super) async fn find(app: &App, given: &str) -> Result<(Name, Arc<Model>), F
 ///
 /// # Errors
 /// The newest turn has an image, and the model sees none or the image cannot be fetched.
-pub(super) async fn fetch_images(app: &App, model: &str, places: Vec<Place<'_>>) -> Result<(), Failure> {
+pub(super) async fn fetch_images(
+    app: &App,
+    model: &str,
+    places: Vec<Place<'_>>,
+) -> Result<(), Failure> {
     let Some(links) = app.links().filter(|_| !places.is_empty()) else { return Ok(()) };
     let name = Name::to_run(model)?;
     let model = app.find(&name, || format!("model '{}' not found", name.given)).await?;

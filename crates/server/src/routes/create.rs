@@ -28,9 +28,10 @@ pub(super) async fn create(
     let ModelRef { name, runner, .. } =
         ModelRef::parse(given).map_err(|_| Failure::bad_request("invalid model name"))?;
     if runner.is_some() {
-        return Err(
-            Failure::bad_request("invalid model name: a new model has no runner, leave it out").into()
-        );
+        return Err(Failure::bad_request(
+            "invalid model name: a new model has no runner, leave it out",
+        )
+        .into());
     }
     let whole = request.stream == Some(false);
     if !request.from.is_empty() && request.files.is_some() {
@@ -82,7 +83,8 @@ async fn attempt(
     wanted: &Arc<puna_store::CreateRequest>,
     to: &mpsc::Sender<Line>,
 ) -> Result<Result<(), StoreError>, Failure> {
-    let (name, wanted, to, keep_unused) = (name.clone(), wanted.clone(), to.clone(), app.config().no_prune);
+    let (name, wanted, to, keep_unused) =
+        (name.clone(), wanted.clone(), to.clone(), app.config().no_prune);
     app.store(move |store| make(store, &name, &wanted, keep_unused, &to)).await
 }
 
@@ -109,8 +111,16 @@ fn make(
 pub(super) fn check_parameters(parameters: Option<&Map<String, Value>>) -> Result<(), Failure> {
     let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
     let mut unknown = |name: &str| note_ignored(format!("parameters.{name}"));
-    options::apply(&Map::new(), &RequestOptions::named(parameters), &mut load, &mut run, &mut unknown)?;
-    run.sampling.normalize(run.num_ctx.unwrap_or(u32::MAX)).map_err(|e| Failure::bad_request(e.to_string()))
+    options::apply(
+        &Map::new(),
+        &RequestOptions::named(parameters),
+        &mut load,
+        &mut run,
+        &mut unknown,
+    )?;
+    run.sampling
+        .normalize(run.num_ctx.unwrap_or(u32::MAX))
+        .map_err(|e| Failure::bad_request(e.to_string()))
 }
 
 /// What the store asks of the crates that know templates and versions.
@@ -131,14 +141,17 @@ fn create_failure(error: &StoreError) -> Failure {
         StoreError::NotFound(name) => {
             Failure::internal(format!("pull model manifest: {name}: file does not exist"))
         }
-        StoreError::QuantizeSource | StoreError::QuantizeType(_) => Failure::bad_request(error.to_string()),
+        StoreError::QuantizeSource | StoreError::QuantizeType(_) => {
+            Failure::bad_request(error.to_string())
+        }
         error => store_failure(error),
     }
 }
 
 fn store_request(request: CreateRequest) -> puna_store::CreateRequest {
     let text = |text: String| Some(text).filter(|t| !t.is_empty());
-    let quantize = if request.quantize.is_empty() { request.quantization } else { request.quantize };
+    let quantize =
+        if request.quantize.is_empty() { request.quantization } else { request.quantize };
     puna_store::CreateRequest {
         from: text(request.from),
         files: request.files,

@@ -8,7 +8,8 @@ use ring::digest::{SHA256, digest};
 
 use crate::openapi;
 
-static DOCUMENT: LazyLock<Fixed> = LazyLock::new(|| Fixed::new(openapi::DOCUMENT, "application/json"));
+static DOCUMENT: LazyLock<Fixed> =
+    LazyLock::new(|| Fixed::new(openapi::DOCUMENT, "application/json"));
 
 static PAGE: LazyLock<Fixed> = LazyLock::new(|| {
     let page = Fixed::new(openapi::PAGE, "text/html; charset=utf-8");
@@ -71,8 +72,9 @@ impl Fixed {
 /// The page's own style and script, requests to this server, and nothing else.
 fn policy(page: &str) -> String {
     let hash = |tag: &str| {
-        let inside =
-            page.split_once(&format!("<{tag}>")).and_then(|(_, rest)| rest.split_once(&format!("</{tag}>")));
+        let inside = page
+            .split_once(&format!("<{tag}>"))
+            .and_then(|(_, rest)| rest.split_once(&format!("</{tag}>")));
         let hash = digest(&SHA256, inside.map_or("", |(inside, _)| inside).as_bytes());
         format!("'sha256-{}'", puna_api::base64_encode(hash.as_ref()))
     };

@@ -4,7 +4,9 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use puna_api::KeepAlive;
-use puna_api::native::{EmbedInput, EmbedRequest, EmbedResponse, EmbeddingsRequest, EmbeddingsResponse};
+use puna_api::native::{
+    EmbedInput, EmbedRequest, EmbedResponse, EmbeddingsRequest, EmbeddingsResponse,
+};
 use puna_store::Facts;
 use serde_json::{Map, Value};
 
@@ -25,8 +27,8 @@ pub(super) async fn embed(
         return Err(Failure::not_found("model '' not found").into());
     }
     let name = Name::to_run(&request.model)?;
-    let inputs =
-        EmbedInput::from_value(&request.input).ok_or_else(|| Failure::bad_request("invalid input type"))?;
+    let inputs = EmbedInput::from_value(&request.input)
+        .ok_or_else(|| Failure::bad_request("invalid input type"))?;
     let wanted = Wanted {
         inputs: inputs.0.into_iter().map(EmbedText::Text).collect(),
         too_long: request.truncate.map_or(TooLong::Cut, TooLong::Asked),
@@ -57,7 +59,8 @@ pub(super) async fn embeddings(
         return Err(Failure::bad_request("model is required").into());
     }
     let name = Name::to_run(&request.model)?;
-    let inputs = if request.prompt.is_empty() { Vec::new() } else { vec![EmbedText::Text(request.prompt)] };
+    let inputs =
+        if request.prompt.is_empty() { Vec::new() } else { vec![EmbedText::Text(request.prompt)] };
     let (options, keep_alive, too_long) = (request.options, request.keep_alive, TooLong::Refuse);
     let wanted = Wanted { inputs, too_long, options, keep_alive };
     let answer = vectors(&app, client, &name, wanted).await?;
@@ -155,7 +158,8 @@ async fn finish(mut running: Running) -> Result<Vectors, Failure> {
 /// it; 0 says nothing.
 pub(super) fn shorten_all(vectors: &mut [Vec<f32>], dimensions: i64) {
     let most = vectors.iter().map(Vec::len).max().unwrap_or(0);
-    if dimensions < 0 || !vectors.is_empty() && usize::try_from(dimensions).is_ok_and(|n| n > most) {
+    if dimensions < 0 || !vectors.is_empty() && usize::try_from(dimensions).is_ok_and(|n| n > most)
+    {
         note_ignored("dimensions".into());
     }
     vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));

@@ -5,7 +5,8 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use puna_api::native::{
-    CopyRequest, DeleteRequest, DeleteResponse, ListResponse, ModelDetails, ModelSummary, ShowRequest,
+    CopyRequest, DeleteRequest, DeleteResponse, ListResponse, ModelDetails, ModelSummary,
+    ShowRequest,
 };
 use puna_store::{Deleted, Entry, Listed, ModelRef, Store, StoreError};
 
@@ -34,8 +35,8 @@ pub(super) async fn tags(State(app): State<App>) -> Result<Response, Refused<Nat
         Ok(answer)
     });
     let answer = told.await?.map_err(|e: StoreError| store_failure(&e))?;
-    let answer =
-        answer.ok_or_else(|| Failure::internal("the list of models cannot be written".to_owned()))?;
+    let answer = answer
+        .ok_or_else(|| Failure::internal("the list of models cannot be written".to_owned()))?;
     Ok(([(header::CONTENT_TYPE, JSON)], answer).into_response())
 }
 
@@ -56,7 +57,9 @@ fn told_of(store: &Store, listed: &Listed) -> (ListResponse, bool) {
     for entry in &listed.entries {
         match entry.list {
             None => models.push(summary(store, entry, &mut is_whole)),
-            Some(_) => models.extend(entry.rows().iter().map(|row| summary(store, row, &mut is_whole))),
+            Some(_) => {
+                models.extend(entry.rows().iter().map(|row| summary(store, row, &mut is_whole)))
+            }
         }
     }
     store.keep_lists();
@@ -123,11 +126,14 @@ pub(super) async fn show(
     let basename = agent.starts_with("GitHubCopilotChat/").then(|| given.clone());
     let prefer_jinja = app.config().go_template == Some(false);
     let description = match show::lacks_info(&model) {
-        true => app.remotes().describe_one(&model.config.remote_host, &model.config.remote_model).await,
+        true => {
+            app.remotes().describe_one(&model.config.remote_host, &model.config.remote_model).await
+        }
         false => Description::default(),
     };
-    let shown =
-        app.store(move |_| show::show(&model, &request, prefer_jinja, basename, &description)).await??;
+    let shown = app
+        .store(move |_| show::show(&model, &request, prefer_jinja, basename, &description))
+        .await??;
     Ok(json(StatusCode::OK, &shown))
 }
 
@@ -144,11 +150,14 @@ pub(super) async fn copy(
     let destination = parse("destination", &request.destination)?;
     if destination.runner.is_some() {
         let what = &request.destination;
-        return Err(
-            Failure::bad_request(format!("destination {what:?} is invalid: leave out the runner")).into()
-        );
+        return Err(Failure::bad_request(format!(
+            "destination {what:?} is invalid: leave out the runner"
+        ))
+        .into());
     }
-    let copy = move |store: &Store| store.copy_for(&source.name, source.runner.as_deref(), &destination.name);
+    let copy = move |store: &Store| {
+        store.copy_for(&source.name, source.runner.as_deref(), &destination.name)
+    };
     match app.store(copy).await? {
         Ok(()) => Ok(StatusCode::OK.into_response()),
         Err(StoreError::NotFound(_)) => {
@@ -170,7 +179,8 @@ pub(super) async fn delete(
     let invalid = |_| Failure::bad_request(format!("name {given:?} is invalid"));
     let ModelRef { name, runner, .. } = ModelRef::parse(&given).map_err(invalid)?;
     if runner.is_some() {
-        let reason = format!("{name} is removed with the manifests for all runners: leave out the runner");
+        let reason =
+            format!("{name} is removed with the manifests for all runners: leave out the runner");
         return Err(Failure::bad_request(reason).into());
     }
     let deleted = name.to_string();
@@ -183,7 +193,9 @@ pub(super) async fn delete(
         }
     }
     match done {
-        Ok(Deleted { blocked_by: None, removed_for_good: None }) => Ok(StatusCode::OK.into_response()),
+        Ok(Deleted { blocked_by: None, removed_for_good: None }) => {
+            Ok(StatusCode::OK.into_response())
+        }
         Ok(Deleted { blocked_by: Some(error), .. }) => {
             let warning = format!("the space of the model was not freed: {error}");
             Ok(json(StatusCode::OK, &DeleteResponse { warning }))
@@ -194,7 +206,9 @@ pub(super) async fn delete(
             );
             Ok(json(StatusCode::OK, &DeleteResponse { warning }))
         }
-        Err(StoreError::NotFound(_)) => Err(Failure::not_found(format!("model '{given}' not found")).into()),
+        Err(StoreError::NotFound(_)) => {
+            Err(Failure::not_found(format!("model '{given}' not found")).into())
+        }
         Err(error) => Err(store_failure(&error).into()),
     }
 }

@@ -43,7 +43,8 @@ pub(super) async fn answer(
     match lines.next().await {
         Some(Err(failure)) => Err(failure.into()),
         first => {
-            let rest = unfold(lines, async |mut lines| lines.next().await.map(|line| (line, lines)));
+            let rest =
+                unfold(lines, async |mut lines| lines.next().await.map(|line| (line, lines)));
             Ok(stream(Wire::Ndjson, tokio_stream::iter(first).chain(rest).map(encode)))
         }
     }
@@ -70,8 +71,7 @@ impl Lines {
         };
         let line = match line {
             None if !self.done => {
-                let text =
-                    "the work broke off; this is an error in Puna, and the log of the server says more";
+                let text = "the work broke off; this is an error in Puna, and the log of the server says more";
                 Some(Err(Failure::internal(text)))
             }
             line => line,

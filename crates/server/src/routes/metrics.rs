@@ -28,10 +28,18 @@ fn text(figures: &Figures, runners: &Runners) -> String {
     let mut out = Text::default();
     out.family("puna_build_info", GAUGE, "The version of the server; always 1.");
     out.sample("", &[("version", VERSION)], 1);
-    out.family("puna_http_requests_total", COUNTER, "Requests by route, method and status of the answer.");
+    out.family(
+        "puna_http_requests_total",
+        COUNTER,
+        "Requests by route, method and status of the answer.",
+    );
     for (answered, count) in figures.answers() {
         let status = answered.status.to_string();
-        out.sample("", &[("route", answered.route), ("method", answered.method), ("status", &status)], count);
+        out.sample(
+            "",
+            &[("route", answered.route), ("method", answered.method), ("status", &status)],
+            count,
+        );
     }
     out.family("puna_queue_length", GAUGE, "Requests that wait for a model to be loaded.");
     out.sample("", &[], runners.waiting);
@@ -80,26 +88,38 @@ const COUNTS: [(&str, &str, Of<Count>); 4] = [
     ("puna_embedded_tokens_total", "Tokens of texts that became vectors or scores.", |of| {
         &of.embedded_tokens
     }),
-    ("puna_model_load_failures_total", "Requests that failed because the model could not be loaded.", |of| {
-        &of.failed_loads
+    (
+        "puna_model_load_failures_total",
+        "Requests that failed because the model could not be loaded.",
+        |of| &of.failed_loads,
+    ),
+    ("puna_runner_crashes_total", "Runners of loaded models that ended unexpectedly.", |of| {
+        &of.crashes
     }),
-    ("puna_runner_crashes_total", "Runners of loaded models that ended unexpectedly.", |of| &of.crashes),
 ];
 
 const TIMES: [(&str, &str, Of<Histogram>); 5] = [
-    ("puna_model_wait_seconds", "From a request until its model is in memory.", |of| &of.model_wait),
+    ("puna_model_wait_seconds", "From a request until its model is in memory.", |of| {
+        &of.model_wait
+    }),
     (
         "puna_queue_wait_seconds",
         "From a model being in memory until a request's prompt is begun with.",
         |of| &of.line_wait,
     ),
-    ("puna_time_to_first_token_seconds", "From a request to the first token of its answer.", |of| {
-        &of.first_token
+    (
+        "puna_time_to_first_token_seconds",
+        "From a request to the first token of its answer.",
+        |of| &of.first_token,
+    ),
+    (
+        "puna_time_per_token_seconds",
+        "From one generated token to the next, the mean of each answer.",
+        |of| &of.per_token,
+    ),
+    ("puna_model_load_seconds", "From the start of a runner until its model is ready.", |of| {
+        &of.loads
     }),
-    ("puna_time_per_token_seconds", "From one generated token to the next, the mean of each answer.", |of| {
-        &of.per_token
-    }),
-    ("puna_model_load_seconds", "From the start of a runner until its model is ready.", |of| &of.loads),
 ];
 
 /// What runners have done, also those that are gone.
@@ -109,13 +129,26 @@ fn runners_counts(out: &mut Text, runners: &Runners) {
         ("puna_prompt_tokens_total", "Prompt tokens computed, without cached ones.", "", |of| {
             vec![("", of.counts.prompt_tokens)]
         }),
-        ("puna_generated_tokens_total", "Tokens generated.", "", |of| vec![("", of.counts.generated_tokens)]),
-        ("puna_draft_tokens_total", "Tokens guessed ahead and checked, by source.", "source", |of| {
-            vec![("ngram", of.counts.guesses.ngram), ("model", of.counts.guesses.model)]
+        ("puna_generated_tokens_total", "Tokens generated.", "", |of| {
+            vec![("", of.counts.generated_tokens)]
         }),
-        ("puna_draft_accepted_tokens_total", "Guessed tokens that came true, by source.", "source", |of| {
-            vec![("ngram", of.counts.guesses.ngram_accepted), ("model", of.counts.guesses.model_accepted)]
-        }),
+        (
+            "puna_draft_tokens_total",
+            "Tokens guessed ahead and checked, by source.",
+            "source",
+            |of| vec![("ngram", of.counts.guesses.ngram), ("model", of.counts.guesses.model)],
+        ),
+        (
+            "puna_draft_accepted_tokens_total",
+            "Guessed tokens that came true, by source.",
+            "source",
+            |of| {
+                vec![
+                    ("ngram", of.counts.guesses.ngram_accepted),
+                    ("model", of.counts.guesses.model_accepted),
+                ]
+            },
+        ),
         ("puna_steps_total", "Steps of models, each for all sequences of a batch.", "", |of| {
             vec![("", of.counts.steps)]
         }),
@@ -126,7 +159,9 @@ fn runners_counts(out: &mut Text, runners: &Runners) {
     for (name, help, label, values) in counts {
         out.family(name, COUNTER, help);
         for (model, of) in &runners.models {
-            values(of).into_iter().for_each(|(value_of, n)| out.of_model(model, label, value_of, n));
+            values(of)
+                .into_iter()
+                .for_each(|(value_of, n)| out.of_model(model, label, value_of, n));
         }
     }
 }
@@ -138,23 +173,40 @@ fn runners_now(out: &mut Text, runners: &Runners) {
         ("puna_running_sequences", "Sequences that share the steps of a model.", "", |p| {
             vec![("", p.running)]
         }),
-        ("puna_waiting_sequences", "Sequences and texts that wait in line for a loaded model.", "", |p| {
-            vec![("", p.waiting)]
+        (
+            "puna_waiting_sequences",
+            "Sequences and texts that wait in line for a loaded model.",
+            "",
+            |p| vec![("", p.waiting)],
+        ),
+        ("puna_kv_pages", "Pages of keys and values that a model has.", "", |p| {
+            vec![("", p.pages)]
         }),
-        ("puna_kv_pages", "Pages of keys and values that a model has.", "", |p| vec![("", p.pages)]),
-        ("puna_kv_pages_in_use", "Pages that hold something: for running sequences, or cached.", "by", |p| {
-            vec![("running", p.pages_held), ("cache", p.pages_in_use.saturating_sub(p.pages_held))]
-        }),
-        ("puna_kv_recent_pages", "Pages of layers with a sliding window that a model has.", "", |p| {
-            vec![("", p.recent_pages[0])]
-        }),
+        (
+            "puna_kv_pages_in_use",
+            "Pages that hold something: for running sequences, or cached.",
+            "by",
+            |p| {
+                vec![
+                    ("running", p.pages_held),
+                    ("cache", p.pages_in_use.saturating_sub(p.pages_held)),
+                ]
+            },
+        ),
+        (
+            "puna_kv_recent_pages",
+            "Pages of layers with a sliding window that a model has.",
+            "",
+            |p| vec![("", p.recent_pages[0])],
+        ),
         ("puna_kv_recent_pages_in_use", "Those of them that hold something.", "by", |p| {
             let [_, in_use, held] = p.recent_pages;
             vec![("running", held), ("cache", in_use.saturating_sub(held))]
         }),
         ("puna_memory_bytes", "Memory of a model as planned, by purpose.", "part", |p| {
             let memory = &p.memory;
-            let parts = [("weights", memory.weights), ("kv", memory.kv), ("scratch", memory.scratch)];
+            let parts =
+                [("weights", memory.weights), ("kv", memory.kv), ("scratch", memory.scratch)];
             parts.into_iter().chain([("draft", memory.draft), ("other", memory.other)]).collect()
         }),
     ];
@@ -179,7 +231,8 @@ mod tests {
 
     fn runners(model: &str) -> Runners {
         let guesses = Guesses { ngram: 9, ngram_accepted: 7, model: 5, model_accepted: 2 };
-        let counts = Counts { prompt_tokens: 100, generated_tokens: 50, guesses, steps: 40, preempted: 1 };
+        let counts =
+            Counts { prompt_tokens: 100, generated_tokens: 50, guesses, steps: 40, preempted: 1 };
         let memory = MemoryParts { weights: 10, draft: 3, ..MemoryParts::default() };
         let pulse = Pulse {
             memory,
@@ -250,7 +303,9 @@ mod tests {
     fn times_are_in_buckets_that_add_up() {
         let figures = Figures::default();
         let of = figures.of("m:latest");
-        [20, 30, 400_000].into_iter().for_each(|ms| of.loads.observe(std::time::Duration::from_millis(ms)));
+        [20, 30, 400_000]
+            .into_iter()
+            .for_each(|ms| of.loads.observe(std::time::Duration::from_millis(ms)));
         of.unloaded(Unload::Room);
         of.crashes.add(2);
         let text = text(&figures, &Runners::default());

@@ -8,8 +8,8 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use puna_api::openai::{
-    ChatCompletionRequest, CompletionRequest, EmbedRequest, Embedding, EmbeddingData, EmbeddingList,
-    EmbeddingUsage, Model, ModelList, ModelMeta,
+    ChatCompletionRequest, CompletionRequest, EmbedRequest, Embedding, EmbeddingData,
+    EmbeddingList, EmbeddingUsage, Model, ModelList, ModelMeta,
 };
 use puna_store::Entry;
 use serde_json::Value;
@@ -51,7 +51,8 @@ pub(super) async fn chat_completions(
     chat::drop_wish_to_think(&mut request, &model, &wishes);
     let key = (!request.render_only).then(|| key(&model));
     let given = name.given.clone();
-    let encoder = move |()| ChatEncoder::new(given, include_usage, answers).with_custom_tools(custom_names);
+    let encoder =
+        move |()| ChatEncoder::new(given, include_usage, answers).with_custom_tools(custom_names);
     let own = app.clone();
     let started = async move {
         let prepared = chat::prepare(&own, client, request, &name, &model).await?;
@@ -76,7 +77,8 @@ pub(super) async fn completions(
     if let Ok((_, model)) = chat::find(&app, &request.model).await {
         openai::set_defaults(&mut request.options, &model, &[openai::TEMPERATURE, openai::TOP_P]);
     }
-    let (model, wanted, render_only) = (request.model.clone(), Arc::new(wanted), request.render_only);
+    let (model, wanted, render_only) =
+        (request.model.clone(), Arc::new(wanted), request.render_only);
     let all = wanted.clone();
     let mut encoder = CompletionEncoder::new(model, include_usage, all);
     let (needed, first) = match generate::check(&app, request).await? {
@@ -130,7 +132,9 @@ pub(super) async fn embeddings(
         // Unlike the native route, an empty text is embedded.
         Value::String(text) => vec![EmbedText::Text(text.clone())],
         Value::Null => Vec::new(),
-        Value::Array(list) => embed_texts(list).ok_or_else(|| Failure::bad_request("invalid input type"))?,
+        Value::Array(list) => {
+            embed_texts(list).ok_or_else(|| Failure::bad_request("invalid input type"))?
+        }
         _ => return Err(Failure::bad_request("invalid input type").into()),
     };
     if inputs.is_empty() {
@@ -209,7 +213,8 @@ async fn list(
     }
     let sizes = app.sizes(&entries).await;
     let models = entries.iter().zip(sizes);
-    let data = models.map(|(entry, size)| wire_model(entry, entry.name.to_string(), size)).collect();
+    let data =
+        models.map(|(entry, size)| wire_model(entry, entry.name.to_string(), size)).collect();
     Ok(json_plain(StatusCode::OK, &ModelList { object: "list".into(), data }))
 }
 
@@ -225,7 +230,8 @@ pub(super) async fn model(
 async fn find(app: &App, dialect: Dialect, given: String) -> Result<Response, Failure> {
     let name = Name::parse(&given, "remote model details are unavailable")?;
     let stored = name.stored.clone();
-    let found = app.store(move |store| store.find(&stored)).await?.map_err(|e| store_failure(&e))?;
+    let found =
+        app.store(move |store| store.find(&stored)).await?.map_err(|e| store_failure(&e))?;
     let missing = || Failure::not_found(format!("model '{}' not found", name.stored));
     let entry = found.ok_or_else(missing)?;
     let size = app.size_of(&entry).await;

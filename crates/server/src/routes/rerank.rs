@@ -4,7 +4,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use puna_api::native::{
-    RerankDocument, RerankMeta, RerankRequest, RerankResponse, RerankResult, RerankTokens, RerankUsage,
+    RerankDocument, RerankMeta, RerankRequest, RerankResponse, RerankResult, RerankTokens,
+    RerankUsage,
 };
 use puna_store::{Facts, Model};
 
@@ -55,7 +56,9 @@ fn check(model: &Model, given: &str) -> Result<(), Failure> {
 fn task(request: RerankRequest) -> Result<Rank, Failure> {
     let query = request.query.ok_or_else(|| Failure::bad_request("query is required"))?.into_text();
     if request.documents.is_empty() {
-        return Err(Failure::bad_request("documents is required: a list of texts, with at least one"));
+        return Err(Failure::bad_request(
+            "documents is required: a list of texts, with at least one",
+        ));
     }
     let pair_tokens = match request.truncate_prompt_tokens {
         // What the context holds, whatever that is.
@@ -98,14 +101,20 @@ impl Wish {
         })
     }
 
-    fn answer(self, ranked: Ranked, documents: Option<Vec<String>>, times: Times) -> RerankResponse {
+    fn answer(
+        self,
+        ranked: Ranked,
+        documents: Option<Vec<String>>,
+        times: Times,
+    ) -> RerankResponse {
         let score = |raw: f32| if self.normalize { 1.0 / (1.0 + (-raw).exp()) } else { raw };
         let one = |(index, raw): (usize, f32)| RerankResult {
             index,
             relevance_score: score(raw),
             ..RerankResult::default()
         };
-        let mut results: Vec<RerankResult> = ranked.scores.into_iter().enumerate().map(one).collect();
+        let mut results: Vec<RerankResult> =
+            ranked.scores.into_iter().enumerate().map(one).collect();
         for &(index, tokens) in &ranked.cut {
             if let Some(result) = results.get_mut(index) {
                 result.truncated_tokens = tokens;

@@ -81,7 +81,9 @@ async fn to_chat(
     take_additional_tools(request);
     let earlier = earlier(app, request.previous_response_id.as_deref(), owner)?;
     for item in request.input.as_array_mut().into_iter().flatten() {
-        let Some(id) = item["id"].as_str().filter(|_| item["type"] == "item_reference") else { continue };
+        let Some(id) = item["id"].as_str().filter(|_| item["type"] == "item_reference") else {
+            continue;
+        };
         match app.responses().item(id, owner) {
             Some(kept) => *item = kept,
             // What is missing is told where its place is known.
@@ -106,7 +108,8 @@ fn item_contents(item: &mut Value) -> impl Iterator<Item = Content<'_>> {
     };
     let fields = item.as_object_mut().into_iter().flatten();
     // The type of a call says that the assistant has answered.
-    let fields = fields.filter(|(field, _)| matches!(field.as_str(), "content" | "output" | "type"));
+    let fields =
+        fields.filter(|(field, _)| matches!(field.as_str(), "content" | "output" | "type"));
     fields.map(move |(_, value)| (author, value))
 }
 
@@ -151,8 +154,9 @@ fn read_query(fields: Vec<(String, String)>) -> Result<(bool, Option<u64>), Fail
             ("stream", "false" | "False" | "0" | "") => stream = false,
             ("stream", _) => return Err(Failure::bad_request("stream must be true or false")),
             ("starting_after", number) => {
-                let wrong =
-                    |_| Failure::bad_request("starting_after must be the sequence_number of an event");
+                let wrong = |_| {
+                    Failure::bad_request("starting_after must be the sequence_number of an event")
+                };
                 after = Some(number.parse().map_err(wrong)?);
             }
             _ => note_ignored(name),

@@ -27,9 +27,9 @@ pub(crate) fn show(
         Weights::Embedded => Some(Gguf::from_bytes(embedded::weights())),
         Weights::Remote => None,
     };
-    let gguf = gguf
-        .transpose()
-        .map_err(|e| Failure::internal(format!("the weights of {} cannot be read: {e}", model.name)))?;
+    let gguf = gguf.transpose().map_err(|e| {
+        Failure::internal(format!("the weights of {} cannot be read: {e}", model.name))
+    })?;
     let system = Some(request.system.as_str()).filter(|s| !s.is_empty());
     let none = Map::new();
     let modelfile = model.modelfile(system, request.options.as_ref().unwrap_or(&none));
@@ -117,7 +117,9 @@ fn info(gguf: &Gguf, verbose: bool) -> BTreeMap<String, Value> {
 pub(crate) fn lacks_info(model: &Model) -> bool {
     let config = &model.config;
     model.weights == Weights::Remote
-        && (config.model_family.is_empty() || config.context_length == 0 || config.embedding_length == 0)
+        && (config.model_family.is_empty()
+            || config.context_length == 0
+            || config.embedding_length == 0)
 }
 
 /// The keys that clients read of a model whose file is on another server: those of its config, else what that server says. The name of
@@ -125,8 +127,11 @@ pub(crate) fn lacks_info(model: &Model) -> bool {
 fn remote_info(model: &Model, description: &Description) -> BTreeMap<String, Value> {
     let stated = |number: u64| (number > 0).then_some(number);
     let family = Some(model.config.model_family.clone()).filter(|family| !family.is_empty());
-    let Some(family) = family.or_else(|| description.architecture.clone()) else { return BTreeMap::new() };
-    let context = stated(model.config.context_length).or(description.n_ctx_train).or(description.n_ctx);
+    let Some(family) = family.or_else(|| description.architecture.clone()) else {
+        return BTreeMap::new();
+    };
+    let context =
+        stated(model.config.context_length).or(description.n_ctx_train).or(description.n_ctx);
     let width = stated(model.config.embedding_length).or(description.n_embd);
     let numbers = [
         (format!("{family}.context_length"), context),
@@ -155,7 +160,10 @@ fn float(x: f32) -> Value {
 }
 
 fn integer(n: i128) -> Value {
-    i64::try_from(n).map(Value::from).or_else(|_| u64::try_from(n).map(Value::from)).unwrap_or(Value::Null)
+    i64::try_from(n)
+        .map(Value::from)
+        .or_else(|_| u64::try_from(n).map(Value::from))
+        .unwrap_or(Value::Null)
 }
 
 fn array_value(array: &Array) -> Value {

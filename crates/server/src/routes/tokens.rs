@@ -19,7 +19,8 @@ pub(super) async fn tokenize(
     client: Client,
     Json(request, _): Json<Native, TokenizeRequest>,
 ) -> Result<Response, Refused<Native>> {
-    let TokenizeRequest { model, text, content, add_special, parse_special, keep_alive, options } = request;
+    let TokenizeRequest { model, text, content, add_special, parse_special, keep_alive, options } =
+        request;
     if !model.is_empty() && text.is_some() && content.is_some() {
         return Err(Failure::bad_request("text and content are the same: give one of them").into());
     }
@@ -66,7 +67,8 @@ async fn run(
 ) -> Result<(Event, Times), Failure> {
     let (_, model) = chat::find(app, model).await?;
     let (load, run) = app.options(&model, &RequestOptions::named(options.as_ref())).await?;
-    let mut running = app.load(&model, (load, run.num_ctx), keep_alive, client).await?.run(task).await;
+    let mut running =
+        app.load(&model, (load, run.num_ctx), keep_alive, client).await?.run(task).await;
     let event = running.end().await?;
     Ok((event, Times::of(&running)))
 }

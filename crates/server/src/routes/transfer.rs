@@ -47,7 +47,8 @@ pub(super) async fn push(
     let (reference, whole, options) = read(&app, request)?;
     if reference.runner.is_some() && options.format == puna_registry::Format::Ollama {
         let what = reference.name;
-        let reason = format!("{what} is pushed with the manifests for all runners: leave out the runner");
+        let reason =
+            format!("{what} is pushed with the manifests for all runners: leave out the runner");
         return Err(Failure::bad_request(reason).into());
     }
     let work = app.clone();
@@ -58,7 +59,11 @@ pub(super) async fn push(
 }
 
 /// Fetches a model for other work, telling it to a client that need not stay.
-pub(super) async fn fetch(app: &App, from: &ModelRef, to: &mpsc::Sender<Line>) -> Result<(), Failure> {
+pub(super) async fn fetch(
+    app: &App,
+    from: &ModelRef,
+    to: &mpsc::Sender<Line>,
+) -> Result<(), Failure> {
     let (report, mut progress) = mpsc::channel::<puna_registry::Progress>(WAITING);
     let runner = from.runner.clone();
     let options = Options { keep_unused: app.config().no_prune, runner, ..Options::default() };

@@ -95,13 +95,18 @@ async fn check(
             match mend(app, &entry, &damages, repair, to).await {
                 Ok(()) => {
                     let still = damaged(app, stored(app, &entry.name).await?, to).await?;
-                    let is_still =
-                        |digest: &Digest| still.iter().any(|(_, damages)| damages.contains_key(digest));
+                    let is_still = |digest: &Digest| {
+                        still.iter().any(|(_, damages)| damages.contains_key(digest))
+                    };
                     mended.extend(damages.into_keys().filter(|digest| !is_still(digest)));
                     remaining.extend(still);
                 }
                 Err(failure) => {
-                    tell(to, status(format!("{} is not repaired: {}", entry.name, failure.message))).await;
+                    tell(
+                        to,
+                        status(format!("{} is not repaired: {}", entry.name, failure.message)),
+                    )
+                    .await;
                     remaining.push((entry, damages));
                 }
             }
@@ -121,7 +126,9 @@ async fn wanted(app: &App, model: Option<ModelName>) -> Result<Vec<Entry>, Failu
         None => store.list(),
     });
     entries.await?.map_err(|error| match error {
-        puna_store::StoreError::NotFound(name) => Failure::not_found(format!("model '{name}' not found")),
+        puna_store::StoreError::NotFound(name) => {
+            Failure::not_found(format!("model '{name}' not found"))
+        }
         error => store_failure(&error),
     })
 }
@@ -132,7 +139,8 @@ async fn unusable(
     model: Option<&ModelName>,
     to: &mpsc::Sender<Line>,
 ) -> Result<Vec<Unusable>, Failure> {
-    let found = app.store(|store| store.unusable()).await?.map_err(|error| store_failure(&error))?;
+    let found =
+        app.store(|store| store.unusable()).await?.map_err(|error| store_failure(&error))?;
     let is_meant = |file: &Unusable| match model {
         Some(model) => file.name.as_ref().is_some_and(|name| name.same(model)),
         None => true,
@@ -145,7 +153,12 @@ async fn unusable(
 }
 
 /// Pulls a model whose manifest is of no use again, and says which.
-async fn again(app: &App, file: &Unusable, repair: Repair, to: &mpsc::Sender<Line>) -> Option<ModelName> {
+async fn again(
+    app: &App,
+    file: &Unusable,
+    repair: Repair,
+    to: &mpsc::Sender<Line>,
+) -> Option<ModelName> {
     let name = file.name.clone()?;
     tell(to, status(format!("repairing {name}"))).await;
     let from = ModelRef { http: repair.insecure, ..ModelRef::of(name.clone()) };
@@ -166,7 +179,11 @@ async fn stored(app: &App, name: &ModelName) -> Result<Vec<Entry>, Failure> {
 }
 
 /// Reads the parts of models and tells which are damaged, as they are found.
-async fn damaged(app: &App, entries: Vec<Entry>, to: &mpsc::Sender<Line>) -> Result<Damaged, Failure> {
+async fn damaged(
+    app: &App,
+    entries: Vec<Entry>,
+    to: &mpsc::Sender<Line>,
+) -> Result<Damaged, Failure> {
     let entries: Vec<_> = entries.into_iter().filter(|entry| !entry.is_embedded()).collect();
     let line = match &entries[..] {
         [one] => format!("verifying {}", one.name),
@@ -191,8 +208,14 @@ async fn damaged(app: &App, entries: Vec<Entry>, to: &mpsc::Sender<Line>) -> Res
     Ok(damaged)
 }
 
-fn read(store: &Store, layers: &[Layer], line: String, to: &mpsc::Sender<Line>) -> HashMap<Digest, Damage> {
-    let sizes: HashMap<Digest, u64> = layers.iter().map(|layer| (layer.digest, layer.size)).collect();
+fn read(
+    store: &Store,
+    layers: &[Layer],
+    line: String,
+    to: &mpsc::Sender<Line>,
+) -> HashMap<Digest, Damage> {
+    let sizes: HashMap<Digest, u64> =
+        layers.iter().map(|layer| (layer.digest, layer.size)).collect();
     let total = sizes.values().fold(0, |sum: u64, size| sum.saturating_add(*size));
     let (done, last) = (AtomicU64::new(0), std::sync::Mutex::new(Instant::now()));
     let at = |completed| Progress { status: line.clone(), total, completed, ..Progress::default() };
@@ -222,11 +245,14 @@ async fn mend(
 ) -> Result<(), Failure> {
     if let Place::Other(folder) = &entry.place {
         let folder = folder.display();
-        return Err(Failure::bad_request(format!("{folder} is only read: repair it where it is written")));
+        return Err(Failure::bad_request(format!(
+            "{folder} is only read: repair it where it is written"
+        )));
     }
     let store: Arc<Store> = app.shared_store().clone();
     let digests: Vec<_> = damages.keys().copied().collect();
-    let aside = move || digests.iter().map(|digest| store.set_aside(digest)).collect::<Result<Vec<_>, _>>();
+    let aside =
+        move || digests.iter().map(|digest| store.set_aside(digest)).collect::<Result<Vec<_>, _>>();
     let aside = app.store(move |_| aside()).await?.map_err(|error| store_failure(&error))?;
     let mut fetched = Ok(());
     for runner in damaged_runners(entry, damages) {
@@ -242,10 +268,16 @@ async fn mend(
 fn damaged_runners(entry: &Entry, damages: &HashMap<Digest, Damage>) -> Vec<Option<String>> {
     let Some(list) = &entry.list else { return vec![None] };
     let is_damaged = |stored: &&StoredChild| {
-        stored.manifest.iter().flat_map(Manifest::blobs).any(|layer| damages.contains_key(&layer.digest))
+        stored
+            .manifest
+            .iter()
+            .flat_map(Manifest::blobs)
+            .any(|layer| damages.contains_key(&layer.digest))
     };
     let damaged = list.children.iter().filter(is_damaged);
-    damaged.map(|stored| Some(stored.child.runner.clone()).filter(|runner| !runner.is_empty())).collect()
+    damaged
+        .map(|stored| Some(stored.child.runner.clone()).filter(|runner| !runner.is_empty()))
+        .collect()
 }
 
 /// What is still damaged, and the way out.
@@ -266,7 +298,9 @@ fn verdict(left: &Damaged, unusable: &[Unusable], repair: Option<Repair>) -> Fai
     let is_secure = |model: &&ModelName| model.host().eq_ignore_ascii_case(DEFAULT_HOST);
     let more = match repair.is_some_and(|repair| repair.insecure) || models.iter().all(is_secure) {
         true => "",
-        false => "; what was pulled with --insecure is repaired by `puna verify --repair --insecure`",
+        false => {
+            "; what was pulled with --insecure is repaired by `puna verify --repair --insecure`"
+        }
     };
     let what = if names.len() == 1 { "is" } else { "are" };
     Failure::internal(format!("{} {what} damaged: {way_out}{more}", names.join(", ")))
@@ -285,7 +319,8 @@ pub(super) async fn prune(
     State(app): State<App>,
     Json(request, _): Json<Native, PruneRequest>,
 ) -> Result<Response, Refused<Native>> {
-    let answer = app.store(move |store| collect(store, &request)).await?.map_err(|e| store_failure(&e))?;
+    let answer =
+        app.store(move |store| collect(store, &request)).await?.map_err(|e| store_failure(&e))?;
     Ok(json(StatusCode::OK, &answer))
 }
 
@@ -294,7 +329,8 @@ fn collect(store: &Store, request: &PruneRequest) -> Result<PruneResponse, Store
     let dry_run = request.dry_run;
     if request.undo {
         let restored = store.restore_trash(dry_run)?;
-        let paths = |paths: &[PathBuf]| paths.iter().map(|path| path.display().to_string()).collect();
+        let paths =
+            |paths: &[PathBuf]| paths.iter().map(|path| path.display().to_string()).collect();
         let (back, taken) = (paths(&restored.files), paths(&restored.taken));
         return Ok(PruneResponse {
             restored: back,
@@ -314,7 +350,9 @@ fn collect(store: &Store, request: &PruneRequest) -> Result<PruneResponse, Store
 fn told(pruned: &Pruned) -> PruneResponse {
     let kind = |kind| match kind {
         LeftoverKind::Blob => ("blob", "no name needs it"),
-        LeftoverKind::Download => ("download", "an interrupted download of more than two weeks ago"),
+        LeftoverKind::Download => {
+            ("download", "an interrupted download of more than two weeks ago")
+        }
         LeftoverKind::Temporary => ("temporary", "left by interrupted work of Puna"),
     };
     let leftover = |leftover: &puna_store::Leftover| {

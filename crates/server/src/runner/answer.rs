@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use puna_api::json::MAX_DEPTH;
 use puna_api::native::{Logprob, PromptLogprob, PromptTopLogprob, TopLogprob};
-use puna_engine::{Event as EngineEvent, Finish, Piece as EnginePiece, PromptToken, Sink, Stage, Summary};
+use puna_engine::{
+    Event as EngineEvent, Finish, Piece as EnginePiece, PromptToken, Sink, Stage, Summary,
+};
 use puna_prompt::{FunctionCall, OutputParser, Part, Stage as Place};
 use puna_sampler::TokenLogprobs;
 use serde_json::{Value, json};
@@ -80,7 +82,11 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    pub(super) fn new(handle: Handle, generator: Arc<dyn Generator>, parser: Option<OutputParser>) -> Self {
+    pub(super) fn new(
+        handle: Handle,
+        generator: Arc<dyn Generator>,
+        parser: Option<OutputParser>,
+    ) -> Self {
         Self {
             handle,
             generator,
@@ -140,8 +146,9 @@ impl Answer {
         if self.forced.is_none() {
             return false;
         }
-        let is_same =
-            |earlier: &FunctionCall| earlier.name == call.name && earlier.arguments == call.arguments;
+        let is_same = |earlier: &FunctionCall| {
+            earlier.name == call.name && earlier.arguments == call.arguments
+        };
         self.is_repeated = self.forced_calls.iter().any(is_same);
         if !self.is_repeated {
             self.forced_calls.push(call.clone());
@@ -184,7 +191,8 @@ impl Answer {
         if self.has_called() {
             return !self.handle.state.is_cancelled();
         }
-        let logprobs = piece.logprobs.map(|l| vec![self.logprob(piece.token, &l)]).unwrap_or_default();
+        let logprobs =
+            piece.logprobs.map(|l| vec![self.logprob(piece.token, &l)]).unwrap_or_default();
         self.enough = !self.begun && self.repeats_itself(&piece.text);
         self.pieces(piece.text, logprobs)
     }
@@ -227,7 +235,8 @@ impl Answer {
                 _ => self.open_call.take(),
             };
             if let Some(index) = open.filter(|_| !matches!(part, Part::Call(_))) {
-                let outcome = if self.is_cut_off { CallOutcome::CutOff } else { CallOutcome::Invalid(None) };
+                let outcome =
+                    if self.is_cut_off { CallOutcome::CutOff } else { CallOutcome::Invalid(None) };
                 listened = self.handle.send(Event::CallEnd { index, outcome });
             }
             let (is_thought, text) = match part {
@@ -246,7 +255,9 @@ impl Answer {
                     continue;
                 }
                 Part::Call(call) if self.repeats_call(&call) => continue,
-                Part::Call(call) if (open.is_some() || self.numbers < CALLS_MAX) && is_shallow(&call) => {
+                Part::Call(call)
+                    if (open.is_some() || self.numbers < CALLS_MAX) && is_shallow(&call) =>
+                {
                     self.calls += 1;
                     listened = self.send_texts(&mut texts, &mut logprobs);
                     let name = call.name;
@@ -314,8 +325,11 @@ impl Answer {
                 checks.push_text(&text);
             }
             let piece = Piece { text, logprobs: std::mem::take(logprobs) };
-            listened =
-                self.handle.send(if is_thought { Event::Thinking(piece) } else { Event::Content(piece) });
+            listened = self.handle.send(if is_thought {
+                Event::Thinking(piece)
+            } else {
+                Event::Content(piece)
+            });
         }
         listened
     }
@@ -377,7 +391,8 @@ impl Answer {
         if !is_known || !tracing::enabled!(tracing::Level::DEBUG) {
             return;
         }
-        let before = self.generator.decode(&summary.tokens[at.saturating_sub(CACHE_MISS_TOKENS)..at]);
+        let before =
+            self.generator.decode(&summary.tokens[at.saturating_sub(CACHE_MISS_TOKENS)..at]);
         let behind = self.generator.decode(&summary.tokens[at..prompt.min(at + CACHE_MISS_TOKENS)]);
         let task = self.handle.id;
         tracing::debug!(task, cache_miss_at = at, prompt, %before, %behind, "the cached prefix of a prompt ended");
@@ -385,7 +400,9 @@ impl Answer {
 
     /// Sends the end of the answer. A check may take as long as some steps of the engine, so that it has a thread of its own.
     fn end(&mut self, mut done: Done) -> bool {
-        let Some(checks) = self.checks.take() else { return self.handle.send(Event::Done(Box::new(done))) };
+        let Some(checks) = self.checks.take() else {
+            return self.handle.send(Event::Done(Box::new(done)));
+        };
         let handle = self.handle.clone();
         let check = move || {
             done.schema_violations = Some(checks.violations());
@@ -393,7 +410,8 @@ impl Answer {
         };
         let thread = std::thread::Builder::new().name("schema check".into()).spawn(check);
         if let Err(error) = &thread {
-            let message = format!("the answer could not be checked: there is no thread for it: {error}");
+            let message =
+                format!("the answer could not be checked: there is no thread for it: {error}");
             return self.handle.send(Event::Error(Failure::internal(message)));
         }
         !self.handle.state.is_cancelled()
@@ -541,7 +559,10 @@ impl Sink for Answer {
         let Some(end) = self.parser.as_ref().and_then(OutputParser::thought_end) else {
             if !std::mem::replace(&mut self.told_endless, true) {
                 let task = self.handle.id;
-                tracing::warn!(task, "it is not known how this model ends its thought here; it goes on");
+                tracing::warn!(
+                    task,
+                    "it is not known how this model ends its thought here; it goes on"
+                );
             }
             return Vec::new();
         };
@@ -593,10 +614,13 @@ impl Sink for Answer {
                 self.end(done)
             }
             EngineEvent::Failed(message) => {
-                let message = format!("an error was encountered while running the model: {message}");
+                let message =
+                    format!("an error was encountered while running the model: {message}");
                 self.handle.send(Event::Error(Failure::internal(message)))
             }
-            EngineEvent::Refused(message) => self.handle.send(Event::Error(Failure::bad_request(message))),
+            EngineEvent::Refused(message) => {
+                self.handle.send(Event::Error(Failure::bad_request(message)))
+            }
         }
     }
 }

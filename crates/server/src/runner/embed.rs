@@ -15,7 +15,8 @@ impl Preparer {
                 None => "this model does not support embeddings",
             }));
         }
-        let (mut inputs, mut embedded) = (Vec::with_capacity(task.inputs.len()), Embedded::default());
+        let (mut inputs, mut embedded) =
+            (Vec::with_capacity(task.inputs.len()), Embedded::default());
         for (i, text) in task.inputs.iter().enumerate() {
             listening(&handle)?;
             let (tokens, cut) = self.embed_tokens(text, &task)?;
@@ -59,7 +60,8 @@ impl Preparer {
             return Err(Failure::bad_request("the input length exceeds the context length"));
         }
         let frame = self.generator.encode("");
-        let ends = tokens.last() == frame.last() && (frame.len() > 1 || tokens.first() != frame.first());
+        let ends =
+            tokens.last() == frame.last() && (frame.len() > 1 || tokens.first() != frame.first());
         let last = tokens.last().copied().filter(|_| ends && !frame.is_empty());
         tokens.truncate(limit - usize::from(last.is_some()));
         tokens.extend(last);

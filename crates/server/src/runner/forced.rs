@@ -39,14 +39,16 @@ pub(super) fn constraint(
     several: bool,
     tags: &[(String, u32)],
 ) -> Result<Constraint, Failure> {
-    let mut lark = String::from(if several { "start: call (/[ \\n]+/? call)*\n" } else { "start: call\n" });
+    let mut lark =
+        String::from(if several { "start: call (/[ \\n]+/? call)*\n" } else { "start: call\n" });
     let names: Vec<String> = (0..tools.len()).map(|i| format!("c{i}")).collect();
     lark += &format!("call: {}\n", names.join(" | "));
     for (i, tool) in tools.iter().enumerate() {
         let before = format!("{}{}", form.before, tool.name());
         match &form.arguments {
             Arguments::Object { between, after } => {
-                let arguments = lark_json(&tool.schema).map_err(|e| unfit(tool.tool, &e.to_string()))?;
+                let arguments =
+                    lark_json(&tool.schema).map_err(|e| unfit(tool.tool, &e.to_string()))?;
                 let (before, after) = (literal(&(before + between), tags), literal(after, tags));
                 lark += &format!("c{i}: {before} a{i} {after}\na{i}: {arguments}\n");
             }
@@ -80,7 +82,10 @@ fn parameters(tool: &Tool) -> Result<JsonSchema, String> {
         _ => false,
     };
     if !is_object {
-        return Err(format!("their type is {}, but arguments are always an object", schema["type"]));
+        return Err(format!(
+            "their type is {}, but arguments are always an object",
+            schema["type"]
+        ));
     }
     // A reference says it by itself, and may not allow it beside it.
     if schema.get("$ref").is_none() {
@@ -122,7 +127,9 @@ pub(super) fn blame(
 /// Refuses tools that nobody could call.
 pub(super) fn check_named(tools: &[Tool]) -> Result<(), Failure> {
     match tools.iter().position(|tool| tool.name().is_empty()) {
-        Some(i) => Err(Failure::bad_request(format!("tools[{i}] has no name, by which it would be called"))),
+        Some(i) => Err(Failure::bad_request(format!(
+            "tools[{i}] has no name, by which it would be called"
+        ))),
         None => Ok(()),
     }
 }
@@ -133,13 +140,16 @@ pub(super) fn check_names(
     tools: &[ForcedTool<'_>],
     parser: impl Fn() -> Option<OutputParser>,
 ) -> Result<(), Failure> {
-    let is_plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
+    let is_plain =
+        |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
     let reads = |tool: &str, rest: &str, argument: Option<&str>| {
         let Some(mut parser) = parser() else { return false };
         let mut parts = parser.push(&format!("{}{tool}{rest}", form.before));
         parts.extend(parser.finish());
         parts.iter().any(|part| match part {
-            Part::Call(call) => call.name == tool && call.arguments.keys().map(String::as_str).eq(argument),
+            Part::Call(call) => {
+                call.name == tool && call.arguments.keys().map(String::as_str).eq(argument)
+            }
             _ => false,
         })
     };
@@ -156,10 +166,13 @@ pub(super) fn check_names(
         if !is_plain(tool.name()) && !reads(tool.name(), &none, None) {
             return Err(refused("the name", tool.name()));
         }
-        let (Arguments::Written(written), Ok(schema)) = (&form.arguments, tool.schema.enforceable()) else {
+        let (Arguments::Written(written), Ok(schema)) =
+            (&form.arguments, tool.schema.enforceable())
+        else {
             continue;
         };
-        for name in written::names(schema).iter().filter(|name| !is_plain(name) || name.is_empty()) {
+        for name in written::names(schema).iter().filter(|name| !is_plain(name) || name.is_empty())
+        {
             if !reads(tool.name(), &written.write(&[(name, ValueKind::Text, "x")]), Some(name)) {
                 return Err(refused("an argument of the name", name));
             }
@@ -194,7 +207,8 @@ fn literal(text: &str, tags: &[(String, u32)]) -> String {
     let mut rest = text;
     let quote = |text: &str| Value::String(text.to_owned()).to_string();
     while !rest.is_empty() {
-        let found = tags.iter().filter_map(|(tag, id)| Some((rest.find(tag.as_str())?, tag, id))).min();
+        let found =
+            tags.iter().filter_map(|(tag, id)| Some((rest.find(tag.as_str())?, tag, id))).min();
         let Some((at, tag, id)) = found else {
             parts.push(quote(rest));
             break;

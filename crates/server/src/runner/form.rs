@@ -71,7 +71,8 @@ impl Preparer {
     /// forced tool call, does not end it itself.
     fn thought_end_tokens(&self, parser: Option<&OutputParser>, beginning: Option<&str>) -> usize {
         let end = parser.filter(|parser| parser.is_thinking()).and_then(OutputParser::thought_end);
-        let end = end.filter(|end| !beginning.is_some_and(|beginning| begins_with_end(beginning, end)));
+        let end =
+            end.filter(|end| !beginning.is_some_and(|beginning| begins_with_end(beginning, end)));
         end.map_or(0, |end| self.generator.encode_parts(&[(&end, true)]).len())
     }
 }

@@ -89,7 +89,8 @@ impl Launcher for ProcessLauncher {
             .spawn()?;
         let pid = child.id().unwrap_or_default();
         let last_words = Arc::new(Mutex::new(String::new()));
-        let log = child.stderr.take().map(|stderr| tokio::spawn(follow(stderr, pid, last_words.clone())));
+        let log =
+            child.stderr.take().map(|stderr| tokio::spawn(follow(stderr, pid, last_words.clone())));
         let (kill, mut killed) = oneshot::channel();
         let exit = async move {
             let status = tokio::select! {
@@ -214,8 +215,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_runner_sees_the_end_of_its_server_on_standard_input() {
-        let shell =
-            ProcessLauncher { program: "/bin/sh".into(), args: vec!["-c".into(), "cat; exit 7".into()] };
+        let shell = ProcessLauncher {
+            program: "/bin/sh".into(),
+            args: vec!["-c".into(), "cat; exit 7".into()],
+        };
         let launched = shell.launch().unwrap();
         drop(launched.stream);
         assert_eq!(launched.exit.await.reason, "exit status 7");

@@ -17,8 +17,8 @@ use tokio::time::timeout;
 
 use super::launch::Launched;
 use super::protocol::{
-    CALLS_MAX, Counts, FromRunner, LoadSpec, Loaded, MemoryParts, Pulse, ToRunner, VERSION, WINDOW, frame,
-    read_async,
+    CALLS_MAX, Counts, FromRunner, LoadSpec, Loaded, MemoryParts, Pulse, ToRunner, VERSION, WINDOW,
+    frame, read_async,
 };
 use crate::canonical::{Done, Event, Failure, Task};
 use crate::http::room::Share;
@@ -100,7 +100,11 @@ struct Tasks {
 impl Link {
     /// Begins to speak with a runner that was just started. One whose model is busy with a single step for longer than
     /// `step_timeout` is ended.
-    pub(crate) fn new(launched: Launched, step_timeout: Option<Duration>, on_notice: OnNotice) -> Self {
+    pub(crate) fn new(
+        launched: Launched,
+        step_timeout: Option<Duration>,
+        on_notice: OnNotice,
+    ) -> Self {
         let (out, outgoing) = places::channel(PLACES);
         let link = Self(Arc::new(Shared {
             out,
@@ -167,12 +171,23 @@ impl Link {
 
     /// Has a task of a client done, and holds its memory until the runner has taken it. The runner gives it up when the
     /// events are dropped.
-    pub(crate) async fn submit_holding(&self, client: u64, task: Task, share: Option<Arc<Share>>) -> Events {
+    pub(crate) async fn submit_holding(
+        &self,
+        client: u64,
+        task: Task,
+        share: Option<Arc<Share>>,
+    ) -> Events {
         let place = self.0.out.place().await;
         self.submit_at(place, client, task, share)
     }
 
-    fn submit_at(&self, place: Place, client: u64, task: Task, share: Option<Arc<Share>>) -> Events {
+    fn submit_at(
+        &self,
+        place: Place,
+        client: u64,
+        task: Task,
+        share: Option<Arc<Share>>,
+    ) -> Events {
         let id = self.0.next_task.fetch_add(1, Ordering::Relaxed);
         // More than the window: what comes with the last token (a piece and what was held back, each in up to two
         // parts), calls that come all at once (begun, with arguments, whole) with text between them, and an error that
@@ -228,7 +243,8 @@ impl Link {
 
 fn counts(done: &Done) -> Counts {
     // A prompt of which no answer was wanted is counted, and not computed.
-    let computed = if done.generated_tokens == 0 && done.prefill.is_zero() { 0 } else { done.prompt_tokens };
+    let computed =
+        if done.generated_tokens == 0 && done.prefill.is_zero() { 0 } else { done.prompt_tokens };
     Counts {
         prompt_tokens: computed.saturating_sub(done.cached_tokens),
         generated_tokens: done.generated_tokens,
@@ -341,7 +357,12 @@ impl Reader {
         let mut read = BufReader::new(read);
         let silent = loop {
             match hear(&mut read, self.loaded).await {
-                Err(_) => break Some(format!("it gave no sign of life for {} seconds", SILENCE.as_secs())),
+                Err(_) => {
+                    break Some(format!(
+                        "it gave no sign of life for {} seconds",
+                        SILENCE.as_secs()
+                    ));
+                }
                 Ok(Err(e)) if e.kind() == io::ErrorKind::InvalidData => {
                     break Some(format!("it sent nonsense: {e}"));
                 }
@@ -362,8 +383,10 @@ impl Reader {
                 exit.await
             }
         };
-        let ended = ended
-            .unwrap_or_else(|e| Exit { reason: format!("its end was not seen: {e}"), out_of_memory: false });
+        let ended = ended.unwrap_or_else(|e| Exit {
+            reason: format!("its end was not seen: {e}"),
+            out_of_memory: false,
+        });
         let exit = match (self.failed, silent) {
             (Some(failed), _) => failed,
             (None, Some(reason)) => Exit { reason, ..ended },
@@ -436,7 +459,8 @@ impl Events {
 #[cfg(test)]
 impl Link {
     pub(crate) fn submit(&self, client: u64, task: Task) -> Events {
-        let place = futures_util::FutureExt::now_or_never(self.0.out.place()).expect("a place is free");
+        let place =
+            futures_util::FutureExt::now_or_never(self.0.out.place()).expect("a place is free");
         self.submit_at(place, client, task, None)
     }
 }
@@ -486,7 +510,8 @@ mod tests {
         let link = Link::new(Launched { pid: 0, stream, kill, exit }, None, Box::new(|_| ()));
         let task = || Task::Detokenize(vec![12345; 2000]);
         let mut waiting = Vec::new();
-        while let Ok(events) = timeout(Duration::from_millis(50), link.submit_holding(1, task(), None)).await
+        while let Ok(events) =
+            timeout(Duration::from_millis(50), link.submit_holding(1, task(), None)).await
         {
             waiting.push(events);
             assert!(waiting.len() < 4 * PLACES, "there is no end to it");

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use puna_cpu::{Config, CpuBackend};
 use puna_engine::{
-    Adapter, DraftModel, Engine, EngineError, EngineOptions, Job, ModelError, PAGE_TOKENS, Pooling, Sink,
-    plan_memory, plan_memory_with_draft,
+    Adapter, DraftModel, Engine, EngineError, EngineOptions, Job, ModelError, PAGE_TOKENS, Pooling,
+    Sink, plan_memory, plan_memory_with_draft,
 };
 use puna_gguf::{Gguf, View};
 use puna_graph::{BackendError, KvType};
@@ -33,7 +33,8 @@ pub(crate) struct LocalLoader;
 impl Loader for LocalLoader {
     fn plan(&self, spec: &LoadSpec) -> Result<MemoryParts, LoadError> {
         // Its threads would only be in the way.
-        let config = Config { threads: Some(1), kernels: spec.kernels.clone(), ..Config::default() };
+        let config =
+            Config { threads: Some(1), kernels: spec.kernels.clone(), ..Config::default() };
         let (view, options) = (view(spec.weights.as_deref())?, engine_options(spec)?);
         let Some(draft) = &spec.options.draft else {
             let report = plan_memory(&view, backend(&config)?, &options).map_err(engine_error)?;
@@ -62,7 +63,9 @@ impl Loader for LocalLoader {
         let (engine, templates) = open(spec, &config)?;
         let tokenizer = engine.tokenizer();
         let text = |token: Option<u32>| {
-            token.map(|t| String::from_utf8_lossy(tokenizer.text(t)).into_owned()).unwrap_or_default()
+            token
+                .map(|t| String::from_utf8_lossy(tokenizer.text(t)).into_owned())
+                .unwrap_or_default()
         };
         let facts = Facts {
             num_ctx: u32::try_from(engine.info().n_ctx).unwrap_or(u32::MAX),
@@ -101,7 +104,9 @@ pub(super) fn check_model(weights: &Path, adapters: &[PathBuf]) -> Result<Option
 
 /// Why a draft model cannot guess for these weights.
 pub(super) fn check_draft(weights: &Path, draft: &Path) -> Result<(), String> {
-    let check = || puna_engine::check_draft(&view(Some(weights))?, &view(Some(draft))?).map_err(engine_error);
+    let check = || {
+        puna_engine::check_draft(&view(Some(weights))?, &view(Some(draft))?).map_err(engine_error)
+    };
     check().map_err(|error: LoadError| error.message)
 }
 
@@ -140,7 +145,10 @@ fn draft_model(draft: &Draft, config: &Config) -> Result<DraftModel, LoadError> 
 
 /// An error that is the draft model's own, which it names.
 fn of_draft(draft: &Draft, error: LoadError) -> LoadError {
-    LoadError { message: format!("{} cannot be a draft model: {}", draft.name, error.message), ..error }
+    LoadError {
+        message: format!("{} cannot be a draft model: {}", draft.name, error.message),
+        ..error
+    }
 }
 
 /// An error of a model with its draft model. Which of them it is about is told by trying the draft model alone.
@@ -183,7 +191,10 @@ struct Templates {
 impl Templates {
     fn of(view: &View) -> Self {
         let text = |key| view.metadata().opt_str(key).ok().flatten().map(str::to_owned);
-        Self { chat: text("tokenizer.chat_template"), rerank: text("tokenizer.chat_template.rerank") }
+        Self {
+            chat: text("tokenizer.chat_template"),
+            rerank: text("tokenizer.chat_template.rerank"),
+        }
     }
 }
 
@@ -225,21 +236,26 @@ fn view(weights: Option<&Path>) -> Result<View, LoadError> {
 fn adapter(path: &Path) -> Result<Adapter, LoadError> {
     let file = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     let gguf = Gguf::open(path).map_err(|error| load_error(format!("adapter {file}: {error}")))?;
-    let name = gguf.metadata().opt_str("general.name").ok().flatten().filter(|name| !name.is_empty());
+    let name =
+        gguf.metadata().opt_str("general.name").ok().flatten().filter(|name| !name.is_empty());
     let name = name.map_or_else(|| file.clone(), |name| format!("{name:?} ({file})"));
     Ok(Adapter::new(name, Arc::new(gguf)))
 }
 
 fn engine_options(spec: &LoadSpec) -> Result<EngineOptions, LoadError> {
     let options = &spec.options;
-    let kind = KvType::ALL.into_iter().find(|kind| kind.name() == spec.kv_cache_type).ok_or_else(|| {
-        let known = KvType::ALL.map(KvType::name).join(", ");
-        let given = &spec.kv_cache_type;
-        LoadError {
-            message: format!("OLLAMA_KV_CACHE_TYPE is {given:?}, which is not supported: use one of {known}"),
-            out_of_memory: false,
-        }
-    })?;
+    let kind = KvType::ALL.into_iter().find(|kind| kind.name() == spec.kv_cache_type).ok_or_else(
+        || {
+            let known = KvType::ALL.map(KvType::name).join(", ");
+            let given = &spec.kv_cache_type;
+            LoadError {
+                message: format!(
+                    "OLLAMA_KV_CACHE_TYPE is {given:?}, which is not supported: use one of {known}"
+                ),
+                out_of_memory: false,
+            }
+        },
+    )?;
     Ok(EngineOptions {
         num_ctx: Some(options.num_ctx as usize),
         num_batch: options.num_batch.unwrap_or(BATCH).clamp(1, MAX_BATCH) as usize,
@@ -297,7 +313,8 @@ impl Generator for Local {
 
     fn tokenize(&self, text: &Tokenize) -> Vec<u32> {
         let Tokenize { text, add_special, parse_special } = text;
-        self.tokenizer().encode(text, Encode { add_special: *add_special, parse_special: *parse_special })
+        self.tokenizer()
+            .encode(text, Encode { add_special: *add_special, parse_special: *parse_special })
     }
 
     fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
@@ -402,22 +419,26 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("passwd");
         std::fs::write(&path, "root:x:0:0:root:/root:/bin/sh\n").unwrap();
-        let draft = |optional| Draft { name: "some-draft".into(), weights: Some(path.clone()), optional };
+        let draft =
+            |optional| Draft { name: "some-draft".into(), weights: Some(path.clone()), optional };
         let without = LocalLoader.plan(&without_draft(&spec(draft(true)))).unwrap();
         assert_eq!(LocalLoader.plan(&spec(draft(true))).unwrap(), without);
         assert_eq!(LocalLoader.load(&spec(draft(true))).unwrap().facts().num_ctx, 64);
         let asked = spec(draft(false));
         let errors = [LocalLoader.plan(&asked).err(), LocalLoader.load(&asked).err()];
         for error in errors.map(Option::unwrap) {
-            let named = error.message.starts_with("some-draft cannot be a draft model: not a GGUF file");
+            let named =
+                error.message.starts_with("some-draft cannot be a draft model: not a GGUF file");
             assert!(named && !error.out_of_memory, "{error:?}");
         }
     }
 
     #[test]
     fn a_draft_of_another_kind_is_left_out_unless_it_was_asked_for() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo/bert-mean.gguf");
-        let draft = |optional| Draft { name: "bert-mean".into(), weights: Some(path.clone()), optional };
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo/bert-mean.gguf");
+        let draft =
+            |optional| Draft { name: "bert-mean".into(), weights: Some(path.clone()), optional };
         assert_eq!(LocalLoader.load(&spec(draft(true))).unwrap().facts().num_ctx, 64);
         let error = LocalLoader.load(&spec(draft(false))).err().unwrap();
         assert!(error.message.starts_with("bert-mean cannot be a draft model: "), "{error:?}");
@@ -427,17 +448,24 @@ mod tests {
     fn a_draft_of_one_model_is_planned_with_it_and_what_is_wrong_with_it_is_said_of_it() {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
         let path = data.join("drafts/gemma4-assistant.gguf");
-        let draft = Draft { name: "an-assistant".into(), weights: Some(path.clone()), optional: false };
+        let draft =
+            Draft { name: "an-assistant".into(), weights: Some(path.clone()), optional: false };
         let of = |model: &str, draft: &Draft| LoadSpec {
             weights: Some(data.join("zoo").join(model)),
             ..spec(draft.clone())
         };
-        let [with, without] = [of("gemma4.gguf", &draft), without_draft(&of("gemma4.gguf", &draft))]
-            .map(|spec| LocalLoader.plan(&spec).unwrap());
-        assert!(with.draft > 0 && without.draft == 0 && with.kv == without.kv, "{with:?} {without:?}");
+        let [with, without] =
+            [of("gemma4.gguf", &draft), without_draft(&of("gemma4.gguf", &draft))]
+                .map(|spec| LocalLoader.plan(&spec).unwrap());
+        assert!(
+            with.draft > 0 && without.draft == 0 && with.kv == without.kv,
+            "{with:?} {without:?}"
+        );
         assert_eq!(LocalLoader.load(&of("gemma4.gguf", &draft)).unwrap().facts().num_ctx, 64);
         let other = of("gemma3.gguf", &draft);
-        for error in [LocalLoader.plan(&other).err(), LocalLoader.load(&other).err()].map(Option::unwrap) {
+        for error in
+            [LocalLoader.plan(&other).err(), LocalLoader.load(&other).err()].map(Option::unwrap)
+        {
             let told = error.message.starts_with("an-assistant cannot be a draft model: ");
             assert!(told && error.message.contains("gemma4-assistant"), "{error:?}");
         }
@@ -465,7 +493,9 @@ mod tests {
             std::fs::write(&path, file.to_vec([]).unwrap()).unwrap();
             check_model(&path, &[])
         };
-        for (key, value) in [("tokenizer.ggml.pre", "othernet-pre"), ("tokenizer.ggml.model", "othernet")] {
+        for (key, value) in
+            [("tokenizer.ggml.pre", "othernet-pre"), ("tokenizer.ggml.model", "othernet")]
+        {
             let remark = check("othernet", key, value).unwrap().unwrap();
             assert!(remark.starts_with("warning: unknown architecture `othernet`"), "{remark}");
             let refused = check("llama", key, value).unwrap_err();
@@ -475,14 +505,19 @@ mod tests {
 
     #[test]
     fn a_model_of_sound_without_a_vocabulary_is_remarked_on() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo/wavtokenizer-dec.gguf");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../tests/data/zoo/wavtokenizer-dec.gguf");
         let remark = check_model(&path, &[]).unwrap().unwrap();
-        assert!(remark.contains("no vocabulary") && remark.contains("cannot take or give text"), "{remark}");
+        assert!(
+            remark.contains("no vocabulary") && remark.contains("cannot take or give text"),
+            "{remark}"
+        );
     }
 
     #[test]
     fn the_backends_own_want_of_memory_is_told_from_other_errors() {
-        let mut backend = CpuBackend::new(&Config { threads: Some(1), ..Config::default() }).unwrap();
+        let mut backend =
+            CpuBackend::new(&Config { threads: Some(1), ..Config::default() }).unwrap();
         let layers = vec![CacheLayer {
             kv_heads: 1,
             key_dim: 64,
@@ -494,9 +529,13 @@ mod tests {
         // More than any machine can address, with and without an overflow of the size.
         for pages in [1 << 46, usize::MAX] {
             let layers = layers.clone();
-            let spec = CacheSpec { layers, key_type, value_type, page_tokens: 64, pages, recent_pages: 0 };
+            let spec =
+                CacheSpec { layers, key_type, value_type, page_tokens: 64, pages, recent_pages: 0 };
             let error = engine_error(backend.create_cache(spec).unwrap_err().into());
-            assert!(error.out_of_memory && error.message.starts_with("cannot allocate"), "{error:?}");
+            assert!(
+                error.out_of_memory && error.message.starts_with("cannot allocate"),
+                "{error:?}"
+            );
         }
         assert!(!engine_error(EngineError::EmptyPrompt).out_of_memory);
     }

@@ -53,7 +53,8 @@ pub fn main(args: &[String]) -> io::Result<()> {
             Box::new(scripted::ScriptLoader::open(path.into()).map_err(io::Error::other)?)
         }
         [arg, ..] => {
-            let message = format!("a runner takes no argument {arg:?}: it is started by the server alone");
+            let message =
+                format!("a runner takes no argument {arg:?}: it is started by the server alone");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
     };
@@ -90,7 +91,9 @@ pub(crate) fn check_template(text: &str) -> Result<(), String> {
 }
 
 /// The template that the program knows by what stands in a file of weights.
-pub(crate) fn detect_template(file: &puna_store::FileTemplate) -> Option<puna_store::NamedTemplate> {
+pub(crate) fn detect_template(
+    file: &puna_store::FileTemplate,
+) -> Option<puna_store::NamedTemplate> {
     let found = puna_prompt::NamedTemplate::detect(&file.source, &file.bos, &file.eos)?;
     Some(puna_store::NamedTemplate {
         name: found.name.to_owned(),

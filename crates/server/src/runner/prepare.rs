@@ -52,7 +52,9 @@ impl Preparer {
             Task::Count(generate) => self.count(&handle, *generate),
             Task::Embed(embed) => self.embed(handle, embed),
             Task::Rank(rank) => self.rank(handle, rank),
-            Task::Tokenize(text) => self.end(&handle, Event::Tokens(self.generator.tokenize(&text))),
+            Task::Tokenize(text) => {
+                self.end(&handle, Event::Tokens(self.generator.tokenize(&text)))
+            }
             Task::Detokenize(tokens) => {
                 let text = self.known(&tokens).map(|()| self.generator.decode(&tokens))?;
                 self.end(&handle, Event::Text(text))
@@ -82,7 +84,8 @@ impl Preparer {
         let sampling = self.sampling(&task.options, num_ctx)?;
         let adapter_scales = self.adapter_scales(task.options.adapters.as_deref())?;
         let parser = parser_of(&task, &text);
-        let parser = if task.stream_calls { parser.map(OutputParser::telling_early) } else { parser };
+        let parser =
+            if task.stream_calls { parser.map(OutputParser::telling_early) } else { parser };
         let tags = self.control_tags(parser.as_ref());
         let (answer, grammar) = self.answer(&handle, &task, &text, parser, &tags, limits)?;
         let answer = answer.with_dropped(text.dropped_messages, text.dropped_tokens + tokens.cut);
@@ -124,7 +127,9 @@ impl Preparer {
     /// The texts that the parser must see and that are control tokens of the model, with these tokens.
     fn control_tags(&self, parser: Option<&OutputParser>) -> Vec<(String, u32)> {
         let texts = parser.into_iter().flat_map(OutputParser::preserved);
-        texts.filter_map(|text| self.generator.control_token(&text).map(|token| (text, token))).collect()
+        texts
+            .filter_map(|text| self.generator.control_token(&text).map(|token| (text, token)))
+            .collect()
     }
 
     /// The answer that the job's tokens go to, and the grammar that they must follow.
@@ -157,7 +162,11 @@ impl Preparer {
     }
 
     /// Takes note of a job that the engine has taken, or says why it has not. A client that has gone meanwhile ends it.
-    pub(super) fn begun(&self, handle: &Handle, job: Result<u64, EngineError>) -> Result<(), Failure> {
+    pub(super) fn begun(
+        &self,
+        handle: &Handle,
+        job: Result<u64, EngineError>,
+    ) -> Result<(), Failure> {
         let job = job.map_err(told)?;
         if !handle.started(job) {
             self.generator.cancel(job);
@@ -207,7 +216,8 @@ impl Preparer {
             )
         })?;
         let answers = parser_of(task, text).is_some_and(|parser| parser.stage() != Stage::Thinking);
-        let form = if answers { form.without_thought_end(template.think_tags().as_ref()) } else { form };
+        let form =
+            if answers { form.without_thought_end(template.think_tags().as_ref()) } else { form };
         // The names are read behind whatever the form begins with.
         forced::check_names(&form, tools, || {
             parser_after(task, text, if answers { &text.prompt } else { "" })
@@ -217,8 +227,9 @@ impl Preparer {
             let small = constraint.bytes() <= CONSTRAINT_BYTES_MAX;
             let suspects = if small { tools } else { &[] };
             // Each of them takes as long; nobody may be waiting any more.
-            let refused =
-                |form: &_| listening(handle).ok().and_then(|()| self.generator.grammar(form, true).err());
+            let refused = |form: &_| {
+                listening(handle).ok().and_then(|()| self.generator.grammar(form, true).err())
+            };
             forced::blame(&form, suspects, &error, refused)
         })?;
         Ok(Some((grammar, form.before)))

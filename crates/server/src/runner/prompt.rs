@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use puna_api::native::{self, Tool, ToolChoice};
 use puna_prompt::{
-    Adaptations, Chat, FunctionCall, Kind, Message, PromptError, Template, Think, ToolCall, check_results,
-    conversation, fit, fit_turns, generation, is_marked, mark_written, marked_parts, prefer_jinja, render,
-    render_adapted, render_insert, strip_past_thoughts, unmarked,
+    Adaptations, Chat, FunctionCall, Kind, Message, PromptError, Template, Think, ToolCall,
+    check_results, conversation, fit, fit_turns, generation, is_marked, mark_written, marked_parts,
+    prefer_jinja, render, render_adapted, render_insert, strip_past_thoughts, unmarked,
 };
 use serde_json::Value;
 
@@ -49,7 +49,17 @@ impl Text {
         let (marked, own, tools, last) = (None, false, Vec::new(), None);
         let adaptations = Adaptations::new();
         let (dropped_messages, dropped_tokens) = (0, 0);
-        Self { prompt, marked, template, own, tools, last, dropped_messages, dropped_tokens, adaptations }
+        Self {
+            prompt,
+            marked,
+            template,
+            own,
+            tools,
+            last,
+            dropped_messages,
+            dropped_tokens,
+            adaptations,
+        }
     }
 }
 
@@ -57,7 +67,8 @@ impl Preparer {
     pub(super) fn text(&self, handle: &Handle, task: &Generate) -> Result<Text, Failure> {
         match &task.input {
             Input::Chat { messages, tools } => {
-                let offered = if task.tool_choice == ToolChoice::None { &[] } else { tools.as_slice() };
+                let offered =
+                    if task.tool_choice == ToolChoice::None { &[] } else { tools.as_slice() };
                 forced::check_named(offered)?;
                 self.chat(handle, task, messages, offered)
             }
@@ -116,13 +127,16 @@ impl Preparer {
         let before = self.earlier(prompt.context.as_deref())?;
         if !prompt.suffix.is_empty() {
             let think = think(task);
-            let text =
-                render_insert(&template, &prompt.text, &prompt.suffix, think.as_ref()).map_err(failure)?;
+            let text = render_insert(&template, &prompt.text, &prompt.suffix, think.as_ref())
+                .map_err(failure)?;
             return Ok(Text { own: own.is_some(), ..Text::new(before + &text, Some(template)) });
         }
         // Who goes on with an earlier answer has the stored messages in it already.
-        let stored =
-            if prompt.context.is_some() { Vec::new() } else { prompt_messages(&task.model.messages) };
+        let stored = if prompt.context.is_some() {
+            Vec::new()
+        } else {
+            prompt_messages(&task.model.messages)
+        };
         let system = prompt.system.as_deref().or(task.model.system.as_deref());
         let messages = generation(system, &stored, &prompt.text, &[]);
         let chat = Chat { variables: task.variables.clone(), ..Chat::new(&messages) };
@@ -151,28 +165,29 @@ impl Preparer {
         before: &str,
     ) -> Result<Text, PromptError> {
         let chat = self.template_input(task, chat);
-        let (prompt, dropped_messages, dropped_tokens, adaptations) = if task.overflow != Overflow::Refuse {
-            let limit = self.context(task.options.num_ctx) as usize;
-            let mut count = |text: &str| {
-                // Every attempt costs as much as the first.
-                listening(handle).map_err(|gone| PromptError::Count(gone.message))?;
-                Ok(self.encode(task, &format!("{before}{text}"), Some(&template)).len())
+        let (prompt, dropped_messages, dropped_tokens, adaptations) =
+            if task.overflow != Overflow::Refuse {
+                let limit = self.context(task.options.num_ctx) as usize;
+                let mut count = |text: &str| {
+                    // Every attempt costs as much as the first.
+                    listening(handle).map_err(|gone| PromptError::Count(gone.message))?;
+                    Ok(self.encode(task, &format!("{before}{text}"), Some(&template)).len())
+                };
+                let fitted = match task.overflow {
+                    Overflow::DropTurns => {
+                        // What has to be cut anyway leaves room for an answer.
+                        let room = u64::try_from(task.options.num_predict).unwrap_or(u64::MAX);
+                        let room = room.min(limit as u64 / 8) as usize;
+                        let most = limit.saturating_sub(1);
+                        fit_turns(&template, &chat, most, most - room, &mut count)?
+                    }
+                    _ => fit(&template, &chat, limit, &mut count)?,
+                };
+                (fitted.prompt, fitted.dropped_messages, fitted.dropped_tokens, fitted.adaptations)
+            } else {
+                let rendered = render_adapted(&template, &chat)?;
+                (rendered.prompt, 0, 0, rendered.adaptations)
             };
-            let fitted = match task.overflow {
-                Overflow::DropTurns => {
-                    // What has to be cut anyway leaves room for an answer.
-                    let room = u64::try_from(task.options.num_predict).unwrap_or(u64::MAX);
-                    let room = room.min(limit as u64 / 8) as usize;
-                    let most = limit.saturating_sub(1);
-                    fit_turns(&template, &chat, most, most - room, &mut count)?
-                }
-                _ => fit(&template, &chat, limit, &mut count)?,
-            };
-            (fitted.prompt, fitted.dropped_messages, fitted.dropped_tokens, fitted.adaptations)
-        } else {
-            let rendered = render_adapted(&template, &chat)?;
-            (rendered.prompt, 0, 0, rendered.adaptations)
-        };
         let (tools, last) = (chat.tools.to_vec(), chat.messages.last().cloned());
         let mut text = Text::new(format!("{before}{prompt}"), Some(template));
         if may_be_marked(task) && is_marked(&text.prompt) {
@@ -198,7 +213,9 @@ impl Preparer {
             (Some(go), None) => self.parsed(Kind::Go, go),
             (None, Some(jinja)) => self.parsed(Kind::Jinja, jinja),
             (Some(go), Some(_)) if model.go_template == Some(true) => self.parsed(Kind::Go, go),
-            (Some(_), Some(jinja)) if model.go_template == Some(false) => self.parsed(Kind::Jinja, jinja),
+            (Some(_), Some(jinja)) if model.go_template == Some(false) => {
+                self.parsed(Kind::Jinja, jinja)
+            }
             (Some(go), Some(jinja)) => {
                 let go = self.parsed(Kind::Go, go)?;
                 match self.parsed(Kind::Jinja, jinja) {
@@ -225,7 +242,11 @@ impl Preparer {
     pub(super) fn prompt_tokens(&self, text: &Text, task: &Generate) -> Vec<u32> {
         match &task.input {
             Input::Prompt(Prompt { tokens: Some(tokens), .. }) => tokens.clone(),
-            _ => self.encode(task, text.marked.as_ref().unwrap_or(&text.prompt), text.template.as_deref()),
+            _ => self.encode(
+                task,
+                text.marked.as_ref().unwrap_or(&text.prompt),
+                text.template.as_deref(),
+            ),
         }
     }
 
@@ -239,8 +260,9 @@ impl Preparer {
     pub(super) fn tokens(&self, mut tokens: Vec<u32>, task: &Generate) -> Result<Tokens, Failure> {
         let (length, num_ctx) = (tokens.len(), self.context(task.options.num_ctx) as usize);
         let bos = usize::from(tokens.first().is_some_and(|t| self.generator.is_bos(*t)));
-        let keep =
-            usize::try_from(task.options.num_keep).map_or(length, |n| n.saturating_add(bos)).min(length);
+        let keep = usize::try_from(task.options.num_keep)
+            .map_or(length, |n| n.saturating_add(bos))
+            .min(length);
         if length == 0 {
             return Err(Failure::bad_request("the prompt is empty"));
         }

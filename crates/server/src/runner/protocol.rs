@@ -241,7 +241,10 @@ pub(crate) async fn read_async<T: DeserializeOwned>(
 fn checked(head: [u8; 4]) -> io::Result<usize> {
     let length = u32::from_le_bytes(head) as usize;
     if length > MAX_FRAME {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a message claims {length} bytes")));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("a message claims {length} bytes"),
+        ));
     }
     Ok(length)
 }

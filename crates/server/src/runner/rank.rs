@@ -29,11 +29,14 @@ impl Preparer {
     /// Scores the documents of a task.
     pub(super) fn rank(&self, handle: Handle, task: Rank) -> Result<(), Failure> {
         let facts = self.generator.facts();
-        let form =
-            facts.ranks.as_ref().ok_or_else(|| Failure::bad_request("this model does not rank texts"))?;
+        let form = facts
+            .ranks
+            .as_ref()
+            .ok_or_else(|| Failure::bad_request("this model does not rank texts"))?;
         let context = self.context(task.num_ctx) as usize;
         let pairs = Pairs::new(&*self.generator, form, &task.query, context);
-        let (mut inputs, mut ranked) = (Vec::with_capacity(task.documents.len()), Ranked::default());
+        let (mut inputs, mut ranked) =
+            (Vec::with_capacity(task.documents.len()), Ranked::default());
         for (i, document) in task.documents.iter().enumerate() {
             listening(&handle)?;
             let pair = pairs
@@ -54,9 +57,9 @@ impl Preparer {
         let done = move |result: Result<Vec<f32>, EngineError>| {
             answer.send(match result {
                 // JSON has no numbers for them, and the message would break the connection.
-                Ok(scores) if scores.iter().any(|score| !score.is_finite()) => {
-                    Event::Error(Failure::internal("a score is not a number: the file may be damaged"))
-                }
+                Ok(scores) if scores.iter().any(|score| !score.is_finite()) => Event::Error(
+                    Failure::internal("a score is not a number: the file may be damaged"),
+                ),
                 Ok(scores) => Event::Ranked(Ranked { scores, ..ranked }),
                 Err(error) => Event::Error(told(error)),
             });
@@ -77,7 +80,12 @@ struct Pairs<'a> {
 }
 
 impl<'a> Pairs<'a> {
-    fn new(generator: &'a dyn Generator, form: &'a PairForm, query: &'a str, context: usize) -> Self {
+    fn new(
+        generator: &'a dyn Generator,
+        form: &'a PairForm,
+        query: &'a str,
+        context: usize,
+    ) -> Self {
         let mut pairs = Self { generator, form, query, query_tokens: Vec::new(), context };
         if form.template.is_none() {
             pairs.query_tokens = pairs.words(query);
@@ -95,7 +103,10 @@ impl<'a> Pairs<'a> {
             None => self.plain(document, limit, most, may_cut),
         };
         match pair.tokens.len() {
-            0 => Err("and the query are empty, and the model has no token that begins every text".into()),
+            0 => {
+                Err("and the query are empty, and the model has no token that begins every text"
+                    .into())
+            }
             n if n <= limit => Ok(pair),
             n if may_cut => Err(format!(
                 "cannot be cut to fit: the query and what stands around it take {n} tokens, and the limit is {limit}"
@@ -115,7 +126,14 @@ impl<'a> Pairs<'a> {
         let whole = words.len();
         words.truncate(room.min(most));
         let cut = whole - words.len();
-        Pair { tokens: [before, query, between, &words, after].into_iter().flatten().copied().collect(), cut }
+        Pair {
+            tokens: [before, query, between, &words, after]
+                .into_iter()
+                .flatten()
+                .copied()
+                .collect(),
+            cut,
+        }
     }
 
     fn templated(
@@ -170,7 +188,11 @@ fn parts<'a>(template: &'a str, query: &'a str, document: &'a str) -> Vec<(&'a s
 }
 
 /// The first place in a template that one of the texts goes to.
-fn next_place<'a>(template: &str, query: &'a str, document: &'a str) -> Option<(Range<usize>, &'a str)> {
+fn next_place<'a>(
+    template: &str,
+    query: &'a str,
+    document: &'a str,
+) -> Option<(Range<usize>, &'a str)> {
     let places = [("{query}", query), ("{document}", document)].into_iter();
     let places = places.filter_map(|(name, text)| {
         let start = template.find(name)?;

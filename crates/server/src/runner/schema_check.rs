@@ -46,7 +46,10 @@ impl AnswerChecks {
             self.text.iter().flat_map(SchemaCheck::keywords).map(ToString::to_string).collect();
         for (tool, check) in &self.arguments {
             all.extend(
-                check.keywords().iter().map(|keyword| in_tool(tool, &keyword.keyword, &keyword.place)),
+                check
+                    .keywords()
+                    .iter()
+                    .map(|keyword| in_tool(tool, &keyword.keyword, &keyword.place)),
             );
         }
         all.sort_unstable();
@@ -80,14 +83,18 @@ impl AnswerChecks {
                     Ok(violated) => all.extend(violated.iter().map(ToString::to_string)),
                     Err(error) => all.push(error.to_string()),
                 },
-                Err(_) if self.is_too_long => all.push("the answer is too long to be checked".into()),
+                Err(_) if self.is_too_long => {
+                    all.push("the answer is too long to be checked".into())
+                }
                 Err(_) => all.push(INCOMPLETE.into()),
             }
         }
         for (tool, arguments) in &self.calls {
             let Some(check) = self.arguments.get(tool) else { continue };
             match check.violations(&Value::Object(arguments.clone())) {
-                Ok(violated) => all.extend(violated.iter().map(|v| in_tool(tool, &v.keyword, &v.place))),
+                Ok(violated) => {
+                    all.extend(violated.iter().map(|v| in_tool(tool, &v.keyword, &v.place)))
+                }
                 Err(error) => all.push(format!("{error}, in the call of {tool}")),
             }
         }

@@ -162,7 +162,9 @@ impl Writer {
             Step::Call(call) => self.call(call),
             Step::Calls(calls) => calls.iter().for_each(|call| self.call(call)),
             Step::Raw(text) => self.push(text, true),
-            Step::Wait(time) => self.written.push(Written::Item(Item::Wait(Duration::from_millis(*time)))),
+            Step::Wait(time) => {
+                self.written.push(Written::Item(Item::Wait(Duration::from_millis(*time))))
+            }
             Step::Fail(reason) => self.written.push(Written::Item(Item::Fail(reason.clone()))),
             Step::Crash => self.written.push(Written::Item(Item::Crash)),
             // Refused when the script is read.
@@ -176,7 +178,8 @@ impl Writer {
             self.push("\n", false);
         }
         self.push(CALL.0, true);
-        let (name, arguments) = (serde_json::Value::from(call.name.as_str()), call.arguments_text());
+        let (name, arguments) =
+            (serde_json::Value::from(call.name.as_str()), call.arguments_text());
         self.push(format!("{{\"name\": {name}, \"arguments\": {arguments}}}"), false);
         self.push(CALL.1, true);
     }
@@ -270,7 +273,8 @@ impl Sink for ScriptedSink {
     }
 
     fn send(&mut self, event: Event) -> bool {
-        if let Event::Done(Summary { prompt_tokens, cached_tokens, generated_tokens, .. }) = &event {
+        if let Event::Done(Summary { prompt_tokens, cached_tokens, generated_tokens, .. }) = &event
+        {
             tracing::info!(prompt_tokens, cached_tokens, generated_tokens, "scripted answer");
         }
         let is_piece = matches!(event, Event::Piece(_));
@@ -279,7 +283,8 @@ impl Sink for ScriptedSink {
             return false;
         }
         if is_piece {
-            self.resume = Some(self.pace).filter(|pace| !pace.is_zero()).map(|pace| Instant::now() + pace);
+            self.resume =
+                Some(self.pace).filter(|pace| !pace.is_zero()).map(|pace| Instant::now() + pace);
         }
         !(is_piece || is_read) || self.go_on()
     }
@@ -299,7 +304,8 @@ impl Generator for ScriptedModel {
         };
         let items = self.items(&answer, &conversation.prompt);
         if is_cut_off(&answer) {
-            let count = |item: &Item| if let Item::Tokens(tokens) = item { tokens.len() } else { 0 };
+            let count =
+                |item: &Item| if let Item::Tokens(tokens) = item { tokens.len() } else { 0 };
             let tokens = items.iter().map(count).sum();
             job.max_tokens = Some(job.max_tokens.map_or(tokens, |most| most.min(tokens)));
         }

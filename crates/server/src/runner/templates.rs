@@ -49,8 +49,9 @@ impl Templates {
         source: &str,
         parse: impl FnOnce() -> Result<Template, PromptError>,
     ) -> Result<Arc<Template>, PromptError> {
-        let is_it =
-            |known: &ParsedTemplate| known.template.kind() == kind && known.template.source() == source;
+        let is_it = |known: &ParsedTemplate| {
+            known.template.kind() == kind && known.template.source() == source
+        };
         let find = |all: &mut Vec<ParsedTemplate>| {
             let at = all.iter().position(is_it)?;
             let known = all.remove(at);
@@ -96,7 +97,8 @@ mod tests {
         }
         assert_eq!(lock(&templates.0).len(), TEMPLATES);
         // Rules stand beside their template, and go with it.
-        let last = templates.get(Kind::Go, &format!("{}{{{{ .Prompt }}}}", 2 * TEMPLATES - 1)).unwrap();
+        let last =
+            templates.get(Kind::Go, &format!("{}{{{{ .Prompt }}}}", 2 * TEMPLATES - 1)).unwrap();
         let rules = templates.rules(&last);
         assert_eq!(lock(&templates.0).last().unwrap().rules, Some(rules));
         templates.rules(&first);

@@ -92,8 +92,11 @@ async fn end_of(events: &mut Events) -> Event {
 
 /// A question to a model with a built-in renderer.
 fn question(renderer: &str, render_only: bool) -> Task {
-    let message =
-        puna_api::native::Message { role: "user".into(), content: "Q?".into(), ..Default::default() };
+    let message = puna_api::native::Message {
+        role: "user".into(),
+        content: "Q?".into(),
+        ..Default::default()
+    };
     let Task::Generate(generate) = task("", 1, 4, true, true) else { panic!() };
     Task::Generate(Box::new(Generate {
         model: ModelText { renderer: Some(renderer.into()), ..ModelText::default() },
@@ -129,7 +132,11 @@ async fn a_prompt_that_is_too_long_is_cut_in_the_middle_or_refused_with_the_numb
     assert_eq!(failure.message, "prompt is too long: 310 tokens, context is 128");
     assert_eq!(failure.lengths, Some((310, 128)));
     let Event::Error(failure) = end(&link, task(&text, 1, 4, true, false)).await else { panic!() };
-    assert!(failure.message.starts_with("the prompt is longer than the context length currently available"));
+    assert!(
+        failure
+            .message
+            .starts_with("the prompt is longer than the context length currently available")
+    );
 }
 
 #[tokio::test]
@@ -157,12 +164,16 @@ async fn an_accepted_prompt_is_told_before_anything_else_and_a_stop_string_with_
 async fn tokens_are_counted_made_and_undone_without_generating() {
     let fake = Arc::<Fake>::default();
     let link = loaded(&fake, 8).await;
-    let Task::Generate(generate) = task("much longer than the context", 10, 4, true, true) else { panic!() };
+    let Task::Generate(generate) = task("much longer than the context", 10, 4, true, true) else {
+        panic!()
+    };
     assert!(matches!(end(&link, Task::Count(generate)).await, Event::Counted(28)));
     let text = Tokenize { text: "ab".into(), add_special: true, parse_special: false };
     let Event::Tokens(tokens) = end(&link, Task::Tokenize(text)).await else { panic!() };
     assert_eq!(tokens, [97, 98]);
-    assert!(matches!(end(&link, Task::Detokenize(tokens)).await, Event::Text(text) if text == "ab"));
+    assert!(
+        matches!(end(&link, Task::Detokenize(tokens)).await, Event::Text(text) if text == "ab")
+    );
     let Event::Error(failure) = end(&link, Task::Detokenize(vec![97, 256])).await else { panic!() };
     assert_eq!((failure.status, failure.message.as_str()), (400, "this model has no token 256"));
     assert_eq!(fake.generated.load(Ordering::Relaxed), 0);
@@ -203,7 +214,9 @@ async fn a_client_that_does_not_read_slows_only_its_own_answer() {
 async fn a_requests_own_context_is_its_limit_on_a_runner_that_has_more() {
     let link = loaded(&Arc::default(), 128).await;
     let limited = |num_ctx, truncate| {
-        let Task::Generate(mut generate) = task(&"x".repeat(100), 5, 4, truncate, true) else { panic!() };
+        let Task::Generate(mut generate) = task(&"x".repeat(100), 5, 4, truncate, true) else {
+            panic!()
+        };
         generate.options.num_ctx = num_ctx;
         Task::Generate(generate)
     };
@@ -213,7 +226,11 @@ async fn a_requests_own_context_is_its_limit_on_a_runner_that_has_more() {
         event => panic!("{event:?}"),
     };
     assert_eq!(lengths(limited(None, true)).await, Ok((100, 0)));
-    assert_eq!(lengths(limited(Some(1_000_000), true)).await, Ok((100, 0)), "no more than there is");
+    assert_eq!(
+        lengths(limited(Some(1_000_000), true)).await,
+        Ok((100, 0)),
+        "no more than there is"
+    );
     assert_eq!(lengths(limited(Some(64), true)).await, Ok((34, 66)), "what is cut is told");
     let told = "prompt is too long: 100 tokens, context is 64".to_owned();
     assert_eq!(lengths(limited(Some(64), false)).await, Err((400, told)));
@@ -261,7 +278,8 @@ async fn huge_prompts_hold_up_nobody_else_and_are_not_read_for_clients_that_have
     let link = loaded(&fake, 128).await;
     fake.dawdles.store(true, Ordering::Relaxed);
     let text = "x".repeat(300_001);
-    let mut huge: Vec<Events> = (0..20).map(|_| link.submit(1, task(&text, 1, 4, true, true))).collect();
+    let mut huge: Vec<Events> =
+        (0..20).map(|_| link.submit(1, task(&text, 1, 4, true, true))).collect();
     for _ in 0..20 {
         assert!(matches!(end(&link, task("hi", 5, 4, true, true)).await, Event::Done(_)));
     }
@@ -325,7 +343,9 @@ async fn forms_that_are_read_for_long_hold_up_nobody_who_asks_for_none() {
     fake.dawdles.store(false, Ordering::Relaxed);
     assert!(matches!(plain, Ok(Event::Done(_))), "{plain:?}");
     let mut last = waiting.pop().unwrap();
-    assert!(matches!(end_of(&mut last).await, Event::Error(failure) if failure.message == "no forms here"));
+    assert!(
+        matches!(end_of(&mut last).await, Event::Error(failure) if failure.message == "no forms here")
+    );
 }
 
 #[tokio::test]
@@ -333,7 +353,10 @@ async fn a_request_that_is_too_large_for_a_message_is_an_error_and_others_go_on(
     let link = loaded(&Arc::default(), 128).await;
     let text = "x".repeat(super::protocol::MAX_FRAME);
     let Event::Error(failure) = end(&link, task(&text, 1, 4, true, true)).await else { panic!() };
-    assert!(failure.status == 413 && failure.message.starts_with("the request is too large"), "{failure}");
+    assert!(
+        failure.status == 413 && failure.message.starts_with("the request is too large"),
+        "{failure}"
+    );
     assert!(matches!(end(&link, task("hi", 5, 4, true, true)).await, Event::Done(_)));
 }
 
@@ -344,7 +367,9 @@ async fn a_step_that_hangs_ends_the_runner_and_its_requests_hear_why() {
     let mut events = link.submit(1, task("hi", 1_000_000, 4, true, true));
     events.next().await.unwrap();
     fake.hangs.store(true, Ordering::Relaxed);
-    let Event::Error(failure) = end_of(&mut events).await else { panic!("a step that hangs is an error") };
+    let Event::Error(failure) = end_of(&mut events).await else {
+        panic!("a step that hangs is an error")
+    };
     assert!(
         failure.message.contains("busy with a single step for more than 1 seconds"),
         "{}",
@@ -367,14 +392,22 @@ async fn neither_idleness_nor_a_long_prompt_nor_a_slow_client_is_taken_for_a_han
 
 fn embedding(text: &str) -> Task {
     let inputs = vec![EmbedText::Text(text.into())];
-    Task::Embed(crate::canonical::Embed { inputs, truncate: true, num_ctx: None, given: Default::default() })
+    Task::Embed(crate::canonical::Embed {
+        inputs,
+        truncate: true,
+        num_ctx: None,
+        given: Default::default(),
+    })
 }
 
 #[tokio::test]
 async fn a_model_without_embeddings_says_so() {
     let link = loaded(&Arc::default(), 128).await;
     let Event::Error(failure) = end(&link, embedding("x")).await else { panic!() };
-    assert_eq!((failure.status, &*failure.message), (400, "this model does not support embeddings"));
+    assert_eq!(
+        (failure.status, &*failure.message),
+        (400, "this model does not support embeddings")
+    );
 }
 
 #[tokio::test]

@@ -46,7 +46,8 @@ const LARGE: usize = 256 << 10;
 pub fn run(socket: UnixStream, loader: &dyn Loader) -> io::Result<()> {
     let (out, outgoing) = mpsc::channel();
     let writer = socket.try_clone()?;
-    let sender = thread::Builder::new().name("send".into()).spawn(move || send_all(writer, &outgoing))?;
+    let sender =
+        thread::Builder::new().name("send".into()).spawn(move || send_all(writer, &outgoing))?;
     let send = |message| out.send(message).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe));
     send(FromRunner::Hello { version: VERSION })?;
     let mut incoming = BufReader::new(socket);
@@ -87,7 +88,11 @@ pub(super) fn guarded<T>(load: impl FnOnce() -> Result<T, LoadError>) -> Result<
     })
 }
 
-fn fail(error: LoadError, out: Sender<FromRunner>, sender: thread::JoinHandle<()>) -> io::Result<()> {
+fn fail(
+    error: LoadError,
+    out: Sender<FromRunner>,
+    sender: thread::JoinHandle<()>,
+) -> io::Result<()> {
     let LoadError { message, out_of_memory } = error;
     let _ = out.send(FromRunner::Failed { message, out_of_memory });
     drop(out);
@@ -132,7 +137,8 @@ fn put(socket: &mut BufWriter<UnixStream>, message: &FromRunner) -> io::Result<(
     match (frame(message), message) {
         (Ok(bytes), _) => socket.write_all(&bytes),
         (Err(e), FromRunner::Event(id, _)) => {
-            let failure = Failure::internal(format!("the answer is too large: {e}; ask for less at once"));
+            let failure =
+                Failure::internal(format!("the answer is too large: {e}; ask for less at once"));
             write(socket, &FromRunner::Event(*id, Event::Error(failure)))
         }
         (Err(e), _) => Err(e),
@@ -254,7 +260,9 @@ fn serve(
                     if let Some(job) = *lock(&task.job) {
                         generator.cancel(job);
                     }
-                    [&ordinary, &large, &forms, &large_forms].into_iter().for_each(|line| line.remove(id));
+                    [&ordinary, &large, &forms, &large_forms]
+                        .into_iter()
+                        .for_each(|line| line.remove(id));
                 }
             }
             ToRunner::Beat => {
@@ -280,7 +288,9 @@ fn preparers(name: &str, count: usize, preparer: &Arc<Preparer>) -> io::Result<E
     let line = Arc::<Line>::default();
     for i in 0..count {
         let (preparer, line) = (preparer.clone(), line.clone());
-        thread::Builder::new().name(format!("{name} {i}")).spawn(move || prepare_all(&preparer, &line))?;
+        thread::Builder::new()
+            .name(format!("{name} {i}"))
+            .spawn(move || prepare_all(&preparer, &line))?;
     }
     Ok(Entrance::of(&line))
 }
@@ -296,8 +306,7 @@ fn prepare_all(preparer: &Preparer, line: &Line) {
             Ok(Ok(())) => {}
             Ok(Err(failure)) => drop(end.send(Event::Error(failure))),
             Err(_) => {
-                let text =
-                    "an internal error happened while the prompt was made; the log of the server says more";
+                let text = "an internal error happened while the prompt was made; the log of the server says more";
                 end.send(Event::Error(Failure::internal(text)));
             }
         }

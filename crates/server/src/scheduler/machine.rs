@@ -12,8 +12,8 @@ use super::fit::{Space, Step, next_step};
 use super::queue::{Queue, Waiting};
 use super::run::{Run, expiry};
 use super::{
-    Action, Event, Exit, Key, Limits, LoadOptions, Memory, Need, Phase, Refusal, Request, RequestId, RunId,
-    State, Unload, View,
+    Action, Event, Exit, Key, Limits, LoadOptions, Memory, Need, Phase, Refusal, Request,
+    RequestId, RunId, State, Unload, View,
 };
 
 /// A request that has waited for so long has models leave as soon as it can, and nobody passes it any more.
@@ -148,7 +148,9 @@ impl Scheduler {
     /// Whether a request's model is on its way into memory.
     fn is_loading(&self, id: RequestId) -> bool {
         let run = self.queue.get(id).and_then(|w| self.runs.get(&w.request.key));
-        run.is_some_and(|run| matches!(run.state, State::Planning | State::Waiting | State::Loading))
+        run.is_some_and(|run| {
+            matches!(run.state, State::Planning | State::Waiting | State::Loading)
+        })
     }
 
     fn finished(&mut self, now: Instant, id: RequestId) {
@@ -170,13 +172,16 @@ impl Scheduler {
         if self.next == Some(id) {
             self.next = None;
             self.retried = false;
-            for run in self.runs.values_mut().filter(|run| run.state == State::Ready && run.draining) {
+            for run in
+                self.runs.values_mut().filter(|run| run.state == State::Ready && run.draining)
+            {
                 (run.draining, run.leaves) = (false, Unload::Idle);
             }
             self.queue.iter_mut().for_each(|waiting| waiting.stays_behind = false);
         }
         let wanted = |key: &Key| self.queue.iter().any(|w| w.request.key == *key);
-        let early = |run: &Run| matches!(run.state, State::Planning | State::Waiting | State::Loading);
+        let early =
+            |run: &Run| matches!(run.state, State::Planning | State::Waiting | State::Loading);
         let unwanted: Vec<Key> = self
             .runs
             .iter()
@@ -265,7 +270,8 @@ impl Scheduler {
 
     /// Stops every idle model whose time is over or whose room is wanted.
     fn unload_expired(&mut self, now: Instant) {
-        let over = |run: &Run| run.is_idle() && (run.draining || run.expires.is_some_and(|at| at <= now));
+        let over =
+            |run: &Run| run.is_idle() && (run.draining || run.expires.is_some_and(|at| at <= now));
         let keys: Vec<Key> =
             self.runs.iter().filter(|(_, run)| over(run)).map(|(key, _)| key.clone()).collect();
         keys.iter().for_each(|key| self.stop(key));
@@ -295,7 +301,9 @@ impl Scheduler {
         self.recheck = None;
         loop {
             self.grant_ready(now);
-            let Some(id) = self.next.or_else(|| self.queue.in_turn().first().copied()) else { return };
+            let Some(id) = self.next.or_else(|| self.queue.in_turn().first().copied()) else {
+                return;
+            };
             self.next = Some(id);
             match self.work_for(now, id) {
                 Progress::Again => {}
@@ -349,7 +357,9 @@ impl Scheduler {
                 continue;
             }
             match self.runs.get(&own).map(|run| (run.state, run.id, run.size)) {
-                None if self.runs.len() < self.limits.max_loaded.max(1) => return self.start(now, id),
+                None if self.runs.len() < self.limits.max_loaded.max(1) => {
+                    return self.start(now, id);
+                }
                 Some((State::Waiting, run, need)) if need <= self.room(&own) => {
                     self.load(&own, run);
                     return Progress::UnderWay;
@@ -370,7 +380,9 @@ impl Scheduler {
 
     /// Starts a runner for a request.
     fn start(&mut self, now: Instant, id: RequestId) -> Progress {
-        let Some(Waiting { request, reduced, .. }) = self.queue.get(id) else { return Progress::Again };
+        let Some(Waiting { request, reduced, .. }) = self.queue.get(id) else {
+            return Progress::Again;
+        };
         let (run_id, key, client) = (self.next_run, request.key.clone(), request.client);
         self.next_run += 1;
         let keep = request.keep_alive.unwrap_or(self.limits.keep_alive);
@@ -395,8 +407,11 @@ impl Scheduler {
     /// Bytes that a model may take beside the others. A plan that waits holds nothing yet.
     fn room(&self, key: &Key) -> u64 {
         let Memory { total, available } = self.memory();
-        let mut others =
-            self.runs.iter().filter(|(other, run)| *other != key && run.state != State::Waiting).peekable();
+        let mut others = self
+            .runs
+            .iter()
+            .filter(|(other, run)| *other != key && run.state != State::Waiting)
+            .peekable();
         // Mapped weights of others count as available to the system; the plan's sum holds in any case.
         let most = if others.peek().is_none() { total.min(available) } else { total };
         most.saturating_sub(others.map(|(_, run)| run.size).fold(0, u64::saturating_add))
@@ -406,11 +421,16 @@ impl Scheduler {
     fn fit(&mut self, now: Instant, id: RequestId, key: &Key) -> Progress {
         let (room, Memory { total, available }) = (self.room(key), self.memory());
         let is_busy = self.is_busy_loading();
-        let alone = !self.runs.iter().any(|(other, run)| other != key && run.state != State::Waiting);
+        let alone =
+            !self.runs.iter().any(|(other, run)| other != key && run.state != State::Waiting);
         let since = self.queue.get(id).map_or(now, |waiting| waiting.since);
         let Some(run) = self.runs.get_mut(key) else { return Progress::Again };
         let (run_id, need) = (run.id, run.size);
-        match next_step(&run.options, Need { total: need, cache: run.cache }, Space { room, total, alone }) {
+        match next_step(
+            &run.options,
+            Need { total: need, cache: run.cache },
+            Space { room, total, alone },
+        ) {
             Step::HalveContext => {
                 run.options.halve_context();
                 return self.replan(key);
@@ -451,7 +471,8 @@ impl Scheduler {
         if self.runs.values().any(Run::is_leaving) {
             return;
         }
-        let candidates = || self.runs.iter().filter(|(key, run)| *key != except && run.state == State::Ready);
+        let candidates =
+            || self.runs.iter().filter(|(key, run)| *key != except && run.state == State::Ready);
         let enough = candidates().filter(|(_, run)| run.is_idle() && run.size >= lack);
         let victim = enough
             .min_by_key(|(_, run)| run.value(now))

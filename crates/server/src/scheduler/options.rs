@@ -73,7 +73,8 @@ impl LoadOptions {
     pub fn reduce_once(&mut self) -> bool {
         let before = self.clone();
         self.draft = self.draft.take().filter(|draft| !draft.optional);
-        if let Some(smaller) = REDUCED_CONTEXTS.into_iter().find(|smaller| *smaller < self.num_ctx) {
+        if let Some(smaller) = REDUCED_CONTEXTS.into_iter().find(|smaller| *smaller < self.num_ctx)
+        {
             self.num_ctx = smaller;
         }
         self.cache = self.num_ctx;
@@ -91,7 +92,11 @@ mod tests {
 
     #[test]
     fn room_for_contexts_is_no_reason_to_load_anew() {
-        assert!(!loaded().needs_reload(&LoadOptions { num_ctx: 262144, cache: 262144, ..loaded() }));
+        assert!(!loaded().needs_reload(&LoadOptions {
+            num_ctx: 262144,
+            cache: 262144,
+            ..loaded()
+        }));
         assert!(!loaded().needs_reload(&LoadOptions { num_ctx: 1024, cache: 1024, ..loaded() }));
     }
 
@@ -104,7 +109,8 @@ mod tests {
 
     #[test]
     fn a_draft_model_is_loaded_when_wanted_kept_when_not_and_given_up_first() {
-        let draft = |name: &str, optional| Some(Draft { name: name.into(), weights: None, optional });
+        let draft =
+            |name: &str, optional| Some(Draft { name: name.into(), weights: None, optional });
         let with = LoadOptions { draft: draft("a", true), ..loaded() };
         assert!(loaded().needs_reload(&with) && !with.needs_reload(&loaded()));
         assert!(with.needs_reload(&LoadOptions { draft: draft("b", true), ..loaded() }));
@@ -118,7 +124,8 @@ mod tests {
     /// Contexts and tokens of all conversations as they are reduced.
     fn steps(num_ctx: u32, cache: u32) -> Vec<(u32, u32)> {
         let mut options = LoadOptions { num_ctx, cache, ..loaded() };
-        let steps = std::iter::from_fn(|| options.reduce().then_some((options.num_ctx, options.cache)));
+        let steps =
+            std::iter::from_fn(|| options.reduce().then_some((options.num_ctx, options.cache)));
         steps.collect()
     }
 

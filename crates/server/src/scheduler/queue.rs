@@ -74,7 +74,11 @@ impl Queue {
 
     /// The request that makes place for one of `client` where no more may wait: the newest of the client that has most,
     /// if that would still have as many. `except` is not sent away.
-    pub(super) fn makes_place_for(&self, client: u64, except: Option<RequestId>) -> Option<RequestId> {
+    pub(super) fn makes_place_for(
+        &self,
+        client: u64,
+        except: Option<RequestId>,
+    ) -> Option<RequestId> {
         let waits = |client| self.waiting.iter().filter(|w| w.request.client == client).count();
         let others = self.waiting.iter().filter(|w| Some(w.request.id) != except);
         // The last of equals: the newest.

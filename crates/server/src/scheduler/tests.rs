@@ -88,7 +88,14 @@ fn planned(run: RunId, total: u64) -> Event {
 }
 
 fn request(id: RequestId, model: &str) -> Request {
-    Request { id, client: 0, key: Key(model.into()), options: options(), num_ctx: None, keep_alive: None }
+    Request {
+        id,
+        client: 0,
+        key: Key(model.into()),
+        options: options(),
+        num_ctx: None,
+        keep_alive: None,
+    }
 }
 
 fn with_keep(id: RequestId, model: &str, keep: KeepAlive) -> Event {
@@ -157,7 +164,11 @@ fn changed_options_load_anew_after_running_requests_have_ended() {
     let other = Request { options: LoadOptions { num_thread: 7, ..options() }, ..request(2, "a") };
     let new_options = other.options.clone();
     assert_eq!(b.event(Event::Request(other)), []);
-    assert_eq!(b.ask(3, "a"), [], "nobody is let in any more, or the second request would wait for ever");
+    assert_eq!(
+        b.ask(3, "a"),
+        [],
+        "nobody is let in any more, or the second request would wait for ever"
+    );
     assert_eq!(b.finish(1), [Action::Stop(1)]);
     assert_eq!(b.gone(1), [Action::Start(2, Key("a".into()), new_options)]);
 }
@@ -313,7 +324,11 @@ fn models_coexist_as_far_as_memory_goes_and_then_the_oldest_leaves() {
     b.pass(1);
     assert_eq!(b.ask(4, "d"), [Action::Stop(1)], "three models at most");
     assert_eq!(b.gone(1), [start(4, "d")]);
-    assert_eq!(b.event(planned(4, 13 * GB)), [Action::Stop(3)], "the one that makes room enough alone");
+    assert_eq!(
+        b.event(planned(4, 13 * GB)),
+        [Action::Stop(3)],
+        "the one that makes room enough alone"
+    );
     assert_eq!(b.gone(3), [Action::Load(4)]);
     b.event(Event::Loaded(4, 4096, 13 * GB));
     assert_eq!(b.loaded(), ["b", "d"]);
@@ -375,7 +390,10 @@ fn other_failures_are_not_tried_again() {
     b.finish(1);
     b.ask(2, "b");
     let exit = Exit { reason: "signal: 11".into(), out_of_memory: false };
-    assert_eq!(b.event(Event::Exited(2, exit.clone())), [Action::Refuse(2, Refusal::LoadFailed(exit))]);
+    assert_eq!(
+        b.event(Event::Exited(2, exit.clone())),
+        [Action::Refuse(2, Refusal::LoadFailed(exit))]
+    );
     assert_eq!(b.loaded(), ["a"]);
 }
 

@@ -272,7 +272,8 @@ impl ScriptFile {
         state.requests += 1;
         let request = state.requests;
         let fits = |(answer, given): (&Answer, &u64)| {
-            answer.times.is_none_or(|times| *given < times) && answer.when.holds(conversation, request)
+            answer.times.is_none_or(|times| *given < times)
+                && answer.when.holds(conversation, request)
         };
         let Some(at) = state.answers.iter().zip(&state.given).position(fits) else {
             return Err(ScriptError::NoAnswer { path: self.path.clone(), request });

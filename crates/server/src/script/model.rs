@@ -19,7 +19,8 @@ pub(crate) fn install(store: &Store, window: u32) -> Result<(), ServeError> {
     let weights = weights(window).map_err(ScriptError::from)?;
     let digest = store.add_blob(&weights)?.digest.to_string();
     let template = embedded::template();
-    let parameters = json!({"temperature": 0, "num_ctx": window, "stop": ["<|im_end|>", "<|endoftext|>"]});
+    let parameters =
+        json!({"temperature": 0, "num_ctx": window, "stop": ["<|im_end|>", "<|endoftext|>"]});
     let request = CreateRequest {
         files: Some([("script.gguf".to_owned(), digest)].into()),
         template: Some(template.to_owned()),
@@ -58,6 +59,7 @@ fn weights(window: u32) -> Result<Vec<u8>, GgufError> {
         let shape: Vec<u64> = tensor.shape.iter().map(narrow).collect();
         file.tensor(&tensor.name, floats.unwrap_or(tensor.ty), &shape)?;
     }
-    let zeros: Vec<Vec<u8>> = file.tensors().iter().map(|tensor| vec![0; tensor.size as usize]).collect();
+    let zeros: Vec<Vec<u8>> =
+        file.tensors().iter().map(|tensor| vec![0; tensor.size as usize]).collect();
     file.to_vec(zeros.iter().map(Vec::as_slice))
 }

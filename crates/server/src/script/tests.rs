@@ -13,7 +13,8 @@ fn written(folder: &tempfile::TempDir, script: &Value) -> PathBuf {
 
 fn open(script: &Value, player: Player) -> Result<(tempfile::TempDir, ScriptFile, Script), String> {
     let folder = tempfile::tempdir().unwrap();
-    let (file, script) = ScriptFile::open(written(&folder, script), player).map_err(|e| e.to_string())?;
+    let (file, script) =
+        ScriptFile::open(written(&folder, script), player).map_err(|e| e.to_string())?;
     Ok((folder, file, script))
 }
 
@@ -56,7 +57,10 @@ fn scripts_that_nobody_can_play_are_refused() {
     assert!(refused(json!({"answers": [], "windows": 1}), Player::Model).contains("unknown field"));
     assert!(refused(step(json!({"say": "x"})), Player::Model).contains("unknown variant"));
     let delta = refused(step(json!({"delta": {}})), Player::Model);
-    assert!(delta.ends_with("answer 0 has a step that this player does not know: delta"), "{delta}");
+    assert!(
+        delta.ends_with("answer 0 has a step that this player does not know: delta"),
+        "{delta}"
+    );
     assert!(refused(step(json!({"raw": "x"})), Player::Upstream).ends_with(": raw"));
     assert!(open(&step(json!("crash")), Player::Model).is_ok());
 }
@@ -90,7 +94,8 @@ async fn an_upstream_interleaves_parallel_calls_and_ends_as_told() {
     assert_eq!(end, "[DONE]");
     let deltas: Vec<&Value> = events.iter().map(|event| &event["choices"][0]["delta"]).collect();
     assert_eq!(deltas[1]["reasoning_content"], "so");
-    let order: Vec<u64> = deltas.iter().filter_map(|d| d["tool_calls"][0]["index"].as_u64()).collect();
+    let order: Vec<u64> =
+        deltas.iter().filter_map(|d| d["tool_calls"][0]["index"].as_u64()).collect();
     assert_eq!(order, [0, 1, 0, 1, 0]);
     assert_eq!(
         (&deltas[2]["tool_calls"][0]["id"], &deltas[3]["tool_calls"][0]["id"]),
@@ -98,10 +103,15 @@ async fn an_upstream_interleaves_parallel_calls_and_ends_as_told() {
     );
     assert_eq!(events[events.len() - 2]["choices"][0]["finish_reason"], "tool_calls");
     assert_eq!(events[events.len() - 1]["usage"]["prompt_tokens"], 7);
-    let (events, _) = streamed(json!({"steps": [], "finish": "abort", "without_usage": true})).await;
+    let (events, _) =
+        streamed(json!({"steps": [], "finish": "abort", "without_usage": true})).await;
     assert_eq!(events[events.len() - 1]["choices"][0]["finish_reason"], "abort");
-    let (events, end) = streamed(json!({"steps": [{"text": "x"}, {"fail": "gone"}, {"text": "y"}]})).await;
-    assert_eq!((&events[2]["error"]["message"], events.len(), end.as_str()), (&json!("gone"), 3, ""));
+    let (events, end) =
+        streamed(json!({"steps": [{"text": "x"}, {"fail": "gone"}, {"text": "y"}]})).await;
+    assert_eq!(
+        (&events[2]["error"]["message"], events.len(), end.as_str()),
+        (&json!("gone"), 3, "")
+    );
     let (events, end) = streamed(json!({"steps": [{"text": "x"}, "crash"]})).await;
     assert_eq!((events.len(), end.as_str()), (2, "the script ends the connection"));
 }

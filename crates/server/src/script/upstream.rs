@@ -49,7 +49,9 @@ impl Desk for Upstream {
                 (&Method::POST, "/v1/chat/completions") => {
                     match to_bytes(request.into_body(), MAX_BODY).await {
                         Ok(body) => chat(&script, window, &calls, &body),
-                        Err(error) => refused(StatusCode::PAYLOAD_TOO_LARGE, "too_large", &error.to_string()),
+                        Err(error) => {
+                            refused(StatusCode::PAYLOAD_TOO_LARGE, "too_large", &error.to_string())
+                        }
                     }
                 }
                 (method, path) => {
@@ -64,7 +66,8 @@ impl Desk for Upstream {
 }
 
 fn models(window: u32) -> Response {
-    let model = json!({"id": MODEL, "object": "model", "owned_by": "puna", "max_model_len": window});
+    let model =
+        json!({"id": MODEL, "object": "model", "owned_by": "puna", "max_model_len": window});
     axum::Json(json!({"object": "list", "data": [model]})).into_response()
 }
 
@@ -79,7 +82,11 @@ fn chat(script: &ScriptFile, window: u32, calls: &AtomicU64, body: &[u8]) -> Res
         Err(error) => return refused(StatusCode::BAD_REQUEST, "bad_json", &error.to_string()),
     };
     if request["stream"] != true {
-        return refused(StatusCode::BAD_REQUEST, "stream", "the scripted upstream only streams: set stream");
+        return refused(
+            StatusCode::BAD_REQUEST,
+            "stream",
+            "the scripted upstream only streams: set stream",
+        );
     }
     let conversation = conversation_of(&request);
     let tokens = body.len().div_ceil(TOKEN);
@@ -130,7 +137,11 @@ pub(super) enum Chunk {
 }
 
 /// The chunks of an answer to a prompt of so many tokens.
-pub(super) fn chunks_of(answer: &Answer, prompt_tokens: usize, calls: &AtomicU64) -> VecDeque<Chunk> {
+pub(super) fn chunks_of(
+    answer: &Answer,
+    prompt_tokens: usize,
+    calls: &AtomicU64,
+) -> VecDeque<Chunk> {
     let chunk = |delta: Value, finish: Option<&str>| {
         let choice = json!({"index": 0, "delta": delta, "finish_reason": finish});
         let chunk = json!({
@@ -146,23 +157,30 @@ pub(super) fn chunks_of(answer: &Answer, prompt_tokens: usize, calls: &AtomicU64
                 all.extend(pieces(text).map(|text| chunk(json!({"content": text}), None)));
             }
             Step::Thinking(text) => {
-                all.extend(pieces(text).map(|text| chunk(json!({"reasoning_content": text}), None)));
+                all.extend(
+                    pieces(text).map(|text| chunk(json!({"reasoning_content": text}), None)),
+                );
             }
             Step::Call(call) => {
                 all.extend(
-                    call_deltas(&[call], &mut index, calls).into_iter().map(|delta| chunk(delta, None)),
+                    call_deltas(&[call], &mut index, calls)
+                        .into_iter()
+                        .map(|delta| chunk(delta, None)),
                 );
             }
             Step::Calls(parallel) => {
                 let parallel: Vec<&Call> = parallel.iter().collect();
                 all.extend(
-                    call_deltas(&parallel, &mut index, calls).into_iter().map(|delta| chunk(delta, None)),
+                    call_deltas(&parallel, &mut index, calls)
+                        .into_iter()
+                        .map(|delta| chunk(delta, None)),
                 );
             }
             Step::Delta(delta) => all.push_back(chunk(delta.clone(), None)),
             Step::Wait(time) => all.push_back(Chunk::Wait(Duration::from_millis(*time))),
             Step::Fail(reason) => {
-                let error = json!({"error": {"message": reason, "type": "server_error", "code": 500}});
+                let error =
+                    json!({"error": {"message": reason, "type": "server_error", "code": 500}});
                 all.push_back(Chunk::Data(error.to_string()));
                 return all;
             }
@@ -206,7 +224,9 @@ fn call_deltas(parallel: &[&Call], index: &mut usize, calls: &AtomicU64) -> Vec<
     while arguments.iter().any(|(_, left)| !left.is_empty()) {
         for (number, left) in &mut arguments {
             if let Some(piece) = left.pop_front() {
-                deltas.push(json!({"tool_calls": [{"index": number, "function": {"arguments": piece}}]}));
+                deltas.push(
+                    json!({"tool_calls": [{"index": number, "function": {"arguments": piece}}]}),
+                );
             }
         }
     }
@@ -215,7 +235,8 @@ fn call_deltas(parallel: &[&Call], index: &mut usize, calls: &AtomicU64) -> Vec<
 
 fn pieces(text: &str) -> impl Iterator<Item = String> {
     let characters: Vec<char> = text.chars().collect();
-    let pieces: Vec<String> = characters.chunks(PIECE).map(|piece| piece.iter().collect()).collect();
+    let pieces: Vec<String> =
+        characters.chunks(PIECE).map(|piece| piece.iter().collect()).collect();
     pieces.into_iter()
 }
 
@@ -233,14 +254,19 @@ impl Drop for Sending {
 }
 
 /// The bytes of an answer, each chunk in its time.
-pub(super) fn play(chunks: VecDeque<Chunk>, pace: Duration) -> impl Stream<Item = io::Result<Bytes>> + Send {
+pub(super) fn play(
+    chunks: VecDeque<Chunk>,
+    pace: Duration,
+) -> impl Stream<Item = io::Result<Bytes>> + Send {
     stream::unfold(Sending { chunks }, move |mut sending| async move {
         loop {
             match sending.chunks.pop_front()? {
                 Chunk::Wait(time) => tokio::time::sleep(time).await,
                 Chunk::Cut => {
-                    let cut =
-                        io::Error::new(io::ErrorKind::ConnectionAborted, "the script ends the connection");
+                    let cut = io::Error::new(
+                        io::ErrorKind::ConnectionAborted,
+                        "the script ends the connection",
+                    );
                     sending.chunks.clear();
                     return Some((Err(cut), sending));
                 }

@@ -13,9 +13,9 @@ pub(super) fn remote(request: &CreateRequest) -> Result<Option<Remote>, StoreErr
     let from = request.from.as_deref().unwrap_or_default();
     match request.remote_host.as_deref().filter(|host| !host.is_empty()) {
         None => Remote::parse(from),
-        Some(_) if from.is_empty() => {
-            Err(StoreError::BadRemote("`from` has to name the model as the other server does".into()))
-        }
+        Some(_) if from.is_empty() => Err(StoreError::BadRemote(
+            "`from` has to name the model as the other server does".into(),
+        )),
         Some(host) => Ok(Some(Remote { host: host.to_owned(), model: from.to_owned() })),
     }
 }
@@ -39,8 +39,10 @@ pub(super) fn for_remote(request: &CreateRequest) -> Result<(), StoreError> {
     if asked.is_empty() {
         return Ok(());
     }
-    let reason =
-        format!("its weights, prompts and answers are the other server's: leave {} out", asked.join(" and "));
+    let reason = format!(
+        "its weights, prompts and answers are the other server's: leave {} out",
+        asked.join(" and ")
+    );
     Err(StoreError::BadRemote(reason))
 }
 
@@ -54,7 +56,9 @@ pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), St
             return Err(crate::digest::DigestError.into());
         }
     }
-    if request.draft_quantize.as_ref().is_some_and(|q| !q.is_empty()) && request.draft_files.is_empty() {
+    if request.draft_quantize.as_ref().is_some_and(|q| !q.is_empty())
+        && request.draft_files.is_empty()
+    {
         return Err(StoreError::DraftQuantize);
     }
     // Before the name behind it is looked at.
@@ -78,9 +82,10 @@ pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), St
     if request.imatrix.is_some() && kind(&request.quantize).is_none() {
         return Err(StoreError::ImatrixAlone);
     }
-    for (kind, has_imatrix) in
-        [(kind(&request.quantize), request.imatrix.is_some()), (kind(&request.draft_quantize), false)]
-    {
+    for (kind, has_imatrix) in [
+        (kind(&request.quantize), request.imatrix.is_some()),
+        (kind(&request.draft_quantize), false),
+    ] {
         kind.map(|kind| super::files::quantize_type(&kind, has_imatrix)).transpose()?;
     }
     request.requires.as_deref().map_or(Ok(()), requires)?;
@@ -106,7 +111,11 @@ fn known(what: &'static str, name: Option<&str>, known: &[BuiltIn]) -> Result<()
     let names: Vec<&str> = known.iter().map(|one| one.name).collect();
     match name {
         Some(name) if !name.is_empty() && !names.contains(&name) => {
-            Err(StoreError::UnknownBuiltIn { what, name: crate::name::shown(name), known: names.join(", ") })
+            Err(StoreError::UnknownBuiltIn {
+                what,
+                name: crate::name::shown(name),
+                known: names.join(", "),
+            })
         }
         _ => Ok(()),
     }
@@ -155,7 +164,8 @@ pub(super) fn apply_info(config: &mut Config, info: &Map<String, Value>) -> Resu
             "capabilities" => {
                 let items = value.as_array().ok_or(bad("a list of strings"))?;
                 let names = items.iter().map(|item| item.as_str().map(str::to_owned));
-                config.capabilities = names.collect::<Option<_>>().ok_or(bad("a list of strings"))?;
+                config.capabilities =
+                    names.collect::<Option<_>>().ok_or(bad("a list of strings"))?;
             }
             "model_family" => {
                 config.model_family = text()?;
@@ -194,11 +204,15 @@ mod tests {
     fn overrides_must_have_their_type() {
         let of = |field: &str, value: Value| {
             let mut config = Config::default();
-            apply_info(&mut config, &[(field.to_owned(), value)].into_iter().collect()).map(|()| config)
+            apply_info(&mut config, &[(field.to_owned(), value)].into_iter().collect())
+                .map(|()| config)
         };
         assert_eq!(of("context_length", 5.into()).unwrap().context_length, 5);
         let text = |field, value| of(field, value).unwrap_err().to_string();
-        assert_eq!(text("context_length", "5".into()), "info field \"context_length\" must be a number");
+        assert_eq!(
+            text("context_length", "5".into()),
+            "info field \"context_length\" must be a number"
+        );
         assert_eq!(
             text("context_length", (-5).into()),
             "info field \"context_length\" must be a non-negative integer"

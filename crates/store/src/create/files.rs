@@ -54,7 +54,8 @@ impl Sources {
         store: &Store,
         files: impl IntoIterator<Item = (&'a String, &'a String)>,
     ) -> Result<Self, StoreError> {
-        let files: Vec<_> = files.into_iter().map(|(name, digest)| (name.clone(), digest.clone())).collect();
+        let files: Vec<_> =
+            files.into_iter().map(|(name, digest)| (name.clone(), digest.clone())).collect();
         let is = |name: &str, suffix: &str| name.to_ascii_lowercase().ends_with(suffix);
         if files.iter().any(|(name, _)| is(name, ".safetensors")) {
             // A GGUF file beside them is the projector of their model, or another one.
@@ -96,7 +97,8 @@ impl Sources {
     /// Tokens that a sentence encoder was trained to read, where its folder says so. Its position table is often longer, but
     /// sentence-transformers cuts texts there.
     pub(super) fn sentence_limit(&self, store: &Store) -> Result<Option<u64>, StoreError> {
-        let Some((name, digest)) = self.folder.iter().find(|(name, _)| name == "sentence_bert_config.json")
+        let Some((name, digest)) =
+            self.folder.iter().find(|(name, _)| name == "sentence_bert_config.json")
         else {
             return Ok(None);
         };
@@ -249,7 +251,8 @@ pub(super) fn template(
     let token = |key: &str| {
         let number = meta.opt_u32(key).ok().flatten();
         let mut tokens = meta.strings("tokenizer.ggml.tokens").ok().flatten();
-        let text = number.zip(tokens.as_mut()).and_then(|(number, tokens)| tokens.nth(number as usize));
+        let text =
+            number.zip(tokens.as_mut()).and_then(|(number, tokens)| tokens.nth(number as usize));
         String::from_utf8_lossy(text.unwrap_or_default()).into_owned()
     };
     let (bos, eos) = (token("tokenizer.ggml.bos_token_id"), token("tokenizer.ggml.eos_token_id"));
@@ -258,7 +261,11 @@ pub(super) fn template(
 
 /// Refuses an adapter that is made for another architecture than a model's, in whichever form the model's file names it.
 /// Control vectors do not name any.
-pub(super) fn check_adapter(store: &Store, adapter: &Layer, model: &Layer) -> Result<(), StoreError> {
+pub(super) fn check_adapter(
+    store: &Store,
+    adapter: &Layer,
+    model: &Layer,
+) -> Result<(), StoreError> {
     let facts = store.facts(&adapter.digest, &store.layer_path(adapter)?)?;
     if facts.is_control_vector() {
         return Ok(());
@@ -304,7 +311,8 @@ pub(crate) const QUANTIZE_TYPES: [&str; 20] = [
 
 /// Further types, that are worth it with an importance matrix alone.
 pub(crate) const IMATRIX_TYPES: [&str; 11] = [
-    "Q2_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S",
+    "Q2_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS",
+    "IQ1_M", "IQ1_S",
 ];
 
 /// Refuses a type that nothing is quantized to.

@@ -37,7 +37,9 @@ impl LocalFile {
     pub fn read(path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Self, StoreError> {
         match fs::metadata(path) {
             Err(e) if is_absent(&e) => return Err(StoreError::NoFile { path: path.to_owned() }),
-            Ok(meta) if !meta.is_file() => return Err(StoreError::NotRegular { path: path.to_owned() }),
+            Ok(meta) if !meta.is_file() => {
+                return Err(StoreError::NotRegular { path: path.to_owned() });
+            }
             _ => {}
         }
         let mut hashing = Hashing::of([path])?;
@@ -61,12 +63,21 @@ impl Hashing {
         Ok(Self { total, done: 0, pace: Pace::new() })
     }
 
-    fn read(&mut self, path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<LocalFile, StoreError> {
+    fn read(
+        &mut self,
+        path: &Path,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<LocalFile, StoreError> {
         let (before, total) = (self.done, self.total);
         let mut tell = |read: u64| {
             let done = before + read;
             if self.pace.is_due(done >= total) {
-                progress(Progress::bytes("gathering model components", GATHERING, done.min(total), total));
+                progress(Progress::bytes(
+                    "gathering model components",
+                    GATHERING,
+                    done.min(total),
+                    total,
+                ));
             }
         };
         let mut read = || Digest::of_reader_with(&mut File::open(path)?, &mut tell);
@@ -145,7 +156,8 @@ impl<'a> Planning<'a> {
             }
             Instruction::Message { role, content } => {
                 let message = [("role", role), ("content", content)];
-                let message = message.map(|(key, text)| (key.to_owned(), Value::from(text.as_str())));
+                let message =
+                    message.map(|(key, text)| (key.to_owned(), Value::from(text.as_str())));
                 request.messages.push(Value::Object(message.into_iter().collect()));
             }
             Instruction::Parameter { name, value } => {
@@ -168,7 +180,9 @@ impl<'a> Planning<'a> {
                 *from = Some(match from.take() {
                     None => text.to_owned(),
                     // Several servers of one model.
-                    Some(before) if is_remote(&before) && is_remote(text) => format!("{before},{text}"),
+                    Some(before) if is_remote(&before) && is_remote(text) => {
+                        format!("{before},{text}")
+                    }
                     Some(before) => {
                         let models = [before.as_str(), text].map(crate::name::shown);
                         return Err(StoreError::ManyModels { files: models.into() });
@@ -183,7 +197,10 @@ impl<'a> Planning<'a> {
     fn finish(self, progress: &mut dyn FnMut(Progress)) -> Result<LocalPlan, StoreError> {
         let Self { mut plan, mut sources, mut drafts, mut adapters, values, .. } = self;
         if let (Some(name), Some(path)) = (&plan.request.from, sources.keys().next()) {
-            return Err(StoreError::FromBoth { name: crate::name::shown(name), path: path.clone() });
+            return Err(StoreError::FromBoth {
+                name: crate::name::shown(name),
+                path: path.clone(),
+            });
         }
         if let Some(Ok(Some(_))) = plan.request.from.as_deref().map(Remote::parse) {
             // Before any file is read: of these the names are enough.
@@ -197,7 +214,8 @@ impl<'a> Planning<'a> {
         [&sources, &drafts, &adapters].into_iter().try_for_each(split::check_whole)?;
         plan.files = hash([&mut sources, &mut drafts, &mut adapters], progress)?;
         // Digests stand under one name, whatever they are of.
-        let same = |path: &&PathBuf| sources.get(*path).is_some_and(|digest| drafts[*path] == *digest);
+        let same =
+            |path: &&PathBuf| sources.get(*path).is_some_and(|digest| drafts[*path] == *digest);
         if let Some(path) = drafts.keys().find(same) {
             return Err(StoreError::DraftIsModel { path: path.clone() });
         }
@@ -220,7 +238,10 @@ impl<'a> Planning<'a> {
 type Files = BTreeMap<PathBuf, Option<Digest>>;
 
 /// Finds out the digests of all files, and lists each content once.
-fn hash(sets: [&mut Files; 3], progress: &mut dyn FnMut(Progress)) -> Result<Vec<LocalFile>, StoreError> {
+fn hash(
+    sets: [&mut Files; 3],
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Vec<LocalFile>, StoreError> {
     let unknown = |files: &Files| -> Vec<PathBuf> {
         files.iter().filter(|(_, digest)| digest.is_none()).map(|(path, _)| path.clone()).collect()
     };
@@ -311,7 +332,8 @@ impl Places<'_> {
 fn check_weights(path: &Path, text: &str) -> Result<(), StoreError> {
     let lower = text.to_ascii_lowercase();
     // Files of a folder may be named one by one.
-    if [".safetensors", ".json", ".model", ".txt", ".jinja"].iter().any(|end| lower.ends_with(end)) {
+    if [".safetensors", ".json", ".model", ".txt", ".jinja"].iter().any(|end| lower.ends_with(end))
+    {
         return Ok(());
     }
     match Gguf::open(path) {
@@ -338,9 +360,14 @@ fn is_absent(error: &std::io::Error) -> bool {
 
 /// The names under which files are sent: relative to the deepest folder that holds all of them.
 fn named(files: &Files) -> BTreeMap<String, String> {
-    let common = files.keys().map(|path| path.parent().unwrap_or(path).to_owned()).reduce(|a, b| {
-        a.components().zip(b.components()).take_while(|(a, b)| a == b).map(|(a, _)| a).collect::<PathBuf>()
-    });
+    let common =
+        files.keys().map(|path| path.parent().unwrap_or(path).to_owned()).reduce(|a, b| {
+            a.components()
+                .zip(b.components())
+                .take_while(|(a, b)| a == b)
+                .map(|(a, _)| a)
+                .collect::<PathBuf>()
+        });
     let common = common.unwrap_or_default();
     let name = |path: &Path| {
         let relative = path.strip_prefix(&common).unwrap_or(path);
@@ -350,7 +377,10 @@ fn named(files: &Files) -> BTreeMap<String, String> {
         });
         parts.collect::<Vec<_>>().join("/")
     };
-    files.iter().filter_map(|(path, digest)| Some((name(path), digest.as_ref()?.to_string()))).collect()
+    files
+        .iter()
+        .filter_map(|(path, digest)| Some((name(path), digest.as_ref()?.to_string())))
+        .collect()
 }
 
 /// Weights that a folder may hold, best first: a pattern of the name, and whether folders below count too.
@@ -419,7 +449,8 @@ fn select(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
 /// The files of a folder and those of its folders, in order.
 fn listing(dir: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), StoreError> {
     let read = |dir: &Path| -> std::io::Result<Vec<PathBuf>> {
-        let mut paths = fs::read_dir(dir)?.map(|e| Ok(e?.path())).collect::<std::io::Result<Vec<_>>>()?;
+        let mut paths =
+            fs::read_dir(dir)?.map(|e| Ok(e?.path())).collect::<std::io::Result<Vec<_>>>()?;
         paths.sort();
         Ok(paths)
     };
@@ -427,8 +458,12 @@ fn listing(dir: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), StoreError> {
     let (dirs, mut top): (Vec<_>, Vec<_>) = all.into_iter().partition(|path| path.is_dir());
     // A link that leads nowhere stays: what it stands for is missing, and is to be told.
     top.retain(|path| fs::metadata(path).map_or(true, |meta| meta.is_file()));
-    let below =
-        dirs.iter().filter_map(|dir| read(dir).ok()).flatten().filter(|path| path.is_file()).collect();
+    let below = dirs
+        .iter()
+        .filter_map(|dir| read(dir).ok())
+        .flatten()
+        .filter(|path| path.is_file())
+        .collect();
     Ok((top, below))
 }
 
@@ -452,5 +487,9 @@ fn within(dir: &Path, path: &Path) -> Result<PathBuf, StoreError> {
         return Ok(real);
     }
     let shown = path.strip_prefix(dir).unwrap_or(path).to_owned();
-    Err(ImportError::InsecurePath { path: shown, cached: path.to_string_lossy().contains(".cache") }.into())
+    Err(ImportError::InsecurePath {
+        path: shown,
+        cached: path.to_string_lossy().contains(".cache"),
+    }
+    .into())
 }

@@ -13,8 +13,8 @@ use serde_json::{Map, Value};
 pub use files::check_quantize_type;
 pub use local::{LocalFile, LocalPlan, plan_local};
 pub use request::{
-    CheckDraft, CheckModel, CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks, NamedTemplate,
-    Progress,
+    CheckDraft, CheckModel, CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks,
+    NamedTemplate, Progress,
 };
 
 use crate::builtin;
@@ -55,7 +55,8 @@ impl Store {
         let mut draft = Draft::default();
         let made = self.make(name, request, hooks, progress, &mut draft);
         // Whatever came of it: what a manifest uses needs no pin any more, and the rest may go.
-        let files = request.files.iter().flatten().chain(&request.adapters).chain(&request.draft_files);
+        let files =
+            request.files.iter().flatten().chain(&request.adapters).chain(&request.draft_files);
         let files = files.map(|(_, digest)| digest).chain(&request.imatrix);
         let files = files.filter_map(|digest| digest.parse().ok());
         self.release(files.chain(draft.taken).chain(draft.layers.iter().map(|l| l.layer.digest)));
@@ -72,11 +73,13 @@ impl Store {
     ) -> Result<(), StoreError> {
         let name = self.spelling(name)?;
         // Read first: it is small, and what it is made for is not.
-        let imatrix = request.imatrix.as_deref().map(|digest| files::imatrix(self, digest)).transpose()?;
+        let imatrix =
+            request.imatrix.as_deref().map(|digest| files::imatrix(self, digest)).transpose()?;
         let remote = check::remote(request)?;
         match (remote, request.from.as_deref().filter(|from| !from.is_empty())) {
             (Some(Remote { host, model }), _) => {
-                draft.config = Config { remote_host: host, remote_model: model, ..Config::default() };
+                draft.config =
+                    Config { remote_host: host, remote_model: model, ..Config::default() };
             }
             (None, Some(from)) => {
                 draft.take_model(self, from)?;
@@ -89,7 +92,13 @@ impl Store {
         draft.take_adapters(self, request, progress)?;
         draft.take_draft_files(self, request, progress)?;
         draft.check_new(self, request, hooks, progress)?;
-        draft.quantize(self, request.quantize.as_deref(), imatrix.as_ref(), media::MODEL, progress)?;
+        draft.quantize(
+            self,
+            request.quantize.as_deref(),
+            imatrix.as_ref(),
+            media::MODEL,
+            progress,
+        )?;
         draft.quantize(self, request.draft_quantize.as_deref(), None, media::DRAFT, progress)?;
         draft.assume_formats(self, request)?;
         draft.edit(self, request)?;
@@ -101,7 +110,13 @@ impl Store {
         let blob = self.add_blob(&config)?;
         let manifest = Manifest {
             config: Some(Layer::new(media::CONFIG, blob.digest, blob.size)),
-            layers: draft.layers.iter().map(|layer| &layer.layer).chain(&request.beside).cloned().collect(),
+            layers: draft
+                .layers
+                .iter()
+                .map(|layer| &layer.layer)
+                .chain(&request.beside)
+                .cloned()
+                .collect(),
         };
         progress(Progress::status("writing manifest"));
         self.write_manifest(&name, &manifest.to_bytes(), hooks.keep_unused)
@@ -211,19 +226,22 @@ impl Draft {
         progress: ProgressFn<'_>,
     ) -> Result<(), StoreError> {
         if !request.adapters.is_empty() {
-            let model = self.layers.iter().rfind(|l| l.layer.media_type == media::MODEL).map(|l| &l.layer);
+            let model =
+                self.layers.iter().rfind(|l| l.layer.media_type == media::MODEL).map(|l| &l.layer);
             let files = files::adapter_layers(store, &request.adapters, model, progress)?;
             for SourceFile { layer, is_new, .. } in files {
                 if layer.media_type != media::ADAPTER {
                     let is_it = |digest: &str| digest.parse() == Ok(layer.digest);
                     let named = request.adapters.iter().find(|(_, digest)| is_it(digest));
-                    let file = named.map_or("a file".to_owned(), |(name, _)| crate::name::shown(name));
+                    let file =
+                        named.map_or("a file".to_owned(), |(name, _)| crate::name::shown(name));
                     return Err(StoreError::NotAnAdapter { file });
                 }
                 self.layers.push(DraftLayer { layer, is_new, status: None });
             }
         }
-        let of_type = |ty: &'static str| self.layers.iter().filter(move |l| l.layer.media_type == ty);
+        let of_type =
+            |ty: &'static str| self.layers.iter().filter(move |l| l.layer.media_type == ty);
         let Some(model) = of_type(media::MODEL).next_back() else { return Ok(()) };
         for adapter in of_type(media::ADAPTER) {
             files::check_adapter(store, &adapter.layer, &model.layer)?;
@@ -242,11 +260,13 @@ impl Draft {
             return Ok(());
         }
         let mut files = Sources::of(store, &request.draft_files)?.into_layers(store, progress)?;
-        let (Some(SourceFile { mut layer, is_new, facts }), []) = (files.pop(), files.as_slice()) else {
+        let (Some(SourceFile { mut layer, is_new, facts }), []) = (files.pop(), files.as_slice())
+        else {
             return Err(StoreError::ManyDrafts { files: files.len() + 1 });
         };
         if layer.media_type != media::MODEL || facts.pooling.is_some() {
-            let kind = if facts.pooling.is_some() { "an embedding model" } else { facts.kind.as_str() };
+            let kind =
+                if facts.pooling.is_some() { "an embedding model" } else { facts.kind.as_str() };
             return Err(StoreError::NotADraft { kind: kind.to_owned() });
         }
         layer.media_type = media::DRAFT.into();
@@ -267,7 +287,8 @@ impl Draft {
             let layer = self.layers.iter().rfind(|l| l.layer.media_type == ty);
             layer.map(|l| store.layer_path(&l.layer)).transpose()
         };
-        let has_new = request.files.is_some() && request.from.is_none() || !request.adapters.is_empty();
+        let has_new =
+            request.files.is_some() && request.from.is_none() || !request.adapters.is_empty();
         if has_new
             && let Some(check) = hooks.check_model
             && let Some(weights) = path(media::MODEL)?
@@ -275,7 +296,8 @@ impl Draft {
             let adapters = self.layers.iter().filter(|l| l.layer.media_type == media::ADAPTER);
             let adapters: Vec<_> =
                 adapters.map(|l| store.layer_path(&l.layer)).collect::<Result<_, StoreError>>()?;
-            let remark = check(&weights, &adapters).map_err(|reason| StoreError::NotLoadable { reason })?;
+            let remark =
+                check(&weights, &adapters).map_err(|reason| StoreError::NotLoadable { reason })?;
             remark.into_iter().for_each(|remark| progress(Progress::status(remark)));
         }
         if (has_new || !request.draft_files.is_empty())
@@ -347,8 +369,12 @@ impl Draft {
             return Ok(());
         };
         let facts = store.facts(&model.layer.digest, &store.layer_path(&model.layer)?)?;
-        let Some((name, stop)) = builtin::of_architecture(&facts.architecture) else { return Ok(()) };
-        for field in [&mut config.renderer, &mut config.parser].into_iter().filter(|field| field.is_empty()) {
+        let Some((name, stop)) = builtin::of_architecture(&facts.architecture) else {
+            return Ok(());
+        };
+        for field in
+            [&mut config.renderer, &mut config.parser].into_iter().filter(|field| field.is_empty())
+        {
             field.push_str(name);
         }
         if let Some(stop) = stop.filter(|_| !request.parameters.contains_key("stop")) {
@@ -362,7 +388,9 @@ impl Draft {
         let config = &mut self.config;
         let mut families = Vec::new();
         let mut model: Option<std::sync::Arc<Facts>> = None;
-        for DraftLayer { layer, .. } in self.layers.iter().filter(|l| l.layer.media_type == media::MODEL) {
+        for DraftLayer { layer, .. } in
+            self.layers.iter().filter(|l| l.layer.media_type == media::MODEL)
+        {
             let facts = store.facts(&layer.digest, &store.layer_path(layer)?)?;
             families.push(facts.architecture.clone());
             model = Some(facts);
@@ -390,7 +418,10 @@ impl Draft {
         };
         set(&mut config.renderer, &request.renderer);
         set(&mut config.parser, &request.parser);
-        set(&mut config.requires, &request.requires.as_ref().map(|v| v.trim_start_matches('v').to_owned()));
+        set(
+            &mut config.requires,
+            &request.requires.as_ref().map(|v| v.trim_start_matches('v').to_owned()),
+        );
         check::apply_info(config, &request.info)
     }
 

@@ -20,7 +20,9 @@ pub(super) type Parts = BTreeMap<u32, (String, String)>;
 pub(super) type SplitName = (String, u32);
 
 /// Files that stand alone, and the parts of split models put together.
-pub(super) fn group(files: &[(String, String)]) -> (Vec<&(String, String)>, BTreeMap<SplitName, Parts>) {
+pub(super) fn group(
+    files: &[(String, String)],
+) -> (Vec<&(String, String)>, BTreeMap<SplitName, Parts>) {
     let mut single = Vec::new();
     let mut groups = BTreeMap::<_, Parts>::new();
     for file in files {
@@ -49,7 +51,8 @@ pub(super) fn check_whole<T>(files: &BTreeMap<PathBuf, T>) -> Result<(), StoreEr
         let Some(part) = PartName::of(&name) else { continue };
         let (count, is_missing) =
             (part.count, |other: &String| !files.contains_key(&path.with_file_name(other)));
-        let missing: Vec<String> = (1..=count).map(|number| part.other(number)).filter(is_missing).collect();
+        let missing: Vec<String> =
+            (1..=count).map(|number| part.other(number)).filter(is_missing).collect();
         if let [first, others @ ..] = &missing[..] {
             let others = match others.len() {
                 0 => String::new(),
@@ -86,15 +89,17 @@ pub(super) fn merge(
     for (number, (_, digest)) in parts {
         let target = dir.path.join(link.other(*number));
         let source = store.blob_path(&stored(store, digest)?);
-        let linked = fs::hard_link(&source, &target).or_else(|_| fs::copy(&source, &target).map(|_| ()));
+        let linked =
+            fs::hard_link(&source, &target).or_else(|_| fs::copy(&source, &target).map(|_| ()));
         linked.map_err(|e| StoreError::io("link", &source, &e))?;
     }
     // Nobody knows the links.
     let named = |error: GgufError| {
         let link = |number: &u32| dir.path.join(link.other(*number)).display().to_string();
         let said = error.to_string();
-        let text =
-            parts.iter().fold(said.clone(), |text, (number, (name, _))| text.replace(&link(number), name));
+        let text = parts
+            .iter()
+            .fold(said.clone(), |text, (number, (name, _))| text.replace(&link(number), name));
         match error {
             GgufError::Io { .. } => error.into(),
             _ if text == said => error.into(),

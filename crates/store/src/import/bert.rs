@@ -53,7 +53,9 @@ pub(super) fn convert(
     }
     let padding = match class.contains("Roberta") {
         // Positions count from behind the one of padding.
-        true => Some(config.value("pad_token_id").and_then(serde_json::Value::as_u64).unwrap_or(1) + 1),
+        true => {
+            Some(config.value("pad_token_id").and_then(serde_json::Value::as_u64).unwrap_or(1) + 1)
+        }
         false => None,
     };
     let shape = Shape {
@@ -64,7 +66,9 @@ pub(super) fn convert(
         context: u64::from(config.count("max_position_embeddings")?)
             .checked_sub(padding.unwrap_or(0))
             .filter(|&n| n > 0)
-            .ok_or_else(|| config.wrong("max_position_embeddings", "more than the number of padding"))?,
+            .ok_or_else(|| {
+                config.wrong("max_position_embeddings", "more than the number of padding")
+            })?,
         padding,
         types: config.opt_count("type_vocab_size")?.unwrap_or(1).into(),
         rows: config.count("vocab_size")?.into(),
@@ -95,8 +99,10 @@ fn write_keys(
     is_classifier: bool,
 ) -> Result<(), StoreError> {
     writer.set("general.architecture", "bert").set("general.type", "model");
-    if let Some(name) =
-        config.text("_name_or_path").and_then(|path| path.rsplit('/').next()).filter(|n| !n.is_empty())
+    if let Some(name) = config
+        .text("_name_or_path")
+        .and_then(|path| path.rsplit('/').next())
+        .filter(|n| !n.is_empty())
     {
         writer.set("general.name", name);
     }
@@ -121,7 +127,8 @@ fn write_keys(
             }
         }
         ordered.sort_unstable();
-        writer.set("bert.classifier.output_labels", Value::strings(ordered.iter().map(|row| row.1)));
+        writer
+            .set("bert.classifier.output_labels", Value::strings(ordered.iter().map(|row| row.1)));
     }
     Ok(())
 }
@@ -135,7 +142,9 @@ pub(super) fn pooling(folder: &Folder<'_>) -> Result<(u32, bool), StoreError> {
         let kind = module.get("type").and_then(|t| t.as_str()).unwrap_or_default();
         let path = module.get("path").and_then(|p| p.as_str()).unwrap_or_default();
         match kind.rsplit('.').next().unwrap_or_default() {
-            "Pooling" => pooling = pooling_of(&Json::read(folder, &format!("{path}/config.json"))?, path)?,
+            "Pooling" => {
+                pooling = pooling_of(&Json::read(folder, &format!("{path}/config.json"))?, path)?
+            }
             "Normalize" => normalize = true,
             _ => {}
         }
@@ -156,9 +165,10 @@ fn pooling_of(config: &Json, path: &str) -> Result<u32, ImportError> {
     match on[..] {
         [] => Ok(1),
         [(_, Some(kind))] => Ok(*kind),
-        [(key, None)] => {
-            Err(ImportError::Pooling { file: format!("{path}/config.json"), found: (*key).to_owned() })
-        }
+        [(key, None)] => Err(ImportError::Pooling {
+            file: format!("{path}/config.json"),
+            found: (*key).to_owned(),
+        }),
         _ => Err(ImportError::Pooling {
             file: format!("{path}/config.json"),
             found: "of several kinds at once".into(),
@@ -227,9 +237,10 @@ fn outputs<'a>(
     // Each layer has two tensors of every name: a claimed number of layers beyond the tensors there are is refused
     // before anything grows with it.
     if shape.layers as usize > weights.len() {
-        return Err(
-            ImportError::TensorMissing { name: format!("encoder.layer.{}.*", shape.layers - 1) }.into()
-        );
+        return Err(ImportError::TensorMissing {
+            name: format!("encoder.layer.{}.*", shape.layers - 1),
+        }
+        .into());
     }
     let mut missing = expected(shape, is_classifier);
     let mut outputs = Vec::new();

@@ -19,10 +19,14 @@ impl Json {
 
     /// The part about text of a model that also sees or hears, with what stands beside it.
     pub(super) fn of_text(mut self) -> Self {
-        let text = ["text_config", "language_config"].iter().find_map(|key| self.value.get(key)?.as_object());
+        let text = ["text_config", "language_config"]
+            .iter()
+            .find_map(|key| self.value.get(key)?.as_object());
         let text = text.cloned();
         if let (Some(text), Some(all)) = (text, self.value.as_object_mut()) {
-            all.extend(text.into_iter().filter(|(key, value)| key != "architectures" && !value.is_null()));
+            all.extend(
+                text.into_iter().filter(|(key, value)| key != "architectures" && !value.is_null()),
+            );
         }
         self
     }
@@ -42,7 +46,8 @@ impl Json {
 
     /// An object within, or the whole.
     pub(super) fn section(&self, key: &str) -> Self {
-        let value = self.value.get(key).filter(|value| value.is_object()).unwrap_or(&self.value).clone();
+        let value =
+            self.value.get(key).filter(|value| value.is_object()).unwrap_or(&self.value).clone();
         Self { file: self.file.clone(), value }
     }
 
@@ -56,7 +61,8 @@ impl Json {
 
     /// The first of `architectures`.
     pub(super) fn architecture(&self) -> Result<String, ImportError> {
-        let first = self.value.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
+        let first =
+            self.value.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
         first.map(str::to_owned).ok_or_else(|| self.wrong("architectures", "a list of names"))
     }
 
@@ -66,7 +72,9 @@ impl Json {
     }
 
     pub(super) fn opt_count(&self, key: &str) -> Result<Option<u32>, ImportError> {
-        let Some(value) = self.value.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
+        let Some(value) = self.value.get(key).filter(|value| !value.is_null()) else {
+            return Ok(None);
+        };
         let count = value.as_u64().filter(|n| (1..1 << 31).contains(n));
         count.map(|n| Some(n as u32)).ok_or_else(|| self.wrong(key, "a positive number"))
     }

@@ -90,7 +90,11 @@ pub(super) fn convert(
 }
 
 /// Numbers that a GGUF file has as keys: of the whole, and one for each layer.
-fn scalars(family: &Family, keys: &mut Keys<'_>, weights: &mut Weights<'_>) -> Result<(), StoreError> {
+fn scalars(
+    family: &Family,
+    keys: &mut Keys<'_>,
+    weights: &mut Weights<'_>,
+) -> Result<(), StoreError> {
     for (there, key) in family.numbers {
         let number = scalar(weights, (*there).to_owned())?;
         keys.set(key, number);
@@ -122,7 +126,8 @@ fn table_rows(family: &Family, weights: &Weights<'_>) -> Result<u64, ImportError
     let names: Vec<String> = rules.map(|rule| format!("{}.weight", rule.there)).collect();
     let name = names.first().cloned().unwrap_or_else(|| "embed_tokens.weight".to_owned());
     let table = names.iter().find_map(|name| weights.get(name));
-    let table = table.ok_or_else(|| ImportError::TensorMissing { name: format!("{}{name}", family.root) })?;
+    let table = table
+        .ok_or_else(|| ImportError::TensorMissing { name: format!("{}{name}", family.root) })?;
     match table.entry.shape[..] {
         [rows, _] if rows <= ROWS_LIMIT => Ok(rows),
         _ => {
@@ -141,7 +146,10 @@ fn layer_of<'n>(family: &Family, name: &'n str) -> Option<(u32, &'n str)> {
 }
 
 /// The rule for a name without its root, what stands in front of the name here, and what behind.
-pub(super) fn rule_for<'n>(family: &Family, name: &'n str) -> Option<(&'static Rule, Option<u32>, &'n str)> {
+pub(super) fn rule_for<'n>(
+    family: &Family,
+    name: &'n str,
+) -> Option<(&'static Rule, Option<u32>, &'n str)> {
     let find = |lists: &'static [&'static [Rule]], name: &'n str| {
         lists.iter().copied().flatten().find_map(|rule| Some((rule, rule.end(name)?)))
     };
@@ -152,7 +160,10 @@ pub(super) fn rule_for<'n>(family: &Family, name: &'n str) -> Option<(&'static R
 }
 
 /// The tensors of the file, in its order.
-fn outputs<'a>(cutter: &Cutter<'_>, weights: &mut Weights<'a>) -> Result<Vec<Output<'a>>, StoreError> {
+fn outputs<'a>(
+    cutter: &Cutter<'_>,
+    weights: &mut Weights<'a>,
+) -> Result<Vec<Output<'a>>, StoreError> {
     let Cutter { family, sizes, .. } = *cutter;
     let mut outputs = Vec::new();
     if let Some(odd) = family.odd {
@@ -229,7 +240,9 @@ fn check_whole(family: &Family, outputs: &[Output<'_>], sizes: &Sizes) -> Result
     // Layers of any kind may choose what later ones see, or leave that to an earlier one.
     let (choosing, plain): (Parts<'_>, Parts<'_>) = (0..sizes.layers)
         .map(|layer| layers.remove(&layer).unwrap_or_default())
-        .map(|parts| parts.into_iter().partition::<BTreeSet<&str>, _>(|part| part.starts_with(CHOOSING)))
+        .map(|parts| {
+            parts.into_iter().partition::<BTreeSet<&str>, _>(|part| part.starts_with(CHOOSING))
+        })
         .unzip();
     match [plain, choosing].iter().find_map(|layers| odd_one(family.alike, layers)) {
         Some((layer, lost)) => missing(format!("{}{layer}.{lost}", family.blocks)),
@@ -253,7 +266,8 @@ fn odd_one<'a>(alike: Alike, layers: &[BTreeSet<&'a str>]) -> Option<(usize, &'a
     layers.iter().for_each(|parts| *kinds.entry(parts).or_default() += 1);
     // Where a file is cut short, a layer has what no other has.
     let is_kind = |parts: &BTreeSet<&str>| parts.is_empty() || parts == last || kinds[parts] > 1;
-    let is_known = |parts: &BTreeSet<&str>| parts == first || alike == Alike::Kinds && is_kind(parts);
+    let is_known =
+        |parts: &BTreeSet<&str>| parts == first || alike == Alike::Kinds && is_kind(parts);
     let (layer, parts) = layers.iter().enumerate().find(|(_, parts)| !is_known(parts))?;
     Some((layer, first.symmetric_difference(parts).next().copied().unwrap_or_default()))
 }

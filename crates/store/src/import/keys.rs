@@ -24,13 +24,20 @@ const CONTEXT: [&str; 6] = [
     "model_max_length",
     "max_seq_len",
 ];
-const EXPERTS: [&str; 4] = ["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"];
+const EXPERTS: [&str; 4] =
+    ["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"];
 const EXPERTS_USED: [&str; 5] =
     ["num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k", "moe_top_k"];
-const EXPERTS_SHARED: [&str; 3] = ["n_shared_experts", "num_shared_experts", "moe_num_shared_experts"];
-const DENSE_FIRST: [&str; 4] =
-    ["first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "first_last_k_dense_replace"];
-const EXPERT_SCALE: [&str; 3] = ["routed_scaling_factor", "route_scale", "moe_routed_scaling_factor"];
+const EXPERTS_SHARED: [&str; 3] =
+    ["n_shared_experts", "num_shared_experts", "moe_num_shared_experts"];
+const DENSE_FIRST: [&str; 4] = [
+    "first_k_dense_replace",
+    "num_dense_layers",
+    "moe_layer_start_index",
+    "first_last_k_dense_replace",
+];
+const EXPERT_SCALE: [&str; 3] =
+    ["routed_scaling_factor", "route_scale", "moe_routed_scaling_factor"];
 const EXPERT_NORM: [&str; 2] = ["norm_topk_prob", "route_norm"];
 const EXPERT_SCORES: [&str; 6] = [
     "scoring_func",
@@ -76,7 +83,8 @@ impl Shape {
 
     /// So is the context, which has no end.
     pub(super) fn endless(config: &Json, usual: u32) -> Result<Self, StoreError> {
-        let context = config.first_count(&["seq_length", "max_position_embeddings"])?.unwrap_or(usual);
+        let context =
+            config.first_count(&["seq_length", "max_position_embeddings"])?.unwrap_or(usual);
         Self::of(config, context, Self::four_times(config)?)
     }
 
@@ -87,8 +95,10 @@ impl Shape {
     /// With a context and an inside that were found elsewhere.
     pub(super) fn of(config: &Json, context: u32, inner: u32) -> Result<Self, StoreError> {
         let (heads, width) = (config.one_of(&HEADS)?, config.one_of(&WIDTH)?);
-        let mut shape =
-            Self::with(config, &Usual { heads, kv_heads: heads, head: width / heads, context, inner })?;
+        let mut shape = Self::with(
+            config,
+            &Usual { heads, kv_heads: heads, head: width / heads, context, inner },
+        )?;
         (shape.context, shape.inner) = (context, inner);
         Ok(shape)
     }
@@ -229,7 +239,9 @@ impl<'a> Keys<'a> {
     pub(super) fn around(&mut self, is_so: bool) {
         self.writer.set("tokenizer.ggml.add_bos_token", is_so);
         if is_so {
-            self.writer.set("tokenizer.ggml.add_eos_token", true).set("tokenizer.ggml.add_sep_token", true);
+            self.writer
+                .set("tokenizer.ggml.add_eos_token", true)
+                .set("tokenizer.ggml.add_sep_token", true);
         }
     }
 
@@ -342,12 +354,14 @@ impl<'a> Keys<'a> {
     pub(super) fn sliding_layers(&self, every: u32) -> Result<Vec<bool>, ImportError> {
         let config = self.config;
         let layers = self.shape.sizes.layers;
-        let of_type = config
-            .strings("layer_types")
-            .map(|types| types.iter().map(|kind| kind == "sliding_attention").collect::<Vec<bool>>());
+        let of_type = config.strings("layer_types").map(|types| {
+            types.iter().map(|kind| kind == "sliding_attention").collect::<Vec<bool>>()
+        });
         let letters = config.text("sliding_window_pattern").filter(|text| !text.is_empty());
-        let by_letter =
-            || letters.map(|text| text.bytes().cycle().take(layers as usize).map(|c| c == b'L').collect());
+        let by_letter = || {
+            letters
+                .map(|text| text.bytes().cycle().take(layers as usize).map(|c| c == b'L').collect())
+        };
         let every = match config.value("sliding_window_pattern") {
             Some(value) if value.is_number() => config.count("sliding_window_pattern")?,
             _ => every,

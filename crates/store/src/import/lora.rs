@@ -39,15 +39,20 @@ struct Pair<'a> {
 ///
 /// # Errors
 /// What is missing or not understood.
-pub(crate) fn convert(files: &[ImportFile], base: &Metadata, out: &mut dyn Write) -> Result<(), StoreError> {
+pub(crate) fn convert(
+    files: &[ImportFile],
+    base: &Metadata,
+    out: &mut dyn Write,
+) -> Result<(), StoreError> {
     let folder = Folder { files };
     let config = Json::read(&folder, CONFIG)?;
     let architecture = base.architecture()?;
-    let family = families::of_architecture(architecture).ok_or_else(|| ImportError::Architecture {
-        file: CONFIG.to_owned(),
-        found: format!("{} of the model that it is for", crate::name::shown(architecture)),
-        known: families::architectures(),
-    })?;
+    let family =
+        families::of_architecture(architecture).ok_or_else(|| ImportError::Architecture {
+            file: CONFIG.to_owned(),
+            found: format!("{} of the model that it is for", crate::name::shown(architecture)),
+            known: families::architectures(),
+        })?;
     let (rank, alpha) = (config.count("r")?, alpha(&config)?);
     let sizes = sizes(base, architecture);
     let files = folder.safetensors()?;
@@ -57,11 +62,14 @@ pub(crate) fn convert(files: &[ImportFile], base: &Metadata, out: &mut dyn Write
     for (there, pair) in pairs(family, &mut weights)? {
         let name = here(family, &there);
         let missing = |part: &str| ImportError::TensorMissing { name: format!("{name}.{part}") };
-        let (a, b) = (pair.a.ok_or_else(|| missing("lora_A"))?, pair.b.ok_or_else(|| missing("lora_B"))?);
+        let (a, b) =
+            (pair.a.ok_or_else(|| missing("lora_A"))?, pair.b.ok_or_else(|| missing("lora_B"))?);
         let (rank_a, rank_b) = (a.entry.shape.first().copied(), b.entry.shape.get(1).copied());
         if a.entry.shape.len() != 2 || rank_a != rank_b {
             let (found, want) = (b.entry.shape.clone(), a.entry.shape.clone());
-            return Err(ImportError::TensorShape { name: format!("{name}.lora_B"), found, want }.into());
+            return Err(
+                ImportError::TensorShape { name: format!("{name}.lora_B"), found, want }.into()
+            );
         }
         // What the matrices are multiplied by is made of it: another rank would change how much the adapter does.
         if rank_a != Some(u64::from(rank)) {
@@ -130,8 +138,7 @@ fn alpha(config: &Json) -> Result<f32, ImportError> {
         return Err(config.wrong_value("peft_type", found));
     }
     if config.flag("use_dora") == Some(true) {
-        let found =
-            "true, and its lengths have no place in a GGUF file: merge it into the weights of its model";
+        let found = "true, and its lengths have no place in a GGUF file: merge it into the weights of its model";
         return Err(config.wrong_value("use_dora", found.to_owned()));
     }
     for key in ["alpha_pattern", "rank_pattern"] {
@@ -143,7 +150,8 @@ fn alpha(config: &Json) -> Result<f32, ImportError> {
         }
     }
     let rank = config.count("r")?;
-    let alpha = config.opt_float("lora_alpha")?.ok_or_else(|| config.wrong("lora_alpha", "a number"))?;
+    let alpha =
+        config.opt_float("lora_alpha")?.ok_or_else(|| config.wrong("lora_alpha", "a number"))?;
     Ok(if config.flag("use_rslora") == Some(true) { alpha * (rank as f32).sqrt() } else { alpha })
 }
 
@@ -169,7 +177,10 @@ fn here(family: &Family, there: &str) -> String {
 }
 
 /// The matrices by the name, without its root, of what they add to.
-fn pairs<'a>(family: &Family, weights: &mut Weights<'a>) -> Result<BTreeMap<String, Pair<'a>>, StoreError> {
+fn pairs<'a>(
+    family: &Family,
+    weights: &mut Weights<'a>,
+) -> Result<BTreeMap<String, Pair<'a>>, StoreError> {
     let mut pairs = BTreeMap::<String, Pair<'a>>::new();
     let names: Vec<String> = weights.names().cloned().collect();
     for name in names {

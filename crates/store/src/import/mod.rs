@@ -104,7 +104,10 @@ impl Folder<'_> {
         let is_large = name.starts_with("tokenizer") || name.ends_with(".index.json");
         let bytes = read_limited(path, if is_large { TEXT_LIMIT } else { SETTINGS_LIMIT })?;
         let value = serde_json::from_slice(&bytes);
-        Ok(Some(value.map_err(|e| ImportError::Json { file: name.to_owned(), reason: e.to_string() })?))
+        Ok(Some(
+            value
+                .map_err(|e| ImportError::Json { file: name.to_owned(), reason: e.to_string() })?,
+        ))
     }
 
     /// A text file, if it is there.
@@ -117,7 +120,11 @@ impl Folder<'_> {
     fn safetensors(&self) -> Result<Vec<SafeTensors>, crate::StoreError> {
         let is_weights = |file: &&ImportFile| file.name.ends_with(".safetensors");
         let has_top = self.files.iter().filter(is_weights).any(|file| !file.name.contains('/'));
-        let files = self.files.iter().filter(is_weights).filter(|file| !has_top || !file.name.contains('/'));
+        let files = self
+            .files
+            .iter()
+            .filter(is_weights)
+            .filter(|file| !has_top || !file.name.contains('/'));
         self.check_index()?;
         files.map(|file| Ok(SafeTensors::open(&file.name, &file.path)?)).collect()
     }
@@ -127,10 +134,12 @@ impl Folder<'_> {
         let file = "model.safetensors.index.json";
         let Some(index) = self.json(file)? else { return Ok(()) };
         let names = index.get("weight_map").and_then(serde_json::Value::as_object);
-        let mut names = names.into_iter().flat_map(|map| map.values()).filter_map(serde_json::Value::as_str);
+        let mut names =
+            names.into_iter().flat_map(|map| map.values()).filter_map(serde_json::Value::as_str);
         match names.find(|name| self.path(name).is_none()) {
             Some(name) => {
-                Err(ImportError::Shard { file: file.to_owned(), missing: crate::name::shown(name) }.into())
+                Err(ImportError::Shard { file: file.to_owned(), missing: crate::name::shown(name) }
+                    .into())
             }
             None => Ok(()),
         }

@@ -118,7 +118,8 @@ impl Cutter<'_> {
         parts: Vec<(u64, Order)>,
     ) -> Result<Output<'a>, StoreError> {
         let rows: u64 = parts.iter().map(|(rows, _)| rows).sum();
-        let shape: Vec<u64> = lying.around.iter().copied().chain([rows]).chain(lying.columns).collect();
+        let shape: Vec<u64> =
+            lying.around.iter().copied().chain([rows]).chain(lying.columns).collect();
         let change = (self.family.change)(self.config, name)?;
         let matrices: u64 = lying.around.iter().product();
         let content = match &parts[..] {
@@ -135,11 +136,13 @@ impl Cutter<'_> {
             }
             // A vector in its own order is read as one row.
             [(_, Order::SAME)] if lying.columns.is_none() => {
-                let parts = vec![Part { tensor: tensor.clone(), rows: matrices, order: Order::SAME }];
+                let parts =
+                    vec![Part { tensor: tensor.clone(), rows: matrices, order: Order::SAME }];
                 Content::Rows { parts, columns: rows, change }
             }
             _ => {
-                let part = |(rows, order)| Part { tensor: tensor.clone(), rows: rows * matrices, order };
+                let part =
+                    |(rows, order)| Part { tensor: tensor.clone(), rows: rows * matrices, order };
                 let columns = lying.columns.unwrap_or(1);
                 Content::Rows { parts: parts.into_iter().map(part).collect(), columns, change }
             }
@@ -149,7 +152,10 @@ impl Cutter<'_> {
 
     /// The name in the file.
     pub(super) fn full(&self, layer: Option<u32>, name: &str) -> String {
-        layer.map_or_else(|| name.to_owned(), |layer| format!("{}{layer}.{name}", self.family.blocks))
+        layer.map_or_else(
+            || name.to_owned(),
+            |layer| format!("{}{layer}.{name}", self.family.blocks),
+        )
     }
 
     /// Rows of a tensor, those of one part behind those of the other.
@@ -167,7 +173,12 @@ impl Cutter<'_> {
         let part = |&(rows, order)| Part { tensor: tensor.clone(), rows, order };
         let change = (self.family.change)(self.config, name)?;
         let content = Content::Rows { parts: parts.iter().map(part).collect(), columns, change };
-        Ok(Output { name: self.full(Some(layer), name), ty: self.type_of(name, &shape), shape, content })
+        Ok(Output {
+            name: self.full(Some(layer), name),
+            ty: self.type_of(name, &shape),
+            shape,
+            content,
+        })
     }
 
     /// Vectors, norms and routers stay exact.
@@ -191,7 +202,9 @@ struct Lying {
 impl Lying {
     fn of(rule: &Rule, name: &str, tensor: &Tensor<'_>, sizes: &Sizes) -> Result<Self, StoreError> {
         let shape = match rule.form {
-            Form::Squeezed | Form::Lifted => tensor.entry.shape.iter().copied().filter(|&n| n != 1).collect(),
+            Form::Squeezed | Form::Lifted => {
+                tensor.entry.shape.iter().copied().filter(|&n| n != 1).collect()
+            }
             Form::Flat => vec![tensor.entry.elements()],
             _ => tensor.entry.shape.clone(),
         };
@@ -201,10 +214,13 @@ impl Lying {
         let is_stacked = matches!(rule.form, Form::Stacked | Form::StackedTurned);
         let groups = u64::from(sizes.groups.max(1));
         let lying = match *shape {
-            [rows] if rule.form == Form::Column => Self { around: vec![], rows, columns: Some(1), is_turned },
+            [rows] if rule.form == Form::Column => {
+                Self { around: vec![], rows, columns: Some(1), is_turned }
+            }
             [all] if rule.form == Form::Grouped => {
                 let columns = all / groups;
-                let lying = Self { around: vec![], rows: groups, columns: Some(columns), is_turned };
+                let lying =
+                    Self { around: vec![], rows: groups, columns: Some(columns), is_turned };
                 if columns * groups != all {
                     return Err(lying.wrong(tensor).into());
                 }
@@ -223,9 +239,14 @@ impl Lying {
             [rows, columns] if is_stacked => {
                 let experts = u64::from(sizes.experts.max(1));
                 let each = rows / experts;
-                let (rows_here, columns) = if is_turned { (columns, each) } else { (each, columns) };
-                let lying =
-                    Self { around: vec![experts], rows: rows_here, columns: Some(columns), is_turned };
+                let (rows_here, columns) =
+                    if is_turned { (columns, each) } else { (each, columns) };
+                let lying = Self {
+                    around: vec![experts],
+                    rows: rows_here,
+                    columns: Some(columns),
+                    is_turned,
+                };
                 if each * experts != rows {
                     return Err(lying.wrong(tensor).into());
                 }
@@ -312,7 +333,8 @@ fn numbered<'a>(
             return Err(ImportError::TensorShape { name, found, want: each }.into());
         }
         let shape = [&[tensors.len() as u64], &each[..]].concat();
-        let parts = tensors.into_iter().map(|tensor| Part { tensor, rows, order: Order::SAME }).collect();
+        let parts =
+            tensors.into_iter().map(|tensor| Part { tensor, rows, order: Order::SAME }).collect();
         let content = Content::Rows { parts, columns, change: Change::None };
         let ty = cutter.type_of(&name, &shape);
         outputs.push(Output { name: cutter.full(Some(layer), &name), ty, shape, content });
@@ -377,7 +399,8 @@ fn packed<'a>(
         return Err(ImportError::TensorShape { name, found, want: vec![0, 0, 0, 16] }.into());
     };
     if !rows.is_multiple_of(step) {
-        let (name, want) = (blocks.entry.name.clone(), vec![experts, rows.next_multiple_of(step), count, 16]);
+        let (name, want) =
+            (blocks.entry.name.clone(), vec![experts, rows.next_multiple_of(step), count, 16]);
         return Err(ImportError::TensorShape { name, found, want }.into());
     }
     if sixteen != 16 || blocks.entry.dtype != Dtype::U8 || scales.entry.dtype != Dtype::U8 {

@@ -39,7 +39,14 @@ pub(super) enum Content<'a> {
     Behind { zeros: u64, part: Part<'a>, columns: u64 },
     /// Matrices with rows and columns exchanged, so many columns of each in some order, and they in another. In the source
     /// one begins so many rows behind the other.
-    Transposed { tensor: Tensor<'a>, each: u64, take: u64, order: Order, matrices: Order, change: Change },
+    Transposed {
+        tensor: Tensor<'a>,
+        each: u64,
+        take: u64,
+        order: Order,
+        matrices: Order,
+        change: Change,
+    },
     /// A matrix whose columns are in some order.
     Columns { tensor: Tensor<'a>, order: Order },
     /// Blocks of 32 four-bit numbers, and their exponents: of tensors that come one behind the other, with so many rows each.
@@ -108,7 +115,9 @@ impl Change {
             // Divided by what one is divided by, as those who train such weights do.
             Change::Thirds(size) => {
                 let times = 1.0 / size;
-                values.iter_mut().for_each(|x| *x = (*x * times).round_ties_even().clamp(-1.0, 1.0) / times);
+                values
+                    .iter_mut()
+                    .for_each(|x| *x = (*x * times).round_ties_even().clamp(-1.0, 1.0) / times);
             }
         }
     }
@@ -179,7 +188,8 @@ impl Step {
             Step::Every { step, first } => row * step + first,
             Step::Window { each, from, take } => row / take * each + from + row % take,
             Step::Crossed { groups, each, head } => {
-                let (start, at) = (row - row % (groups * each * head), row % (groups * each * head));
+                let (start, at) =
+                    (row - row % (groups * each * head), row % (groups * each * head));
                 let (group, within) = (at / (each * head), at / head % each);
                 start + (within * groups + group) * head + at % head
             }
@@ -256,8 +266,11 @@ impl<'a> Output<'a> {
     /// Ranges of rows to work on, of about one size.
     fn pieces(&self) -> impl Iterator<Item = Range<u64>> + use<> {
         // Columns are read in short runs: the longer the fewer.
-        let values =
-            if let Content::Transposed { .. } = self.content { 8 * PIECE_VALUES } else { PIECE_VALUES };
+        let values = if let Content::Transposed { .. } = self.content {
+            8 * PIECE_VALUES
+        } else {
+            PIECE_VALUES
+        };
         let (rows, step) = (self.row_count(), (values / self.columns().max(1)).max(1));
         let starts = (0..rows).step_by(usize::try_from(step).unwrap_or(usize::MAX));
         starts.map(move |from| from..(from + step).min(rows))
@@ -285,14 +298,17 @@ impl<'a> Output<'a> {
         }
         let values = self.values(from, to, columns)?;
         let mut out = vec![0; values.len() / self.ty.block_values() * self.ty.block_bytes()];
-        quantize(self.ty, &values, values.len().max(1), None, &mut out)
-            .map_err(|e| StoreError::Quantize { tensor: self.name.clone(), reason: e.to_string() })?;
+        quantize(self.ty, &values, values.len().max(1), None, &mut out).map_err(|e| {
+            StoreError::Quantize { tensor: self.name.clone(), reason: e.to_string() }
+        })?;
         Ok(out)
     }
 
     /// The bytes of rows that need no change.
     fn copied(&self, from: u64, to: u64, columns: u64) -> Result<Option<Vec<u8>>, ImportError> {
-        let Content::Rows { parts, change: Change::None, .. } = &self.content else { return Ok(None) };
+        let Content::Rows { parts, change: Change::None, .. } = &self.content else {
+            return Ok(None);
+        };
         let dtype = match self.ty {
             TensorType::F16 => Dtype::F16,
             TensorType::BF16 => Dtype::BF16,
@@ -310,20 +326,26 @@ impl<'a> Output<'a> {
 
     fn values(&self, from: u64, to: u64, columns: u64) -> Result<Vec<f32>, ImportError> {
         match &self.content {
-            Content::Given(values) => Ok(values[(from * columns) as usize..(to * columns) as usize].to_vec()),
+            Content::Given(values) => {
+                Ok(values[(from * columns) as usize..(to * columns) as usize].to_vec())
+            }
             Content::Transposed { tensor, each, take, order, matrices, change } => {
-                let mut values = transposed(tensor, [*each, *take], [*order, *matrices], from..to, columns)?;
+                let mut values =
+                    transposed(tensor, [*each, *take], [*order, *matrices], from..to, columns)?;
                 change.apply(&mut values, from, columns);
                 Ok(values)
             }
             Content::Columns { tensor, order } => {
                 let values = tensor.rows(from, to - from, columns)?;
                 let rows = values.chunks_exact(columns.max(1) as usize);
-                Ok(rows.flat_map(|row| (0..columns).map(|at| row[order.source(at) as usize])).collect())
+                Ok(rows
+                    .flat_map(|row| (0..columns).map(|at| row[order.source(at) as usize]))
+                    .collect())
             }
             Content::Mxfp4 { .. } | Content::Whole(_) => Ok(Vec::new()),
             Content::Behind { zeros, part, .. } => {
-                let mut values = vec![0.0; ((*zeros.min(&to)).saturating_sub(from) * columns) as usize];
+                let mut values =
+                    vec![0.0; ((*zeros.min(&to)).saturating_sub(from) * columns) as usize];
                 part.read(from.max(*zeros) - zeros..to.max(*zeros) - zeros, columns, &mut values)?;
                 Ok(values)
             }
@@ -331,7 +353,8 @@ impl<'a> Output<'a> {
                 let mut values = Vec::with_capacity(((to - from) * columns) as usize);
                 let mut start = 0;
                 for part in parts {
-                    let rows = from.clamp(start, start + part.rows)..to.clamp(start, start + part.rows);
+                    let rows =
+                        from.clamp(start, start + part.rows)..to.clamp(start, start + part.rows);
                     part.read(rows.start - start..rows.end - start, columns, &mut values)?;
                     start += part.rows;
                 }
@@ -363,7 +386,8 @@ impl Part<'_> {
         }
         let sources: Vec<u64> = rows.map(|row| self.order.source(row)).collect();
         // What the rows lie within is read at once where they are near each other, else what lies side by side.
-        let (low, high) = sources.iter().fold((u64::MAX, 0), |(low, high), &at| (low.min(at), high.max(at)));
+        let (low, high) =
+            sources.iter().fold((u64::MAX, 0), |(low, high), &at| (low.min(at), high.max(at)));
         if high - low >= 4 * sources.len() as u64 {
             for run in sources.chunk_by(|a, b| a + 1 == *b) {
                 out.extend(self.tensor.rows(run[0], run.len() as u64, columns)?);
@@ -395,7 +419,8 @@ fn transposed(
         let end = rows.end.min((matrix + 1) * take);
         let source = matrices.source(matrix) * each;
         let sources: Vec<u64> = (start..end).map(|row| order.source(row % take)).collect();
-        let (low, high) = sources.iter().fold((u64::MAX, 0), |(low, high), &at| (low.min(at), high.max(at)));
+        let (low, high) =
+            sources.iter().fold((u64::MAX, 0), |(low, high), &at| (low.min(at), high.max(at)));
         let here = &mut out[((start - rows.start) * columns) as usize..];
         for k in 0..width {
             let values = tensor.span(source + k as u64, low, high + 1 - low)?;
@@ -442,9 +467,13 @@ fn whole(tensor: &Tensor<'_>, range: Range<u64>) -> Result<Vec<u8>, ImportError>
     match tensor.entry.dtype {
         Dtype::I32 => Ok(bytes),
         Dtype::I64 => {
-            let numbers =
-                bytes.as_chunks::<8>().0.iter().map(|word| i32::try_from(i64::from_le_bytes(*word)));
-            let words = numbers.map(|number| number.map(i32::to_le_bytes)).collect::<Result<Vec<_>, _>>();
+            let numbers = bytes
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .map(|word| i32::try_from(i64::from_le_bytes(*word)));
+            let words =
+                numbers.map(|number| number.map(i32::to_le_bytes)).collect::<Result<Vec<_>, _>>();
             words.map(|words| words.concat()).map_err(|_| tensor.bad_type())
         }
         _ => Err(tensor.bad_type()),
@@ -454,7 +483,8 @@ fn whole(tensor: &Tensor<'_>, range: Range<u64>) -> Result<Vec<u8>, ImportError>
 /// Layers in the order of their numbers, what stands before and behind them first.
 pub(super) fn sort(outputs: &mut [Output<'_>]) {
     outputs.sort_by_key(|output| {
-        let number = output.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok());
+        let number =
+            output.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok());
         (number.map_or(0, |n: u32| u64::from(n) + 1), output.name.clone())
     });
 }
@@ -463,8 +493,9 @@ pub(super) fn sort(outputs: &mut [Output<'_>]) {
 pub(super) fn settle(outputs: &mut [Output<'_>], report: Report<'_>) -> Result<(), StoreError> {
     outputs.iter().try_for_each(Output::check_width)?;
     let doubtful = outputs.iter().enumerate().filter(|(_, output)| output.may_overflow());
-    let pieces: Vec<(usize, Range<u64>)> =
-        doubtful.flat_map(|(number, output)| output.pieces().map(move |rows| (number, rows))).collect();
+    let pieces: Vec<(usize, Range<u64>)> = doubtful
+        .flat_map(|(number, output)| output.pieces().map(move |rows| (number, rows)))
+        .collect();
     let total = pieces.iter().map(|(number, rows)| outputs[*number].source_bytes(rows)).sum();
     let (mut done, mut large) = (0, BTreeSet::new());
     let is_large = |at: usize| -> Result<bool, StoreError> {

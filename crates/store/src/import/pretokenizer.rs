@@ -16,8 +16,7 @@ const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M
 const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)";
 const SEED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)";
-const BAILING: &str =
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)";
+const BAILING: &str = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)";
 const BLOOM: &str = r" ?[^(\s|[.,!?…。，、।۔،])]+";
 const DEEPSEEK_WORDS: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"##;
 const DEEPSEEK_HAN: &str = "[一-龥\u{3040}-ゟ゠-ヿ]+";
@@ -27,7 +26,8 @@ const DEEPSEEK_MARKS: &str = r"\s?[!-/:-~！-／：-～‘-‟　-。]+";
 const DEEPSEEK_OLD_HAN: &str = r"[一-龥ࠀ-一가-퟿]+";
 const JAIS2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}";
 const EXAONE_MOE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
-const UFAKZEKA: &str = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const UFAKZEKA: &str =
+    r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const SPARK: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"##;
 /// Digits in threes from the right.
 const THREES: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
@@ -52,8 +52,16 @@ const KNOWN: &[(&[&str], Option<bool>, &str)] = &[
     (&[DIGITS, CL100K], Some(true), "minicpm5"),
     (&[CL100K, DIGIT], None, "llama-bpe"),
     (&["[^\\n]+|[\\n]+", QWEN2], None, "laguna"),
-    (&[r"[\r\n]", DEEPSEEK_LETTERS, DEEPSEEK_MARKS, r"\s+$", DEEPSEEK_OLD_HAN, DIGIT], None, "deepseek-llm"),
-    (&[r"[\r\n]", DEEPSEEK_LETTERS, DEEPSEEK_MARKS, r"\s+$", DEEPSEEK_OLD_HAN, DIGITS], None, "deepseek-llm"),
+    (
+        &[r"[\r\n]", DEEPSEEK_LETTERS, DEEPSEEK_MARKS, r"\s+$", DEEPSEEK_OLD_HAN, DIGIT],
+        None,
+        "deepseek-llm",
+    ),
+    (
+        &[r"[\r\n]", DEEPSEEK_LETTERS, DEEPSEEK_MARKS, r"\s+$", DEEPSEEK_OLD_HAN, DIGITS],
+        None,
+        "deepseek-llm",
+    ),
     (&[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_OLD_HAN, DIGIT], None, "deepseek-coder"),
     (&[r"\p{N}{1,3}", DEEPSEEK_HAN, SPARK, DIGIT], None, "spark2_5"),
     (&[JAIS2], None, "jais-2"),
@@ -70,7 +78,8 @@ pub(super) fn of(json: &Value) -> Result<&'static str, String> {
         collect(step, &mut rules)?;
     }
     let spelled: Vec<String> = rules.iter().map(|rule| plain(rule)).collect();
-    let whole = json.get("model").and_then(|model| model.get("ignore_merges")).and_then(Value::as_bool);
+    let whole =
+        json.get("model").and_then(|model| model.get("ignore_merges")).and_then(Value::as_bool);
     let whole = whole.unwrap_or(false);
     let known = KNOWN.iter().find(|(rules, ignores, _)| {
         ignores.is_none_or(|ignores| ignores == whole)
@@ -103,7 +112,8 @@ fn collect(step: &Value, rules: &mut Vec<String>) -> Result<(), String> {
         "Split" => {
             let pattern = step.get("pattern").ok_or("a Split without a pattern")?;
             let regex = pattern.get("Regex").and_then(Value::as_str).map(str::to_owned);
-            let text = || pattern.get("String").and_then(Value::as_str).map(|text| format!("text {text}"));
+            let text =
+                || pattern.get("String").and_then(Value::as_str).map(|text| format!("text {text}"));
             rules.push(regex.or_else(text).ok_or("a Split with an unknown pattern")?);
         }
         other => rules.push(format!("step {other}")),
@@ -114,7 +124,10 @@ fn collect(step: &Value, rules: &mut Vec<String>) -> Result<(), String> {
 /// One spelling of expressions that mean the same.
 fn plain(rule: &str) -> String {
     let rule = rule
-        .replace("(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])", "(?i:'s|'t|'re|'ve|'m|'ll|'d)")
+        .replace(
+            "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
+            "(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        )
         .replace("'(?i:[sdmt]|ll|ve|re)", "(?i:'s|'t|'re|'ve|'m|'ll|'d)")
         .replace("(?i:[sdmt]|ll|ve|re)", "(?i:'s|'t|'re|'ve|'m|'ll|'d)")
         // Possessive forms change the speed only: what follows never begins with what they hold.
@@ -194,8 +207,12 @@ mod tests {
         assert!(has_prefix(
             &json!({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend"}]}})
         ));
-        assert!(has_prefix(&json!({"pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "first"}})));
-        assert!(!has_prefix(&json!({"pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "never"}})));
+        assert!(has_prefix(
+            &json!({"pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "first"}})
+        ));
+        assert!(!has_prefix(
+            &json!({"pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "never"}})
+        ));
         assert!(!has_prefix(&json!({"normalizer": {"type": "Replace"}})));
     }
 }

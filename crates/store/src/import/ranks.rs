@@ -112,7 +112,10 @@ fn lines(bytes: &[u8], rows: usize) -> Result<Vec<(u32, Vec<u8>)>, String> {
             return Err(format!("line {at} has rank {rank}, but the embedding has {rows} rows"));
         }
         if token.len() > TOKEN_BYTES {
-            return Err(format!("line {at} has {} bytes, at most {TOKEN_BYTES} are expected", token.len()));
+            return Err(format!(
+                "line {at} has {} bytes, at most {TOKEN_BYTES} are expected",
+                token.len()
+            ));
         }
         listed.push((rank, token));
     }
@@ -125,7 +128,8 @@ fn lines(bytes: &[u8], rows: usize) -> Result<Vec<(u32, Vec<u8>)>, String> {
 
 /// The merges that make the tokens, in their order. A token that none makes is one that no text becomes.
 fn merges(listed: &[(u32, Vec<u8>)]) -> Vec<String> {
-    let ranks: HashMap<&[u8], u32> = listed.iter().map(|(rank, bytes)| (&bytes[..], *rank)).collect();
+    let ranks: HashMap<&[u8], u32> =
+        listed.iter().map(|(rank, bytes)| (&bytes[..], *rank)).collect();
     let pair = |(rank, token): &(u32, Vec<u8>)| {
         let (left, right) = token.split_at(cut(&ranks, token, *rank)?);
         Some(format!("{} {}", shown(left), shown(right)))
@@ -196,7 +200,8 @@ mod tests {
     #[test]
     fn parts_of_tokens_are_what_earlier_merges_leave() {
         let listed =
-            lines(&file(&[b"he", b" t", b"the", b" the", b"xyz", b"aa", b"aaaa", b"aaa"]), 264).unwrap();
+            lines(&file(&[b"he", b" t", b"the", b" the", b"xyz", b"aa", b"aaaa", b"aaa"]), 264)
+                .unwrap();
         // "the" is never " t" with something: the pair of the lower rank comes first. Nothing makes "xyz".
         assert_eq!(merges(&listed), ["h e", "Ġ t", "t he", "Ġt he", "a a", "aa aa", "aa a"]);
     }
@@ -205,7 +210,8 @@ mod tests {
     fn bytes_are_written_as_characters_that_can_be_seen() {
         assert_eq!(shown(b" a\n\x00~"), "ĠaĊĀ~");
         assert_eq!(shown(&[0x7f, 0xa0, 0xa1, 0xad, 0xff]), "ġł¡Ńÿ");
-        let all: std::collections::BTreeSet<String> = (0..=255).map(|byte| shown(&[byte])).collect();
+        let all: std::collections::BTreeSet<String> =
+            (0..=255).map(|byte| shown(&[byte])).collect();
         assert_eq!(all.len(), 256);
     }
 

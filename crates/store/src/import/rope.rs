@@ -45,8 +45,10 @@ impl Keys<'_> {
         let global = self.global_rope();
         let base = global.first_float(&BASE)?.or(self.config.first_float(&BASE)?);
         let base = base.or(usual);
-        let local =
-            rope.section_if("sliding_attention").map(|local| local.opt_float("rope_theta")).transpose()?;
+        let local = rope
+            .section_if("sliding_attention")
+            .map(|local| local.opt_float("rope_theta"))
+            .transpose()?;
         let local = local.flatten().or(self.config.first_float(&LOCAL_BASE)?);
         if let Some(base) = base {
             self.set("rope.freq_base", base);
@@ -83,7 +85,8 @@ impl Keys<'_> {
         let number = |value: &serde_json::Value| value.as_i64().and_then(|n| i32::try_from(n).ok());
         let list = list.as_array().filter(|list| list.len() <= 4);
         let list: Option<Vec<i32>> = list.and_then(|list| list.iter().map(number).collect());
-        let mut list = list.ok_or_else(|| self.config.wrong(key, "a list of up to four numbers"))?;
+        let mut list =
+            list.ok_or_else(|| self.config.wrong(key, "a list of up to four numbers"))?;
         list.resize(4, 0);
         self.set("rope.dimension_sections", list);
         Ok(())
@@ -117,7 +120,8 @@ impl Keys<'_> {
     fn longrope(&mut self, rope: &Json) -> Result<(), StoreError> {
         let original = self.original_context()?;
         let scale = f64::from(self.shape.context) / f64::from(original);
-        let magnitude = if scale > 1.0 { (1.0 + scale.ln() / f64::from(original).ln()).sqrt() } else { 1.0 };
+        let magnitude =
+            if scale > 1.0 { (1.0 + scale.ln() / f64::from(original).ln()).sqrt() } else { 1.0 };
         // No type: the factors' tensors say it.
         self.set("rope.scaling.original_context_length", original);
         self.set("rope.scaling.attn_factor", magnitude as f32);
@@ -178,6 +182,9 @@ pub(super) fn given(name: &str, values: Vec<f32>) -> Output<'static> {
 
 impl Json {
     fn unknown_rope(&self, kind: &str) -> ImportError {
-        self.wrong_value("rope_scaling", format!("of type {}, which is not known", crate::name::shown(kind)))
+        self.wrong_value(
+            "rope_scaling",
+            format!("of type {}, which is not known", crate::name::shown(kind)),
+        )
     }
 }

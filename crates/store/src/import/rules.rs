@@ -153,7 +153,9 @@ impl Rule {
             Cut::GatedQkv => {
                 let each = [queries, queries, keys, keys];
                 let from = |at: usize| each[..at].iter().sum::<u64>();
-                (0..4).map(|at| Slice { rows: each[at], step: window(rows, from(at), each[at]) }).collect()
+                (0..4)
+                    .map(|at| Slice { rows: each[at], step: window(rows, from(at), each[at]) })
+                    .collect()
             }
             Cut::Crossed => {
                 let groups = u64::from(sizes.kv_heads);
@@ -189,9 +191,15 @@ mod tests {
         assert_eq!(rule.end("attn.q"), Some(".weight"));
         assert_eq!((rule.end("attn.q_norm.weight"), rule.end("attn.q.scales")), (None, None));
         assert_eq!(rule.names(".bias"), ["attn_q.bias"]);
-        assert_eq!(one("gate.expert_bias", "exp_probs_b.bias").names(".weight"), ["exp_probs_b.bias"]);
+        assert_eq!(
+            one("gate.expert_bias", "exp_probs_b.bias").names(".weight"),
+            ["exp_probs_b.bias"]
+        );
         assert_eq!(one("bias", "exp_probs_b.").names(".weight"), ["exp_probs_b"]);
-        assert_eq!(pieces("up", Cut::Behind, &["a", "b"]).names(".weight"), ["a.weight", "b.weight"]);
+        assert_eq!(
+            pieces("up", Cut::Behind, &["a", "b"]).names(".weight"),
+            ["a.weight", "b.weight"]
+        );
         assert!(aside("x").names(".weight").is_empty());
     }
 
@@ -205,7 +213,8 @@ mod tests {
         let window = |each, from, take| Step::Window { each, from, take };
         let qkv = vec![(32, window(64, 0, 32)), (16, window(64, 32, 16)), (16, window(64, 48, 16))];
         assert_eq!(of(Cut::Qkv, 64), Some(qkv));
-        let grouped = vec![(32, window(32, 0, 16)), (16, window(32, 16, 8)), (16, window(32, 24, 8))];
+        let grouped =
+            vec![(32, window(32, 0, 16)), (16, window(32, 16, 8)), (16, window(32, 24, 8))];
         assert_eq!(of(Cut::Grouped, 64), Some(grouped));
         let slices = pieces("x", Cut::GatedQkv, &["g", "q", "k", "v"]).slices(96, &sizes).unwrap();
         let gated: Vec<_> = slices.iter().map(|slice| (slice.rows, slice.step)).collect();
@@ -213,7 +222,10 @@ mod tests {
         assert_eq!(gated, parts.map(|(from, take)| (take, window(96, from, take))));
         let odd = Sizes { heads: 1, kv_heads: 2, head: 1, ..Sizes::default() };
         assert!(gathered("x", Cut::Grouped, "y").slices(5, &odd).is_none());
-        assert_eq!((of(Cut::Grouped, 60), of(Cut::Behind, 64), of(Cut::Qkv, 0)), (None, None, None));
+        assert_eq!(
+            (of(Cut::Grouped, 60), of(Cut::Behind, 64), of(Cut::Qkv, 0)),
+            (None, None, None)
+        );
         assert_eq!(of(Cut::Turns, 6).unwrap()[1], (2, Step::Every { step: 3, first: 1 }));
     }
 }

@@ -146,7 +146,12 @@ impl SafeTensors {
         let entries: Entries =
             serde_json::from_slice(&header).map_err(|e| bad(format!("its header: {e}")))?;
         let tensors = check(entries.0, len - 8 - header_len).map_err(bad)?;
-        Ok(Self { name: name.to_owned(), path: path.to_owned(), data_start: 8 + header_len, tensors })
+        Ok(Self {
+            name: name.to_owned(),
+            path: path.to_owned(),
+            data_start: 8 + header_len,
+            tensors,
+        })
     }
 
     /// What messages call it.
@@ -169,7 +174,12 @@ impl SafeTensors {
     ///
     /// # Errors
     /// The tensor has not so many, or the file cannot be read (any more).
-    pub fn read_at(&self, tensor: &TensorEntry, from: u64, out: &mut [u8]) -> Result<(), ImportError> {
+    pub fn read_at(
+        &self,
+        tensor: &TensorEntry,
+        from: u64,
+        out: &mut [u8],
+    ) -> Result<(), ImportError> {
         let bad = |reason: String| ImportError::Safetensors {
             file: self.path.display().to_string(),
             reason: format!("tensor {}: {reason}", tensor.name),
@@ -178,7 +188,8 @@ impl SafeTensors {
             return Err(bad(format!("has {} bytes, more are expected", tensor.size)));
         }
         let mut file = File::open(&self.path).map_err(|e| bad(e.to_string()))?;
-        file.seek(SeekFrom::Start(self.data_start + tensor.start + from)).map_err(|e| bad(e.to_string()))?;
+        file.seek(SeekFrom::Start(self.data_start + tensor.start + from))
+            .map_err(|e| bad(e.to_string()))?;
         file.read_exact(out).map_err(|e| bad(e.to_string()))
     }
 
@@ -210,20 +221,26 @@ impl SafeTensors {
 }
 
 /// Sizes follow from shapes, and the tensors fill the data exactly.
-fn check(entries: Vec<(String, RawEntry)>, data_len: u64) -> Result<BTreeMap<String, TensorEntry>, String> {
+fn check(
+    entries: Vec<(String, RawEntry)>,
+    data_len: u64,
+) -> Result<BTreeMap<String, TensorEntry>, String> {
     let mut tensors = BTreeMap::new();
     for (name, RawEntry { dtype, shape, data_offsets: (start, end) }) in entries {
         let size = shape.iter().try_fold(dtype.size(), |size, &dim| size.checked_mul(dim));
         let label = crate::name::shown(&name);
-        let size =
-            size.ok_or_else(|| format!("tensor {label}: the size of {shape:?} does not fit in 64 bits"))?;
+        let size = size.ok_or_else(|| {
+            format!("tensor {label}: the size of {shape:?} does not fit in 64 bits")
+        })?;
         if end.checked_sub(start) != Some(size) {
             return Err(format!(
                 "tensor {label}: bytes {start} to {end}, but {dtype:?} {shape:?} needs {size}"
             ));
         }
         if end > data_len {
-            return Err(format!("tensor {label} ends at byte {end} of the data, which has {data_len}"));
+            return Err(format!(
+                "tensor {label} ends at byte {end} of the data, which has {data_len}"
+            ));
         }
         let entry = TensorEntry { name: name.clone(), dtype, shape, start, size };
         if tensors.insert(name, entry).is_some() {
@@ -237,9 +254,14 @@ fn check(entries: Vec<(String, RawEntry)>, data_len: u64) -> Result<BTreeMap<Str
         let label = crate::name::shown(&tensor.name);
         match tensor.start {
             start if start > at => {
-                return Err(format!("{} bytes before tensor {label} belong to no tensor", start - at));
+                return Err(format!(
+                    "{} bytes before tensor {label} belong to no tensor",
+                    start - at
+                ));
             }
-            start if start < at => return Err(format!("tensor {label} overlaps the one before it")),
+            start if start < at => {
+                return Err(format!("tensor {label} overlaps the one before it"));
+            }
             _ => at += tensor.size,
         }
     }
@@ -266,7 +288,8 @@ mod tests {
             "b":{"dtype":"U8","shape":[3],"data_offsets":[4,7]},"a":{"dtype":"F16","shape":[2,1],"data_offsets":[0,4]}}"#;
         let file = tempfile::NamedTempFile::new().unwrap();
         let bytes =
-            [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[1, 2, 3, 4, 5, 6, 7]].concat();
+            [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[1, 2, 3, 4, 5, 6, 7]]
+                .concat();
         std::fs::write(file.path(), bytes).unwrap();
         let tensors = SafeTensors::open("f", file.path()).unwrap();
         let mut read = Vec::new();

@@ -170,15 +170,21 @@ mod tests {
 
     #[test]
     fn pieces_have_texts_scores_and_kinds() {
-        let file = [piece("<unk>", 0.0, Some(2)), piece("▁a", -1.5, None), field(3, &[3 << 3, 0])].concat();
+        let file = [piece("<unk>", 0.0, Some(2)), piece("▁a", -1.5, None), field(3, &[3 << 3, 0])]
+            .concat();
         let (tokens, found) = parse(&file, 3).unwrap();
         let token = |text: &str, kind, score| Some(Token { text: text.into(), kind, score });
         assert_eq!(tokens, [token("<unk>", 2, 0.0), token("▁a", 1, -1.5), None]);
         assert!(!found.normalizer.has_prefix && found.normalizer.merges_spaces && found.is_unigram);
-        assert!(parse(&file[..file.len() - 4], 3).is_some_and(|(_, found)| found.normalizer.has_prefix));
-        let merges = [piece("a", 0.0, None), field(2, &[3 << 3, 2]), field(3, &[4 << 3, 0])].concat();
+        assert!(
+            parse(&file[..file.len() - 4], 3).is_some_and(|(_, found)| found.normalizer.has_prefix)
+        );
+        let merges =
+            [piece("a", 0.0, None), field(2, &[3 << 3, 2]), field(3, &[4 << 3, 0])].concat();
         let (_, found) = parse(&merges, 1).unwrap();
-        assert!(!found.is_unigram && !found.normalizer.merges_spaces && found.normalizer.has_prefix);
+        assert!(
+            !found.is_unigram && !found.normalizer.merges_spaces && found.normalizer.has_prefix
+        );
         assert_eq!(parse(&file, 1).map(|(tokens, _)| tokens.len()), Some(1));
     }
 

@@ -89,13 +89,23 @@ impl<'a> Source<'a> {
     /// that is there, the family has to say by the size of the whole.
     fn check_devices(&self) -> Result<(), ImportError> {
         let name = crate::name::shown(&self.first().name);
-        let wrong = |reason| Err(ImportError::Safetensors { file: "the folder".to_owned(), reason });
-        let devices: Vec<u32> = self.pieces.iter().filter_map(|(file, _)| Self::device(file)).collect();
+        let wrong =
+            |reason| Err(ImportError::Safetensors { file: "the folder".to_owned(), reason });
+        let devices: Vec<u32> =
+            self.pieces.iter().filter_map(|(file, _)| Self::device(file)).collect();
         if let Some(pair) = devices.windows(2).find(|pair| pair[0] == pair[1]) {
-            return wrong(format!("tensor {name} occurs twice among the files of device {}", pair[0]));
+            return wrong(format!(
+                "tensor {name} occurs twice among the files of device {}",
+                pair[0]
+            ));
         }
-        match (0u32..).zip(0..devices.len().max(2)).find(|(number, at)| devices.get(*at) != Some(number)) {
-            Some((number, _)) => wrong(format!("the part of device {number} of tensor {name} is missing")),
+        match (0u32..)
+            .zip(0..devices.len().max(2))
+            .find(|(number, at)| devices.get(*at) != Some(number))
+        {
+            Some((number, _)) => {
+                wrong(format!("the part of device {number} of tensor {name} is missing"))
+            }
             None => Ok(()),
         }
     }
@@ -168,7 +178,8 @@ impl<'a> Source<'a> {
                 let width = |entry: &TensorEntry| entry.shape.get(1).copied().unwrap_or(0);
                 let columns = pieces().map(|entry| width(entry)).sum::<u64>();
                 let row = element.checked_div(columns)?;
-                let (piece, at, run) = find(element % columns, &mut pieces().map(|entry| width(entry)))?;
+                let (piece, at, run) =
+                    find(element % columns, &mut pieces().map(|entry| width(entry)))?;
                 let (_, entry) = self.pieces[piece];
                 Some((piece, row * width(entry) + at, run)).filter(|_| row < entry.shape[0])
             }
@@ -200,13 +211,17 @@ pub(super) fn bad_type(entry: &TensorEntry) -> ImportError {
 fn floats(bytes: &[u8], dtype: Dtype) -> Option<Vec<f32>> {
     let words = || bytes.as_chunks::<2>().0.iter().map(|word| u16::from_le_bytes(*word));
     Some(match dtype {
-        Dtype::F32 => bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect(),
+        Dtype::F32 => {
+            bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
+        }
         Dtype::F16 => words().map(|bits| f16::from_bits(bits).to_f32()).collect(),
         Dtype::BF16 => words().map(|bits| bf16::from_bits(bits).to_f32()).collect(),
         Dtype::F8_E4M3 => bytes.iter().map(|&byte| E4M3[byte as usize]).collect(),
         // Powers of two.
         Dtype::F8_E8M0 => bytes.iter().map(|&byte| power(byte)).collect(),
-        Dtype::F8_E5M2 => bytes.iter().map(|&byte| f16::from_bits(u16::from(byte) << 8).to_f32()).collect(),
+        Dtype::F8_E5M2 => {
+            bytes.iter().map(|&byte| f16::from_bits(u16::from(byte) << 8).to_f32()).collect()
+        }
         _ => return None,
     })
 }
@@ -239,9 +254,14 @@ mod tests {
 
     #[test]
     fn eight_bits_have_their_published_values() {
-        for (byte, value) in
-            [(0x00, 0.0), (0x01, 1.0 / 512.0), (0x08, 1.0 / 64.0), (0x38, 1.0), (0x7e, 448.0), (0xc0, -2.0)]
-        {
+        for (byte, value) in [
+            (0x00, 0.0),
+            (0x01, 1.0 / 512.0),
+            (0x08, 1.0 / 64.0),
+            (0x38, 1.0),
+            (0x7e, 448.0),
+            (0xc0, -2.0),
+        ] {
             assert_eq!(E4M3[byte], value, "{byte:02x}");
         }
         assert!(E4M3[0x7f].is_nan() && E4M3[0xff].is_nan());

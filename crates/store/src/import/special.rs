@@ -71,11 +71,13 @@ impl Special {
         }
         let lists = [generation.get("eos_token_id"), config.value("eos_token_id")];
         let ends = lists.into_iter().flatten().find_map(JsonValue::as_array);
-        found.ends = ends.into_iter().flatten().filter_map(|id| Some(known(id.as_u64()?)? as i32)).collect();
+        found.ends =
+            ends.into_iter().flatten().filter_map(|id| Some(known(id.as_u64()?)? as i32)).collect();
         if let Some(processor) = json.and_then(|json| json.get("post_processor")) {
             found.added = around(processor, &|task| text(task).map(str::to_owned));
         }
-        let flag = |task: &str| settings.get(format!("add_{task}_token")).and_then(JsonValue::as_bool);
+        let flag =
+            |task: &str| settings.get(format!("add_{task}_token")).and_then(JsonValue::as_bool);
         found.added.bos = found.added.bos.or(flag("bos"));
         found.added.eos = found.added.eos.or(flag("eos"));
         found.take_templates(folder, &settings)?;
@@ -95,14 +97,21 @@ impl Special {
         self.ids.push(("eos", id));
     }
 
-    fn take_templates(&mut self, folder: &Folder<'_>, settings: &JsonValue) -> Result<(), StoreError> {
+    fn take_templates(
+        &mut self,
+        folder: &Folder<'_>,
+        settings: &JsonValue,
+    ) -> Result<(), StoreError> {
         match settings.get("chat_template") {
             Some(JsonValue::String(template)) => self.template = Some(template.clone()),
             Some(JsonValue::Array(list)) => {
                 for entry in list {
-                    let field = |key: &str| entry.get(key).and_then(JsonValue::as_str).map(str::to_owned);
+                    let field =
+                        |key: &str| entry.get(key).and_then(JsonValue::as_str).map(str::to_owned);
                     match field("name").zip(field("template")) {
-                        Some((name, template)) if name == "default" => self.template = Some(template),
+                        Some((name, template)) if name == "default" => {
+                            self.template = Some(template)
+                        }
                         Some(named) => self.named.push(named),
                         None => {}
                     }
@@ -110,8 +119,9 @@ impl Special {
             }
             _ => {
                 let json = folder.json("chat_template.json")?;
-                let json =
-                    json.as_ref().and_then(|json| json.get("chat_template")?.as_str().map(str::to_owned));
+                let json = json
+                    .as_ref()
+                    .and_then(|json| json.get("chat_template")?.as_str().map(str::to_owned));
                 self.template = folder.text("chat_template.jinja")?.or(json);
             }
         }
@@ -135,10 +145,15 @@ impl Special {
             writer.set("tokenizer.chat_template", template.as_str());
         }
         // Names become parts of keys: those that are no plain words are left out.
-        let plain = |name: &str| name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_' || c == b'-');
-        let named: Vec<_> = self.named.iter().filter(|(name, _)| !name.is_empty() && plain(name)).collect();
+        let plain =
+            |name: &str| name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_' || c == b'-');
+        let named: Vec<_> =
+            self.named.iter().filter(|(name, _)| !name.is_empty() && plain(name)).collect();
         if !named.is_empty() {
-            writer.set("tokenizer.chat_templates", Value::strings(named.iter().map(|(name, _)| name)));
+            writer.set(
+                "tokenizer.chat_templates",
+                Value::strings(named.iter().map(|(name, _)| name)),
+            );
         }
         for (name, template) in named {
             writer.set(&format!("tokenizer.chat_template.{name}"), template.as_str());
@@ -168,8 +183,10 @@ fn around(processor: &JsonValue, text: &dyn Fn(&str) -> Option<String>) -> Added
 }
 
 fn by_template(processor: &JsonValue, text: &dyn Fn(&str) -> Option<String>, added: &mut Added) {
-    let list = |key: &str| processor.get(key).and_then(JsonValue::as_array).map_or(&[][..], Vec::as_slice);
-    let special = |entry: &JsonValue| entry.get("SpecialToken")?.get("id")?.as_str().map(str::to_owned);
+    let list =
+        |key: &str| processor.get(key).and_then(JsonValue::as_array).map_or(&[][..], Vec::as_slice);
+    let special =
+        |entry: &JsonValue| entry.get("SpecialToken")?.get("id")?.as_str().map(str::to_owned);
     let is = |token: &Option<String>, tasks: [&str; 2]| {
         token.is_some() && tasks.iter().any(|task| text(task) == *token)
     };
@@ -229,7 +246,10 @@ mod tests {
             added(Some(true), None, Some(false))
         );
         assert_eq!(of(vec![a.clone(), e.clone()], vec![]), added(None, Some(true), None));
-        assert_eq!(around(&json!({"type": "ByteLevel"}), &text), added(Some(false), Some(false), None));
+        assert_eq!(
+            around(&json!({"type": "ByteLevel"}), &text),
+            added(Some(false), Some(false), None)
+        );
         let sequence = json!({"type": "Sequence", "processors": [{"type": "ByteLevel"},
             {"type": "TemplateProcessing", "single": [s, a], "pair": []}]});
         assert_eq!(around(&sequence, &text), added(Some(true), Some(false), None));

@@ -21,7 +21,8 @@ pub(super) struct Unigram {
 /// The tokens of an embedding of so many rows.
 pub(super) fn read(json: &JsonValue, rows: usize) -> Result<(Vec<Option<Token>>, Unigram), String> {
     let model = json.get("model").ok_or("`model` is missing")?;
-    let vocab = model.get("vocab").and_then(JsonValue::as_array).ok_or("`model.vocab` is no list")?;
+    let vocab =
+        model.get("vocab").and_then(JsonValue::as_array).ok_or("`model.vocab` is no list")?;
     if vocab.len() > rows {
         return Err(format!("it has {} tokens, but the embedding has {rows} rows", vocab.len()));
     }
@@ -31,14 +32,17 @@ pub(super) fn read(json: &JsonValue, rows: usize) -> Result<(Vec<Option<Token>>,
         let (text, score) =
             (entry.get(0).and_then(JsonValue::as_str), entry.get(1).and_then(JsonValue::as_f64));
         let (Some(text), Some(score)) = (text, score) else {
-            return Err(format!("`model.vocab` has an entry that is no text with its score, at {id}"));
+            return Err(format!(
+                "`model.vocab` has an entry that is no text with its score, at {id}"
+            ));
         };
         let kind = if unknown == Some(id as u64) { UNKNOWN } else { NORMAL };
         *slot = Some(Token { text: text.to_owned(), kind, score: score as f32 });
     }
     if model.get("byte_fallback").and_then(JsonValue::as_bool) == Some(true) {
         return Err(
-            "a Unigram vocabulary that falls back on bytes needs its tokenizer.model beside it".into()
+            "a Unigram vocabulary that falls back on bytes needs its tokenizer.model beside it"
+                .into(),
         );
     }
     let mut found = Unigram::default();
@@ -49,7 +53,9 @@ pub(super) fn read(json: &JsonValue, rows: usize) -> Result<(Vec<Option<Token>>,
         match kind(step) {
             "Metaspace" => found.has_prefix = has_prefix(step),
             "WhitespaceSplit" => found.merges_spaces = true,
-            other => return Err(format!("its pre-tokenizer {} is not known", crate::name::shown(other))),
+            other => {
+                return Err(format!("its pre-tokenizer {} is not known", crate::name::shown(other)));
+            }
         }
     }
     Ok((tokens, found))
@@ -114,10 +120,14 @@ mod tests {
     #[test]
     fn pieces_scores_and_tables_are_read() {
         let (tokens, unigram) = read(&tokenizer(|_| {}), 4).unwrap();
-        let found = Unigram { has_prefix: true, merges_spaces: true, charsmap: Some(vec![1, 2, 3]) };
+        let found =
+            Unigram { has_prefix: true, merges_spaces: true, charsmap: Some(vec![1, 2, 3]) };
         assert_eq!(unigram, found);
         let of = |text: &str, kind, score| Some(Token { text: text.into(), kind, score });
-        assert_eq!(tokens, [of("<s>", NORMAL, 0.0), of("<unk>", UNKNOWN, 0.0), of("▁a", NORMAL, -2.5), None]);
+        assert_eq!(
+            tokens,
+            [of("<s>", NORMAL, 0.0), of("<unk>", UNKNOWN, 0.0), of("▁a", NORMAL, -2.5), None]
+        );
         let old = tokenizer(|json| {
             json["normalizer"] = json!({"type": "Precompiled", "precompiled_charsmap": "AQID"});
             json["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"},
@@ -133,17 +143,27 @@ mod tests {
             (|json| json["model"]["vocab"] = json!([["a"]]), "no text with its score, at 0"),
             (|json| json["model"]["vocab"] = json!({"a": 0}), "is no list"),
             (|json| json["model"]["byte_fallback"] = json!(true), "needs its tokenizer.model"),
-            (|json| json["normalizer"] = json!({"type": "NFKC"}), "its normalizer NFKC is not known"),
+            (
+                |json| json["normalizer"] = json!({"type": "NFKC"}),
+                "its normalizer NFKC is not known",
+            ),
             (
                 |json| json["pre_tokenizer"] = json!({"type": "Punctuation"}),
                 "its pre-tokenizer Punctuation is not known",
             ),
-            (|json| json["normalizer"]["normalizers"][0]["precompiled_charsmap"] = json!("?"), "no base64"),
+            (
+                |json| json["normalizer"]["normalizers"][0]["precompiled_charsmap"] = json!("?"),
+                "no base64",
+            ),
         ];
         for (edit, want) in cases {
             let error = read(&tokenizer(edit), 4).unwrap_err();
             assert!(error.contains(want), "{want}: {error}");
         }
-        assert!(read(&tokenizer(|_| {}), 2).unwrap_err().contains("3 tokens, but the embedding has 2 rows"));
+        assert!(
+            read(&tokenizer(|_| {}), 2)
+                .unwrap_err()
+                .contains("3 tokens, but the embedding has 2 rows")
+        );
     }
 }

@@ -89,36 +89,40 @@ impl Vocabulary {
     ) -> Result<Self, StoreError> {
         let json = folder.json("tokenizer.json")?;
         let settings = folder.json("tokenizer_config.json")?.unwrap_or_default();
-        let bad = |reason: String| ImportError::Tokenizer { file: "tokenizer.json".to_owned(), reason };
+        let bad =
+            |reason: String| ImportError::Tokenizer { file: "tokenizer.json".to_owned(), reason };
         let rows = usize::try_from(rows.min(LIMIT)).unwrap_or(usize::MAX);
-        let (mut tokens, form) = if let Some(file) = pieces(folder, words, json.is_some() || named.is_some())?
-        {
-            let (tokens, found) = sentencepiece::read(folder, file, rows)?;
-            let is_unigram = words == Words::Encoder && found.is_unigram;
-            let form = match is_unigram {
-                true => Form::Unigram(found.normalizer),
-                false => Form::Scores { has_prefix: found.normalizer.has_prefix },
+        let (mut tokens, form) =
+            if let Some(file) = pieces(folder, words, json.is_some() || named.is_some())? {
+                let (tokens, found) = sentencepiece::read(folder, file, rows)?;
+                let is_unigram = words == Words::Encoder && found.is_unigram;
+                let form = match is_unigram {
+                    true => Form::Unigram(found.normalizer),
+                    false => Form::Scores { has_prefix: found.normalizer.has_prefix },
+                };
+                (tokens, form)
+            } else if words == Words::Usual && json.is_none() && folder.has(plamo::FILE) {
+                (plamo::read(folder, rows)?, Form::Plamo)
+            } else if words == Words::Usual
+                && json.is_none()
+                && let Some(Ranks { tokens, merges, pre }) = ranks::read(folder, named, rows)?
+            {
+                (tokens, Form::Merges { pre, merges })
+            } else {
+                let json = json.as_ref();
+                let json = json.ok_or_else(|| {
+                    ImportError::FileMissing("tokenizer.json or tokenizer.model".into())
+                })?;
+                from_json(json, words, rows).map_err(bad)?
             };
-            (tokens, form)
-        } else if words == Words::Usual && json.is_none() && folder.has(plamo::FILE) {
-            (plamo::read(folder, rows)?, Form::Plamo)
-        } else if words == Words::Usual
-            && json.is_none()
-            && let Some(Ranks { tokens, merges, pre }) = ranks::read(folder, named, rows)?
-        {
-            (tokens, Form::Merges { pre, merges })
-        } else {
-            let json = json.as_ref();
-            let json =
-                json.ok_or_else(|| ImportError::FileMissing("tokenizer.json or tokenizer.model".into()))?;
-            from_json(json, words, rows).map_err(bad)?
-        };
         let has_scores = matches!(form, Form::Scores { .. } | Form::Characters { .. });
         for (id, text, special) in added(folder, json.as_ref(), &settings)? {
             add(&mut tokens, id, text, special, has_scores);
         }
         if words == Words::Gemma4 {
-            for token in tokens.iter_mut().flatten().filter(|token| GEMMA4_SHOWN.contains(&&*token.text)) {
+            for token in
+                tokens.iter_mut().flatten().filter(|token| GEMMA4_SHOWN.contains(&&*token.text))
+            {
                 token.kind = USER_DEFINED;
             }
         }
@@ -126,7 +130,8 @@ impl Vocabulary {
             .into_iter()
             .enumerate()
             .map(|(id, token)| {
-                let unused = || Token { text: format!("[PAD{id}]"), kind: UNUSED, score: UNUSED_SCORE };
+                let unused =
+                    || Token { text: format!("[PAD{id}]"), kind: UNUSED, score: UNUSED_SCORE };
                 token.unwrap_or_else(unused)
             })
             .collect();
@@ -144,8 +149,9 @@ impl Vocabulary {
             *pre = (family.pre)(pre);
         }
         let end = family.end_key.and_then(|key| config.value(key)?.as_u64());
-        if let Some(id) =
-            end.and_then(|id| u32::try_from(id).ok()).filter(|&id| (id as usize) < self.tokens.len())
+        if let Some(id) = end
+            .and_then(|id| u32::try_from(id).ok())
+            .filter(|&id| (id as usize) < self.tokens.len())
         {
             self.special.end_with(id);
         }
@@ -211,7 +217,9 @@ impl Vocabulary {
         }
         // Code Llama's places in the middle of a text are in none of its files.
         if architecture == "llama" && self.tokens.len() == 32016 {
-            for (key, id) in [("prefix", 32007u32), ("suffix", 32008), ("middle", 32009), ("eot", 32010)] {
+            for (key, id) in
+                [("prefix", 32007u32), ("suffix", 32008), ("middle", 32009), ("eot", 32010)]
+            {
                 writer.set(&format!("tokenizer.ggml.{key}_token_id"), id);
             }
         }
@@ -219,7 +227,11 @@ impl Vocabulary {
 }
 
 /// The file of SentencePiece that a vocabulary of such a kind is read from, which may be none where there is another way to read it.
-fn pieces(folder: &Folder<'_>, words: Words, has_other: bool) -> Result<Option<&'static str>, StoreError> {
+fn pieces(
+    folder: &Folder<'_>,
+    words: Words,
+    has_other: bool,
+) -> Result<Option<&'static str>, StoreError> {
     let file = ["tokenizer.model", "spiece.model"].into_iter().find(|file| folder.has(file));
     let file = match words {
         Words::Usual => file.filter(|file| *file == "tokenizer.model"),
@@ -285,7 +297,9 @@ fn added(
         Some((id?, text.to_owned(), special))
     };
     let settings = settings.get("added_tokens_decoder").and_then(JsonValue::as_object);
-    found.extend(settings.into_iter().flatten().filter_map(|(id, token)| entry(id.parse().ok(), token)));
+    found.extend(
+        settings.into_iter().flatten().filter_map(|(id, token)| entry(id.parse().ok(), token)),
+    );
     let json = json.and_then(|json| json.get("added_tokens")).and_then(JsonValue::as_array);
     let number = |token: &JsonValue| token.get("id").and_then(JsonValue::as_u64);
     found.extend(json.into_iter().flatten().filter_map(|token| entry(number(token), token)));
@@ -293,7 +307,11 @@ fn added(
 }
 
 /// Tokens by their ids, and what else a vocabulary of merges says.
-fn from_json(json: &JsonValue, words: Words, rows: usize) -> Result<(Vec<Option<Token>>, Form), String> {
+fn from_json(
+    json: &JsonValue,
+    words: Words,
+    rows: usize,
+) -> Result<(Vec<Option<Token>>, Form), String> {
     let model = json.get("model").ok_or("`model` is missing")?;
     // Old files do not say it.
     let kind = model.get("type").and_then(JsonValue::as_str).unwrap_or("BPE");
@@ -305,13 +323,17 @@ fn from_json(json: &JsonValue, words: Words, rows: usize) -> Result<(Vec<Option<
         let kind = crate::name::shown(kind);
         return Err(format!("a vocabulary of type {kind} needs a tokenizer.model beside it"));
     }
-    let vocab = model.get("vocab").and_then(JsonValue::as_object).ok_or("`model.vocab` is no object")?;
+    let vocab =
+        model.get("vocab").and_then(JsonValue::as_object).ok_or("`model.vocab` is no object")?;
     let mut tokens: Vec<Option<Token>> = vec![None; rows];
     for (text, id) in vocab {
         let shown = || crate::name::shown(text);
         let id = id.as_u64().ok_or_else(|| format!("the id of {} is no number", shown()))?;
         let Some(slot) = usize::try_from(id).ok().and_then(|id| tokens.get_mut(id)) else {
-            return Err(format!("token {} has the id {id}, but the embedding has {rows} rows", shown()));
+            return Err(format!(
+                "token {} has the id {id}, but the embedding has {rows} rows",
+                shown()
+            ));
         };
         *slot = Some(Token { text: text.clone(), kind: NORMAL, score: 0.0 });
     }
@@ -322,7 +344,8 @@ fn from_json(json: &JsonValue, words: Words, rows: usize) -> Result<(Vec<Option<
             token.kind = if is_byte(&token.text) { BYTE } else { NORMAL };
             token.score = ADDED_SCORE;
         }
-        let merges = merges.iter().map(|(left, right)| format!("{} {}", escaped(left), escaped(right)));
+        let merges =
+            merges.iter().map(|(left, right)| format!("{} {}", escaped(left), escaped(right)));
         return Ok((tokens, Form::Characters { merges: merges.collect() }));
     }
     if falls_back {
@@ -330,7 +353,10 @@ fn from_json(json: &JsonValue, words: Words, rows: usize) -> Result<(Vec<Option<
         let has_prefix = pretokenizer::has_prefix(json);
         return Ok((tokens, Form::Scores { has_prefix }));
     }
-    let merges = merges.iter().map(|(left, right)| format!("{} {}", escaped(left), escaped(right))).collect();
+    let merges = merges
+        .iter()
+        .map(|(left, right)| format!("{} {}", escaped(left), escaped(right)))
+        .collect();
     Ok((tokens, Form::Merges { pre: pretokenizer::of(json)?, merges }))
 }
 
@@ -351,7 +377,9 @@ fn merges(list: Option<&JsonValue>) -> Result<Vec<(String, String)>, String> {
         _ => None,
     };
     list.iter()
-        .map(|entry| pair(entry).ok_or_else(|| "`model.merges` has an entry that is no pair".into()))
+        .map(|entry| {
+            pair(entry).ok_or_else(|| "`model.merges` has an entry that is no pair".into())
+        })
         .collect()
 }
 
@@ -374,7 +402,8 @@ fn score(tokens: &mut [Option<Token>], merges: &[(String, String)], unknown: Opt
             () => NORMAL,
         };
         // What no merge makes is not joined, whatever its score.
-        token.score = rank.get(&token.text).map_or(if is_byte { 0.0 } else { -1e6 }, |&at| -(at as f32));
+        token.score =
+            rank.get(&token.text).map_or(if is_byte { 0.0 } else { -1e6 }, |&at| -(at as f32));
     }
 }
 
@@ -392,7 +421,10 @@ mod tests {
         let tokens: Vec<_> = tokens.into_iter().map(|t| t.map(|t| (t.kind, t.score))).collect();
         assert_eq!(tokens[0], Some((UNKNOWN, -1e6)));
         assert_eq!(tokens[1], Some((BYTE, 0.0)));
-        assert_eq!((tokens[4], tokens[5], tokens[7]), (Some((NORMAL, -1.0)), Some((NORMAL, -2.0)), None));
+        assert_eq!(
+            (tokens[4], tokens[5], tokens[7]),
+            (Some((NORMAL, -1.0)), Some((NORMAL, -2.0)), None)
+        );
         assert!(matches!(form, Form::Scores { has_prefix: false }));
     }
 
@@ -400,9 +432,13 @@ mod tests {
     fn added_tokens_are_text_or_control() {
         let mut tokens =
             vec![Some(Token { text: "<unk>".into(), kind: UNKNOWN, score: 0.0 }), None, None, None];
-        for (id, text, special) in
-            [(0, "<unk>", true), (1, "<|end|>", false), (2, "▁▁", false), (3, "x", true), (9, "y", true)]
-        {
+        for (id, text, special) in [
+            (0, "<unk>", true),
+            (1, "<|end|>", false),
+            (2, "▁▁", false),
+            (3, "x", true),
+            (9, "y", true),
+        ] {
             add(&mut tokens, id, text.to_owned(), special, true);
         }
         let found: Vec<_> = tokens.into_iter().flatten().map(|t| (t.text, t.kind)).collect();

@@ -81,9 +81,15 @@ const SCALES: [(&str, &str); 4] = [
 
 impl<'a> Weights<'a> {
     /// Takes the tensors of all files, without the root in front of their names where it is there.
-    pub(super) fn of(files: &'a [SafeTensors], config: &Json, root: &str) -> Result<Self, StoreError> {
+    pub(super) fn of(
+        files: &'a [SafeTensors],
+        config: &Json,
+        root: &str,
+    ) -> Result<Self, StoreError> {
         let mut tensors: BTreeMap<String, Tensor<'a>> = BTreeMap::new();
-        for (file, entry) in files.iter().flat_map(|file| file.tensors().map(move |entry| (file, entry))) {
+        for (file, entry) in
+            files.iter().flat_map(|file| file.tensors().map(move |entry| (file, entry)))
+        {
             let is_aside = ASIDE.iter().any(|part| entry.name.contains(part));
             // What holds nothing stands for nothing, whatever dimensions it claims.
             if is_aside
@@ -182,9 +188,11 @@ fn attach_scales(
     config: &Json,
     divides: bool,
 ) -> Result<bool, StoreError> {
+    let block = config
+        .value("quantization_config")
+        .and_then(|q| q.get("weight_block_size")?.as_array().cloned());
     let block =
-        config.value("quantization_config").and_then(|q| q.get("weight_block_size")?.as_array().cloned());
-    let block = block.map(|sizes| sizes.iter().filter_map(serde_json::Value::as_u64).collect::<Vec<_>>());
+        block.map(|sizes| sizes.iter().filter_map(serde_json::Value::as_u64).collect::<Vec<_>>());
     // MiMo's, as the devices had them that it was trained on: the most of them that the number of scales allows.
     let is_parted = config.architecture().is_ok_and(|class| class.starts_with("MiMoV2"));
     let names: Vec<(String, String)> = tensors
@@ -200,8 +208,10 @@ fn attach_scales(
         .collect();
     for (name, of) in &names {
         let Some(scales) = tensors.remove(name) else { continue };
-        let weight = tensors.get_mut(of).ok_or_else(|| ImportError::TensorMissing { name: of.clone() })?;
-        let parted: &[u64] = if is_parted && of.ends_with(".qkv_proj.weight") { &[8, 4] } else { &[] };
+        let weight =
+            tensors.get_mut(of).ok_or_else(|| ImportError::TensorMissing { name: of.clone() })?;
+        let parted: &[u64] =
+            if is_parted && of.ends_with(".qkv_proj.weight") { &[8, 4] } else { &[] };
         let mut scale = Scale::of(&scales, &weight.entry, block.as_deref(), parted)?;
         if divides {
             scale.values.iter_mut().for_each(|value| *value = value.recip());
@@ -265,10 +275,12 @@ impl Scale {
                     _ => [128, 128],
                 };
                 let stack = around.iter().product::<u64>().max(1);
-                let fits =
-                    |n: &u64| rows.is_multiple_of(*n) && stack * down == n * (rows / n).div_ceil(block[0]);
+                let fits = |n: &u64| {
+                    rows.is_multiple_of(*n) && stack * down == n * (rows / n).div_ceil(block[0])
+                };
                 parts = parted.iter().copied().chain([stack]).find(fits).ok_or_else(wrong)?;
-                let is_like = weight.shape.len() == around.len() + 2 && weight.shape.starts_with(around);
+                let is_like =
+                    weight.shape.len() == around.len() + 2 && weight.shape.starts_with(around);
                 if !is_like || across != columns.div_ceil(block[1]) {
                     return Err(wrong().into());
                 }
@@ -291,7 +303,11 @@ impl Scale {
     /// The factor of one value.
     fn at(&self, row: u64, column: u64) -> f32 {
         let values = &self.values[self.start(row)..];
-        usize::try_from(column / self.block[1]).ok().and_then(|at| values.get(at)).copied().unwrap_or(1.0)
+        usize::try_from(column / self.block[1])
+            .ok()
+            .and_then(|at| values.get(at))
+            .copied()
+            .unwrap_or(1.0)
     }
 
     /// Multiplies a row.
@@ -349,7 +365,12 @@ impl Tensor<'_> {
     }
 
     /// Rows of so many columns, with scales.
-    pub(super) fn rows(&self, from: u64, count: u64, columns: u64) -> Result<Vec<f32>, ImportError> {
+    pub(super) fn rows(
+        &self,
+        from: u64,
+        count: u64,
+        columns: u64,
+    ) -> Result<Vec<f32>, ImportError> {
         let mut values = self.source.floats(from * columns, count * columns)?;
         if let Some(scale) = &self.scale {
             for (row, values) in (from..).zip(values.chunks_exact_mut(columns.max(1) as usize)) {

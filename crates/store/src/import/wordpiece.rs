@@ -49,15 +49,18 @@ impl WordPiece {
         match &json {
             Some(json) => {
                 read_json(json, &mut pieces).map_err(bad)?;
-                normalizer =
-                    json.get("normalizer").filter(|n| n.get("type").is_some_and(|t| t == "BertNormalizer"));
+                normalizer = json
+                    .get("normalizer")
+                    .filter(|n| n.get("type").is_some_and(|t| t == "BertNormalizer"));
             }
             None => {
                 let text = folder.text("vocab.txt")?;
-                let text =
-                    text.ok_or_else(|| ImportError::FileMissing("tokenizer.json or vocab.txt".into()))?;
+                let text = text.ok_or_else(|| {
+                    ImportError::FileMissing("tokenizer.json or vocab.txt".into())
+                })?;
                 for (id, piece) in text.lines().enumerate() {
-                    put(&mut pieces, id as u64, piece.trim_end_matches('\r'), NORMAL).map_err(bad)?;
+                    put(&mut pieces, id as u64, piece.trim_end_matches('\r'), NORMAL)
+                        .map_err(bad)?;
                 }
             }
         }
@@ -123,9 +126,12 @@ fn read_json(json: &Value, pieces: &mut [Option<(String, i32)>]) -> Result<(), S
             crate::name::shown(kind)
         ));
     }
-    let vocab = model.get("vocab").and_then(Value::as_object).ok_or("`model.vocab` is no object")?;
+    let vocab =
+        model.get("vocab").and_then(Value::as_object).ok_or("`model.vocab` is no object")?;
     for (text, id) in vocab {
-        let id = id.as_u64().ok_or_else(|| format!("the id of {} is no number", crate::name::shown(text)))?;
+        let id = id
+            .as_u64()
+            .ok_or_else(|| format!("the id of {} is no number", crate::name::shown(text)))?;
         put(pieces, id, text, NORMAL)?;
     }
     for added in json.get("added_tokens").and_then(Value::as_array).into_iter().flatten() {
@@ -143,8 +149,11 @@ fn special(config: &Value, pieces: &mut [Option<(String, i32)>]) -> Vec<(&'stati
     let mut found = Vec::new();
     for (key, config_key, default) in SPECIAL {
         let stated = config.get(config_key);
-        let text = stated.and_then(|s| s.as_str().or_else(|| s.get("content")?.as_str())).unwrap_or(default);
-        let at = pieces.iter().position(|piece| piece.as_ref().is_some_and(|(piece, _)| piece == text));
+        let text = stated
+            .and_then(|s| s.as_str().or_else(|| s.get("content")?.as_str()))
+            .unwrap_or(default);
+        let at =
+            pieces.iter().position(|piece| piece.as_ref().is_some_and(|(piece, _)| piece == text));
         if let Some(id) = at {
             if let Some((_, kind)) = &mut pieces[id] {
                 *kind = CONTROL;
@@ -189,7 +198,8 @@ mod tests {
     #[test]
     fn case_follows_the_configuration() {
         let config = r#"{"do_lower_case":false,"cls_token":{"content":"<c>"}}"#;
-        let read = read(&[("vocab.txt", "a\n<c>\n"), ("tokenizer_config.json", config)], 2).unwrap();
+        let read =
+            read(&[("vocab.txt", "a\n<c>\n"), ("tokenizer_config.json", config)], 2).unwrap();
         assert!(!read.lowercase && !read.strip_accents);
         assert_eq!(read.special, [("cls", 1)]);
     }

@@ -25,7 +25,8 @@ pub(super) fn read(
     rows: u64,
 ) -> Result<Vocab, StoreError> {
     let usual = |words| {
-        let vocabulary = Vocabulary::read_as(folder, config, words, (family.bare_start, family.ranks), rows)?;
+        let vocabulary =
+            Vocabulary::read_as(folder, config, words, (family.bare_start, family.ranks), rows)?;
         Ok(Vocab::Usual(Box::new(vocabulary.of(family, config))))
     };
     match family.words {
@@ -35,7 +36,9 @@ pub(super) fn read(
             let kind = json.as_ref().and_then(|json| json.pointer("/model/type")?.as_str());
             match kind {
                 Some("WordPiece") => Ok(Vocab::Pieces(WordPiece::read(folder, rows as u32)?)),
-                None if folder.has("vocab.txt") => Ok(Vocab::Pieces(WordPiece::read(folder, rows as u32)?)),
+                None if folder.has("vocab.txt") => {
+                    Ok(Vocab::Pieces(WordPiece::read(folder, rows as u32)?))
+                }
                 _ => usual(Words::Encoder),
             }
         }

@@ -79,7 +79,8 @@ pub fn parse_parameter(name: &str, values: &[&str]) -> Result<Option<Value>, Mod
     Ok(Some(match kind {
         Kind::Int => last.parse::<i64>().map_err(|_| bad("int"))?.into(),
         Kind::Float => {
-            let number = last.parse::<f64>().ok().filter(|x| x.is_finite()).ok_or_else(|| bad("float"))?;
+            let number =
+                last.parse::<f64>().ok().filter(|x| x.is_finite()).ok_or_else(|| bad("float"))?;
             if number.fract() == 0.0 && number.abs() < 1e15 {
                 Value::from(number as i64)
             } else {
@@ -128,7 +129,11 @@ fn range(name: &'static str, number: f64, value: &str) -> Result<(), ModelfileEr
         return Err(ModelfileError::ParameterRange { name, want, value: given() });
     }
     if number.is_finite() && !(number as f32).is_finite() {
-        return Err(ModelfileError::ParameterRange { name, want: "within ±3.4e38", value: given() });
+        return Err(ModelfileError::ParameterRange {
+            name,
+            want: "within ±3.4e38",
+            value: given(),
+        });
     }
     Ok(())
 }
@@ -219,9 +224,14 @@ mod tests {
 
     #[test]
     fn numbers_that_no_request_could_run_with_are_refused() {
-        let of = |name: &str, value: &str| parse_parameter(name, &[value]).map_err(|e| e.to_string());
+        let of =
+            |name: &str, value: &str| parse_parameter(name, &[value]).map_err(|e| e.to_string());
         let refused = [
-            ("repeat_penalty", "-1", "parameter 'repeat_penalty' must be greater than 0, but is -1"),
+            (
+                "repeat_penalty",
+                "-1",
+                "parameter 'repeat_penalty' must be greater than 0, but is -1",
+            ),
             ("repeat_penalty", "0", "must be greater than 0"),
             ("num_batch", "0", "parameter 'num_batch' must be at least 1, but is 0"),
             ("repeat_last_n", "-2", "at least -1"),
@@ -236,7 +246,8 @@ mod tests {
         for (name, value, want) in refused {
             let error = of(name, value).unwrap_err();
             assert!(error.contains(want), "{error}");
-            let given = [(name.to_owned(), json!(value.parse::<f64>().unwrap()))].into_iter().collect();
+            let given =
+                [(name.to_owned(), json!(value.parse::<f64>().unwrap()))].into_iter().collect();
             assert!(check_ranges(&given).is_err(), "{name} {value}");
         }
         for (name, value) in [
@@ -253,7 +264,8 @@ mod tests {
 
     #[test]
     fn show_prints_one_value_a_line() {
-        let params = json!({"temperature": 1.0, "stop": ["<|im_end|>", "a\"\n"], "num_ctx": 1048576.0});
+        let params =
+            json!({"temperature": 1.0, "stop": ["<|im_end|>", "a\"\n"], "num_ctx": 1048576.0});
         let want = "num_ctx                        1048576\n\
                     stop                           \"<|im_end|>\"\n\
                     stop                           \"a\\\"\\n\"\n\

@@ -103,7 +103,8 @@ impl<'a> Reader<'a> {
             "RENDERER" => Instruction::Renderer,
             "PARSER" => Instruction::Parser,
             "PARAMETER" => {
-                let name = self.argument(keyword, |c| c.is_ascii_alphanumeric() || c == '_')?.to_owned();
+                let name =
+                    self.argument(keyword, |c| c.is_ascii_alphanumeric() || c == '_')?.to_owned();
                 return Ok(Instruction::Parameter { name, value: self.value()? });
             }
             "MESSAGE" => {
@@ -123,7 +124,8 @@ impl<'a> Reader<'a> {
     /// The name of an instruction, and the blank behind it.
     fn keyword(&mut self) -> Result<&'static str, ModelfileError> {
         let (line, text) = (self.line, self.rest);
-        let known = |name: &str| KEYWORDS.into_iter().find(|known| known.eq_ignore_ascii_case(name));
+        let known =
+            |name: &str| KEYWORDS.into_iter().find(|known| known.eq_ignore_ascii_case(name));
         let word = self.word(|c| c.is_ascii_alphabetic());
         let wanted = |name| known(name).map(Wanted::Value);
         let problem = match word {
@@ -133,7 +135,11 @@ impl<'a> Reader<'a> {
             },
             Err((None, name)) => match wanted(name) {
                 Some(wanted) => {
-                    return Err(ModelfileError::UnexpectedEnd { line, text: String::new(), wanted });
+                    return Err(ModelfileError::UnexpectedEnd {
+                        line,
+                        text: String::new(),
+                        wanted,
+                    });
                 }
                 None => unknown(text),
             },
@@ -241,8 +247,14 @@ mod tests {
             parse("PARAMETER what the \nFROM lemons make lemonade "),
             Ok(vec![parameter("what", "the"), From("lemons make lemonade".into())])
         );
-        assert_eq!(after_from("PARAMETER stop ### User: "), Ok(vec![parameter("stop", "### User:")]));
-        assert_eq!(after_from("PARAMETER stop \"### User: \""), Ok(vec![parameter("stop", "### User: ")]));
+        assert_eq!(
+            after_from("PARAMETER stop ### User: "),
+            Ok(vec![parameter("stop", "### User:")])
+        );
+        assert_eq!(
+            after_from("PARAMETER stop \"### User: \""),
+            Ok(vec![parameter("stop", "### User: ")])
+        );
     }
 
     #[test]
@@ -257,7 +269,10 @@ mod tests {
             Ok(vec![message("\nYou are…\n")])
         );
         assert_eq!(after_from("SYSTEM \"a\" b\nc\""), Ok(vec![System("a\" b\nc".into())]));
-        assert_eq!(after_from("SYSTEM \"\"\"''\"'\"\"'\"\"\""), Ok(vec![System("''\"'\"\"'".into())]));
+        assert_eq!(
+            after_from("SYSTEM \"\"\"''\"'\"\"'\"\"\""),
+            Ok(vec![System("''\"'\"\"'".into())])
+        );
         assert_eq!(after_from("SYSTEM \"'\""), Ok(vec![System("'".into())]));
     }
 
@@ -281,7 +296,10 @@ mod tests {
             assert!(error.starts_with("unexpected EOF (line 2: "), "{text:?}: {error}");
         }
         let error = after_from("PARAMETER param1\n").unwrap_err();
-        assert!(error.starts_with("unexpected EOF: param1 (line 2: PARAMETER needs a name and"), "{error}");
+        assert!(
+            error.starts_with("unexpected EOF: param1 (line 2: PARAMETER needs a name and"),
+            "{error}"
+        );
         let error = after_from("SYSTEM \"\"\"a\nb\nc").unwrap_err();
         assert_eq!(error, "unexpected EOF (line 2: the quotes that open there are not closed)");
         for text in ["", "# FROM x\nSYSTEM y"] {
@@ -294,7 +312,10 @@ mod tests {
         let parameter = "PARAMETER needs a name and a value, such as `PARAMETER num_ctx 4096`";
         assert_eq!(parse("FROM foo\nPARAMETER\nSYSTEM x"), Err(format!("(line 2): {parameter}")));
         assert_eq!(after_from("PARAMETER"), Err(format!("unexpected EOF (line 2: {parameter})")));
-        assert_eq!(after_from("PARAMETER \n"), Err(format!("unexpected EOF (line 2: {parameter})")));
+        assert_eq!(
+            after_from("PARAMETER \n"),
+            Err(format!("unexpected EOF (line 2: {parameter})"))
+        );
         assert!(after_from("MESSAGE\n").unwrap_err().contains("such as `MESSAGE user Hello`"));
         assert_eq!(
             parse("SYSTEM\nFROM x"),
@@ -304,8 +325,9 @@ mod tests {
 
     #[test]
     fn unknown_instructions_and_roles_are_named_by_line() {
-        let command =
-            |found: &str, meant| LineProblem::Command { found: found.to_owned(), meant }.to_string();
+        let command = |found: &str, meant| {
+            LineProblem::Command { found: found.to_owned(), meant }.to_string()
+        };
         for (text, line, found, meant) in [
             ("FROM foo\n\nBADCOMMAND x\n", 3, "BADCOMMAND", None),
             ("FROM foo\nBAD1 x\n", 2, "BAD1", None),
@@ -314,9 +336,16 @@ mod tests {
             ("FROM foo\nSYSTM:\n", 2, "SYSTM:", Some("SYSTEM")),
             ("FROM foo\nFOO", 2, "FOO", Some("FROM")),
         ] {
-            assert_eq!(parse(text), Err(format!("(line {line}): {}", command(found, meant))), "{text:?}");
+            assert_eq!(
+                parse(text),
+                Err(format!("(line {line}): {}", command(found, meant))),
+                "{text:?}"
+            );
         }
-        assert!(command("x", Some("FROM")).starts_with("command must be one of \"from\", \"license\", "));
+        assert!(
+            command("x", Some("FROM"))
+                .starts_with("command must be one of \"from\", \"license\", ")
+        );
         assert!(command("x", Some("FROM")).ends_with("\"x\" is none of them: did you mean FROM?"));
         let role = LineProblem::Role { found: "badguy".into() };
         assert_eq!(after_from("MESSAGE badguy I'm a bad guy"), Err(format!("(line 2): {role}")));
@@ -334,10 +363,14 @@ mod tests {
     fn utf_16_with_a_mark_is_read() {
         let text = "FROM bob\nSYSTEM 你好👋";
         let want = Ok(vec![From("bob".into()), System("你好👋".into())]);
-        let le: Vec<u8> =
-            [0xff, 0xfe].into_iter().chain(text.encode_utf16().flat_map(u16::to_le_bytes)).collect();
-        let be: Vec<u8> =
-            [0xfe, 0xff].into_iter().chain(text.encode_utf16().flat_map(u16::to_be_bytes)).collect();
+        let le: Vec<u8> = [0xff, 0xfe]
+            .into_iter()
+            .chain(text.encode_utf16().flat_map(u16::to_le_bytes))
+            .collect();
+        let be: Vec<u8> = [0xfe, 0xff]
+            .into_iter()
+            .chain(text.encode_utf16().flat_map(u16::to_be_bytes))
+            .collect();
         let utf8: Vec<u8> = [0xef, 0xbb, 0xbf].into_iter().chain(text.bytes()).collect();
         for bytes in [le, be, utf8, text.into()] {
             assert_eq!(Modelfile::parse_bytes(&bytes).map(|m| m.instructions), want);

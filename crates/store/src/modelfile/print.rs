@@ -22,8 +22,12 @@ impl fmt::Display for Instruction {
             Instruction::Renderer(value) => write!(f, "RENDERER {}", Quoted(value)),
             Instruction::Parser(value) => write!(f, "PARSER {}", Quoted(value)),
             Instruction::Requires(value) => write!(f, "REQUIRES {}", Quoted(value)),
-            Instruction::Parameter { name, value } => write!(f, "PARAMETER {name} {}", Quoted(value)),
-            Instruction::Message { role, content } => write!(f, "MESSAGE {role} {}", Quoted(content)),
+            Instruction::Parameter { name, value } => {
+                write!(f, "PARAMETER {name} {}", Quoted(value))
+            }
+            Instruction::Message { role, content } => {
+                write!(f, "MESSAGE {role} {}", Quoted(content))
+            }
         }
     }
 }
@@ -33,7 +37,8 @@ struct Path<'a>(&'a str);
 
 impl fmt::Display for Path<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plain = !self.0.contains(['\n', '\r']) && !self.0.starts_with('"') && self.0.trim() == self.0;
+        let plain =
+            !self.0.contains(['\n', '\r']) && !self.0.starts_with('"') && self.0.trim() == self.0;
         if plain { f.write_str(self.0) } else { write!(f, "{}", Quoted(self.0)) }
     }
 }
@@ -45,8 +50,9 @@ impl fmt::Display for Quoted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.0;
         let at_an_end = |test: fn(char) -> bool| text.starts_with(test) || text.ends_with(test);
-        let bare =
-            !text.contains(['\n', '\r']) && !at_an_end(char::is_whitespace) && !at_an_end(|c| c == '"');
+        let bare = !text.contains(['\n', '\r'])
+            && !at_an_end(char::is_whitespace)
+            && !at_an_end(|c| c == '"');
         if bare {
             f.write_str(text)
         } else if !text.contains('"') {

@@ -29,7 +29,8 @@ pub fn fallbacks(gguf: &Gguf, target: FileType, has_imatrix: bool) -> Vec<Fallba
             continue;
         }
         let row = tensor.shape.first().copied().unwrap_or(0);
-        let same = |one: &&mut Fallback| (one.wanted, one.got, one.row) == (choice.wanted, choice.ty, row);
+        let same =
+            |one: &&mut Fallback| (one.wanted, one.got, one.row) == (choice.wanted, choice.ty, row);
         match found.iter_mut().find(same) {
             Some(one) => one.tensors.push(tensor.name.to_string()),
             None => found.push(Fallback {

@@ -23,7 +23,8 @@ use crate::files::read_limited;
 const LEGACY_LIMIT: u64 = 1 << 30;
 
 /// Tensors of which most matrices say nothing: what is looked up, and what makes logits.
-const SELDOM_MEASURED: [&str; 3] = ["token_embd.weight", "per_layer_token_embd.weight", "output.weight"];
+const SELDOM_MEASURED: [&str; 3] =
+    ["token_embd.weight", "per_layer_token_embd.weight", "output.weight"];
 
 /// Sums of squares of a tensor's inputs, for each matrix of a stack one row.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,12 +54,17 @@ pub fn write_imatrix(
     writer.set("imatrix.chunk_count", chunks).set("imatrix.chunk_size", chunk_tokens);
     for row in &rows {
         let (values, matrices) = (row.squares.len() as u64, row.counts.len() as u64);
-        writer.tensor(&format!("{}.in_sum2", row.tensor), TensorType::F32, &[values / matrices, matrices])?;
+        writer.tensor(
+            &format!("{}.in_sum2", row.tensor),
+            TensorType::F32,
+            &[values / matrices, matrices],
+        )?;
         writer.tensor(&format!("{}.counts", row.tensor), TensorType::F32, &[1, matrices])?;
     }
     let mut body = writer.start(out)?;
-    let bytes =
-        |values: &mut dyn Iterator<Item = f32>| values.flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
+    let bytes = |values: &mut dyn Iterator<Item = f32>| {
+        values.flat_map(f32::to_le_bytes).collect::<Vec<u8>>()
+    };
     for row in rows {
         body.write(&bytes(&mut row.squares.iter().copied()))?;
         body.write(&bytes(&mut row.counts.iter().map(|&count| count as f32)))?;
@@ -84,18 +90,23 @@ impl Imatrix {
     /// It is no importance matrix.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let bad = |reason: &str| StoreError::Imatrix { name: name.clone(), reason: reason.to_owned() };
+        let bad =
+            |reason: &str| StoreError::Imatrix { name: name.clone(), reason: reason.to_owned() };
         if !is_gguf(path)? {
             let len = std::fs::metadata(path).map_err(|e| StoreError::io("read", path, &e))?.len();
-            let bytes = if len > LEGACY_LIMIT { Vec::new() } else { read_limited(path, LEGACY_LIMIT)? };
-            let weights = parse_legacy(&bytes).ok_or_else(|| bad("it is cut short or of another form"))?;
+            let bytes =
+                if len > LEGACY_LIMIT { Vec::new() } else { read_limited(path, LEGACY_LIMIT)? };
+            let weights =
+                parse_legacy(&bytes).ok_or_else(|| bad("it is cut short or of another form"))?;
             return Ok(Self { name, weights, dataset: None, chunks: None });
         }
-        let gguf = Gguf::open(path).map_err(|error| StoreError::BadFile { file: name.clone(), error })?;
+        let gguf =
+            Gguf::open(path).map_err(|error| StoreError::BadFile { file: name.clone(), error })?;
         let mut weights = HashMap::new();
         for sums in gguf.tensors() {
             let Some(name) = sums.name.strip_suffix(".in_sum2") else { continue };
-            let counts = gguf.tensor(&format!("{name}.counts")).ok_or_else(|| bad("sums without counts"))?;
+            let counts =
+                gguf.tensor(&format!("{name}.counts")).ok_or_else(|| bad("sums without counts"))?;
             if sums.ty != TensorType::F32 || counts.ty != TensorType::F32 {
                 return Err(bad("its tensors are not F32"));
             }
@@ -119,7 +130,12 @@ impl Imatrix {
         let mut datasets = meta.strings("imatrix.datasets").ok().flatten();
         let dataset = datasets.as_mut().and_then(|list| list.next());
         let dataset = dataset.map(|text| String::from_utf8_lossy(text).into_owned());
-        Ok(Self { name, weights, dataset, chunks: meta.opt_u32("imatrix.chunk_count").ok().flatten() })
+        Ok(Self {
+            name,
+            weights,
+            dataset,
+            chunks: meta.opt_u32("imatrix.chunk_count").ok().flatten(),
+        })
     }
 
     /// The weights of a tensor's columns, for stacks one row after the other.
@@ -128,20 +144,26 @@ impl Imatrix {
     /// It has another number of columns.
     pub(super) fn of(&self, tensor: &TensorInfo) -> Result<Option<&[f32]>, StoreError> {
         let Some(found) = self.weights.get(&*tensor.name) else { return Ok(None) };
-        let want = tensor.shape.first().unwrap_or(&1) * tensor.shape.iter().skip(2).product::<u64>();
+        let want =
+            tensor.shape.first().unwrap_or(&1) * tensor.shape.iter().skip(2).product::<u64>();
         match found.len() as u64 == want {
             true => Ok(Some(found)),
             // Tokens are looked up, not multiplied: what a matrix says of their table may be of the output's columns.
             false if &*tensor.name == "token_embd.weight" => Ok(None),
             false => {
-                let (name, tensor, found) = (self.name.clone(), tensor.name.to_string(), found.len());
+                let (name, tensor, found) =
+                    (self.name.clone(), tensor.name.to_string(), found.len());
                 Err(StoreError::ImatrixSize { name, tensor, found, want })
             }
         }
     }
 
     /// Refuses a matrix that has nothing to say about any of the tensors that are quantized.
-    pub(super) fn check(&self, tensors: &[TensorInfo], types: &[TensorType]) -> Result<(), StoreError> {
+    pub(super) fn check(
+        &self,
+        tensors: &[TensorInfo],
+        types: &[TensorType],
+    ) -> Result<(), StoreError> {
         let unmatched = self.unmatched(tensors, types);
         match unmatched.filter(|unmatched| unmatched.tensors.len() == unmatched.quantized) {
             None => Ok(()),
@@ -155,8 +177,9 @@ impl Imatrix {
             ty.is_quantized() && tensor.ty != ty && !SELDOM_MEASURED.contains(&&*tensor.name)
         };
         let meant = tensors.iter().zip(types).filter(|(tensor, ty)| is_meant(tensor, **ty));
-        let (known, unknown): (Vec<&str>, Vec<&str>) =
-            meant.map(|(tensor, _)| &*tensor.name).partition(|name| self.weights.contains_key(*name));
+        let (known, unknown): (Vec<&str>, Vec<&str>) = meant
+            .map(|(tensor, _)| &*tensor.name)
+            .partition(|name| self.weights.contains_key(*name));
         let tensors: Vec<_> = unknown.into_iter().map(str::to_owned).collect();
         let quantized = known.len() + tensors.len();
         (!tensors.is_empty()).then(|| Unmatched { matrix: self.name.clone(), quantized, tensors })
@@ -168,7 +191,10 @@ impl Imatrix {
         if let Some(dataset) = &self.dataset {
             metadata.set("quantize.imatrix.dataset", dataset.as_str());
         }
-        metadata.set("quantize.imatrix.entries_count", u32::try_from(self.weights.len()).unwrap_or(u32::MAX));
+        metadata.set(
+            "quantize.imatrix.entries_count",
+            u32::try_from(self.weights.len()).unwrap_or(u32::MAX),
+        );
         if let Some(chunks) = self.chunks {
             metadata.set("quantize.imatrix.chunks_count", chunks);
         }
@@ -188,7 +214,8 @@ pub struct Unmatched {
 
 /// What an importance matrix says nothing about, though it is to be quantized; `None`: it knows all of that.
 pub fn unmatched(gguf: &Gguf, target: FileType, matrix: &Imatrix) -> Option<Unmatched> {
-    let types: Vec<_> = rules::choose(gguf, target, true).into_iter().map(|choice| choice.ty).collect();
+    let types: Vec<_> =
+        rules::choose(gguf, target, true).into_iter().map(|choice| choice.ty).collect();
     matrix.unmatched(gguf.tensors(), &types)
 }
 
@@ -248,7 +275,8 @@ mod tests {
             squares,
             counts,
         };
-        let rows = [row("b", vec![4.0, 8.0], vec![4]), row("a", vec![2.0, 4.0, 0.0, 0.0], vec![2, 0])];
+        let rows =
+            [row("b", vec![4.0, 8.0], vec![4]), row("a", vec![2.0, 4.0, 0.0, 0.0], vec![2, 0])];
         let mut file = Vec::new();
         write_imatrix(&mut file, &rows, "text.txt", (1, 4)).unwrap();
         std::fs::write(&path, file).unwrap();
@@ -276,8 +304,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("imatrix.gguf");
         let mut file = Vec::new();
-        let row = |name: &str| ImatrixRow { tensor: name.into(), squares: vec![4.0, 8.0], counts: vec![4] };
-        write_imatrix(&mut file, &[row("a"), row("token_embd.weight")], "text.txt", (1, 4)).unwrap();
+        let row = |name: &str| ImatrixRow {
+            tensor: name.into(),
+            squares: vec![4.0, 8.0],
+            counts: vec![4],
+        };
+        write_imatrix(&mut file, &[row("a"), row("token_embd.weight")], "text.txt", (1, 4))
+            .unwrap();
         std::fs::write(&path, file).unwrap();
         let matrix = Imatrix::open(&path).unwrap();
         let (a, b) = (tensor("a", &[3, 2]), tensor("b", &[2, 2]));
@@ -298,7 +331,10 @@ mod tests {
         assert_eq!(check(std::slice::from_ref(&b), TensorType::F16), Ok(()));
         let types = [TensorType::Q8_0; 2];
         let told = matrix.unmatched(&[a, b], &types).unwrap().to_string();
-        assert!(told.contains("says nothing about 1 of 2 tensors") && told.contains("(b)"), "{told}");
+        assert!(
+            told.contains("says nothing about 1 of 2 tensors") && told.contains("(b)"),
+            "{told}"
+        );
     }
 
     #[test]
@@ -311,7 +347,10 @@ mod tests {
         file.extend([2i32, 2].map(i32::to_le_bytes).concat());
         file.extend([3.0f32, 5.0].map(f32::to_le_bytes).concat());
         std::fs::write(&path, &file).unwrap();
-        assert_eq!(Imatrix::open(&path).unwrap().of(&tensor("b", &[2])).unwrap(), Some(&[1.5, 2.5][..]));
+        assert_eq!(
+            Imatrix::open(&path).unwrap().of(&tensor("b", &[2])).unwrap(),
+            Some(&[1.5, 2.5][..])
+        );
         for bytes in [&file[..file.len() - 1], b"no matrix", b""] {
             std::fs::write(&path, bytes).unwrap();
             assert!(Imatrix::open(&path).is_err_and(|e| e.to_string().contains("cut short")));

@@ -72,8 +72,12 @@ pub fn requantize_part(
     metadata.set(SPLIT_KEYS[2], i32::try_from(gguf.tensors().len()).map_err(as_split)?);
     // What a tensor becomes depends on all of them.
     let types = types(gguf, target, options)?;
-    let tensors: Vec<_> =
-        gguf.tensors().iter().zip(types).filter(|(tensor, _)| gguf.part_of(tensor) == part).collect();
+    let tensors: Vec<_> = gguf
+        .tensors()
+        .iter()
+        .zip(types)
+        .filter(|(tensor, _)| gguf.part_of(tensor) == part)
+        .collect();
     let total = tensors.iter().map(|(tensor, _)| tensor.size).sum();
     write(gguf, metadata, &tensors, options, out, &mut |done| progress(done, total))
 }
@@ -185,14 +189,19 @@ impl<'a> Job<'a> {
         };
         let too_wide = || StoreError::Quantize {
             tensor: self.tensor.name.to_string(),
-            reason: format!("rows of {} values do not fit the blocks of {}", self.columns(), self.ty),
+            reason: format!(
+                "rows of {} values do not fit the blocks of {}",
+                self.columns(),
+                self.ty
+            ),
         };
         let columns = usize::try_from(self.columns()).map_err(|_| too_wide())?;
         let row_in = self.tensor.ty.row_bytes(columns).ok_or_else(too_wide)?;
         let row_out = self.ty.row_bytes(columns).ok_or_else(too_wide)?;
         let (from, to) = (rows.start as usize, rows.end as usize);
         let mut values = vec![0.0; (to - from) * columns];
-        dequantize(self.tensor.ty, &self.data[from * row_in..to * row_in], &mut values).map_err(fail)?;
+        dequantize(self.tensor.ty, &self.data[from * row_in..to * row_in], &mut values)
+            .map_err(fail)?;
         let mut out = vec![0; (to - from) * row_out];
         let rows_each = self.tensor.shape.get(1).map_or(usize::MAX, |n| *n as usize).max(1);
         let rows = values.chunks_exact(columns).zip(out.chunks_exact_mut(row_out));
@@ -220,7 +229,8 @@ mod tests {
         let mut last = (0, 0);
         let target = FileType::from_name("q4_K_M").unwrap();
         let options = QuantizeOptions { threads: 3, imatrix: None };
-        requantize(&source, target, &options, &mut bytes, &mut |done, all| last = (done, all)).unwrap();
+        requantize(&source, target, &options, &mut bytes, &mut |done, all| last = (done, all))
+            .unwrap();
         assert_eq!(last.0, last.1);
         let made = Gguf::from_bytes(bytes).unwrap();
         assert_eq!(made.metadata().u32("general.file_type"), Ok(15));

@@ -163,7 +163,12 @@ fn is_quantized(tensor: &TensorInfo, architecture: &str) -> bool {
 }
 
 /// The type whose blocks fit the rows. What makes logits is not made worse for that.
-fn fitting(tensor: &TensorInfo, wanted: TensorType, base: TensorType, is_output: bool) -> TensorType {
+fn fitting(
+    tensor: &TensorInfo,
+    wanted: TensorType,
+    base: TensorType,
+    is_output: bool,
+) -> TensorType {
     let row = tensor.shape.first().copied().unwrap_or(0);
     let fits = |ty: TensorType| row.is_multiple_of(ty.block_values() as u64);
     let wanted = if is_output && !fits(base) { Q8_0 } else { wanted };
@@ -193,7 +198,14 @@ mod tests {
         let id = gguf.metadata().u32("general.file_type").unwrap();
         let target = FileType::from_name(file_type_name(id)).unwrap();
         for (tensor, chosen) in gguf.tensors().iter().zip(choose(&gguf, target, false)) {
-            assert_eq!(chosen.ty, tensor.ty, "{} of {} ({})", tensor.name, path.display(), target.name());
+            assert_eq!(
+                chosen.ty,
+                tensor.ty,
+                "{} of {} ({})",
+                tensor.name,
+                path.display(),
+                target.name()
+            );
         }
     }
 
@@ -214,7 +226,13 @@ mod tests {
             let mut types =
                 gguf.tensors().iter().zip(chosen).filter(|(tensor, _)| tensor.name.ends_with(part));
             let (tensor, choice) = types.next().unwrap();
-            assert_eq!(choice.ty == tensor.ty, stays, "{} of {name} becomes {}", tensor.name, choice.ty);
+            assert_eq!(
+                choice.ty == tensor.ty,
+                stays,
+                "{} of {name} becomes {}",
+                tensor.name,
+                choice.ty
+            );
         }
     }
 
@@ -248,7 +266,8 @@ mod tests {
         let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
         let gguf = Gguf::open(&zoo.join("gpt-oss.gguf")).unwrap();
         let types = choose(&gguf, FileType::from_name("MXFP4").unwrap(), false);
-        let of = |name: &str| types[gguf.tensors().iter().position(|t| &*t.name == name).unwrap()].ty;
+        let of =
+            |name: &str| types[gguf.tensors().iter().position(|t| &*t.name == name).unwrap()].ty;
         assert_eq!(of("blk.0.ffn_up_exps.weight"), MXFP4);
         assert_eq!(of("blk.0.attn_q.weight"), Q8_0);
         assert_eq!(of("blk.0.ffn_gate_inp.weight"), F32);
@@ -256,8 +275,10 @@ mod tests {
 
     #[test]
     fn the_types_of_real_models_are_found() {
-        let models = std::env::var_os("PUNA_TEST_MODELS")
-            .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/models"), PathBuf::from);
+        let models = std::env::var_os("PUNA_TEST_MODELS").map_or_else(
+            || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/models"),
+            PathBuf::from,
+        );
         for name in ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m-q4_k_m.gguf"] {
             match models.join(name) {
                 path if path.exists() => check(&path),

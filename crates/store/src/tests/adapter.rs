@@ -22,17 +22,22 @@ fn with_adapters(request: CreateRequest, digests: &[Digest]) -> CreateRequest {
 fn adapters_are_layers_that_show_prints_and_other_models_inherit() {
     let kit = Kit::new();
     let model = kit.upload(1).digest;
-    let blobs = [1.0, 2.0, 3.0].map(|alpha| kit.store.add_blob(&adapter("llama", alpha)).unwrap().digest);
+    let blobs =
+        [1.0, 2.0, 3.0].map(|alpha| kit.store.add_blob(&adapter("llama", alpha)).unwrap().digest);
     kit.create("m", &with_adapters(from_files(&[("m.gguf", model)]), &blobs[..2])).unwrap();
     let entry = kit.store.get(&name("m")).unwrap();
     let types: Vec<_> = entry.manifest.layers.iter().map(|l| l.media_type.as_str()).collect();
     assert_eq!(types, [media::MODEL, media::ADAPTER, media::ADAPTER]);
     let made = kit.store.resolve(&name("m")).unwrap();
-    assert_eq!(made.adapters, blobs[..2].iter().map(|d| kit.store.blob_path(d)).collect::<Vec<_>>());
+    assert_eq!(
+        made.adapters,
+        blobs[..2].iter().map(|d| kit.store.blob_path(d)).collect::<Vec<_>>()
+    );
 
     // What is printed makes the model again.
     let printed = made.modelfile(None, &Default::default()).to_string();
-    let plan = plan_local(&Modelfile::parse(&printed).unwrap(), kit.dir.path(), None, &mut |_| {}).unwrap();
+    let plan = plan_local(&Modelfile::parse(&printed).unwrap(), kit.dir.path(), None, &mut |_| {})
+        .unwrap();
     assert_eq!(plan.request.adapters.len(), 2, "{printed}");
     kit.create("again", &plan.request).unwrap();
     assert_eq!(kit.store.resolve(&name("again")).unwrap().adapters.len(), 2);

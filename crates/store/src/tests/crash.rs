@@ -65,7 +65,9 @@ fn a_crash_while_a_model_is_replaced_leaves_the_old_or_the_new() {
                 &CreateRequest { system: Some("old".into()), ..from_model("base") }
             ));
         },
-        |store| create(store, "m", &CreateRequest { system: Some("new".into()), ..from_model("base") }),
+        |store| {
+            create(store, "m", &CreateRequest { system: Some("new".into()), ..from_model("base") })
+        },
         |store| {
             let system = store.resolve(&name("m")).unwrap().system.unwrap();
             assert!(["old", "new"].contains(&system.as_str()));
@@ -89,7 +91,10 @@ fn a_crash_while_a_model_is_deleted_leaves_the_others_whole() {
             !matches!(store.delete(&name("m")), Err(StoreError::Io { .. }))
                 && store.copy(&name("other"), &name("third")).is_ok()
         },
-        |store| store.find(&name("m")).unwrap().is_none() && store.find(&name("third")).unwrap().is_some(),
+        |store| {
+            store.find(&name("m")).unwrap().is_none()
+                && store.find(&name("third")).unwrap().is_some()
+        },
     );
 }
 

@@ -7,7 +7,8 @@ use serde_json::json;
 use super::{Kit, from_files, from_model, gguf, name};
 use crate::manifest::media;
 use crate::{
-    CreateRequest, Digest, FileTemplate, Hooks, Modelfile, NamedTemplate, StoreError, embedded, plan_local,
+    CreateRequest, Digest, FileTemplate, Hooks, Modelfile, NamedTemplate, StoreError, embedded,
+    plan_local,
 };
 
 #[test]
@@ -21,7 +22,10 @@ fn a_gguf_file_becomes_a_model_whose_layer_is_the_uploaded_blob() {
     assert_eq!(model.weights_digest, blob.digest);
     let details = model.details();
     assert_eq!((details.format.as_str(), details.family.as_str()), ("gguf", "llama"));
-    assert_eq!((details.parameter_size.as_str(), details.quantization_level.as_str()), ("2", "F32"));
+    assert_eq!(
+        (details.parameter_size.as_str(), details.quantization_level.as_str()),
+        ("2", "F32")
+    );
     assert_eq!(model.capabilities(), ["completion"]);
 }
 
@@ -33,7 +37,8 @@ fn texts_and_parameters_are_layers_in_the_order_of_ollama() {
     request.system = Some("You are terse.".into());
     request.template = Some("{{ .Prompt }}".into());
     request.license = vec!["MIT".into(), "Second licence".into()];
-    request.parameters = json!({"temperature": 0, "stop": ["<|im_end|>"]}).as_object().unwrap().clone();
+    request.parameters =
+        json!({"temperature": 0, "stop": ["<|im_end|>"]}).as_object().unwrap().clone();
     request.messages = vec![json!({"role": "user", "content": "ping"})];
     kit.create("chat", &request).unwrap();
     let entry = kit.store.get(&name("chat")).unwrap();
@@ -83,11 +88,15 @@ fn digests_of_created_layers_are_those_that_ollama_recorded() {
         "df7e70e5021544f4834bbee64a9e3789febc4be81470df629cad6ddb03320a5c",
         "0da621fe6569812e79237db059f707cd5e2cc2f99c572ef574491e4cd9a59c0a",
     ] {
-        assert!(lines.contains(&format!("creating new layer sha256:{recorded}")), "{recorded} in {lines:#?}");
+        assert!(
+            lines.contains(&format!("creating new layer sha256:{recorded}")),
+            "{recorded} in {lines:#?}"
+        );
     }
     request = from_model("base");
     // Recorded with the stop strings of the template that Ollama had found before.
-    request.parameters = json!({"temperature": 0.5, "stop": ["a", "b"]}).as_object().unwrap().clone();
+    request.parameters =
+        json!({"temperature": 0.5, "stop": ["a", "b"]}).as_object().unwrap().clone();
     let lines = kit.create("m", &request).unwrap();
     let recorded = "sha256:7e91c8ceb6d93d477c35f33b1a3c7a4905205763fa39ec908d2b576e5a006449";
     assert!(lines.contains(&format!("creating new layer {recorded}")), "{lines:#?}");
@@ -105,7 +114,8 @@ fn weights_are_quantized_on_the_way() {
     let model = kit.store.resolve(&name("small")).unwrap();
     assert_eq!(model.details().quantization_level, "Q8_0");
     assert_ne!(model.weights_digest, blob.digest);
-    for (kind, level) in [("q3_k", "Q3_K_M"), ("iq4_xs", "IQ4_XS"), ("mxfp4", "MXFP4_MOE"), ("Q5_1", "Q5_1")]
+    for (kind, level) in
+        [("q3_k", "Q3_K_M"), ("iq4_xs", "IQ4_XS"), ("mxfp4", "MXFP4_MOE"), ("Q5_1", "Q5_1")]
     {
         request.quantize = Some(kind.into());
         kit.create("other", &request).unwrap();
@@ -125,7 +135,9 @@ fn replacing_a_model_removes_what_only_the_old_one_used() {
     assert!(!kit.store.has_blob(&old) && kit.store.has_blob(&new));
     let blob = kit.upload(3);
     let hooks = Hooks { keep_unused: true, ..Hooks::default() };
-    kit.store.create(&name("m"), &from_files(&[("m.gguf", blob.digest)]), &hooks, &mut |_| {}).unwrap();
+    kit.store
+        .create(&name("m"), &from_files(&[("m.gguf", blob.digest)]), &hooks, &mut |_| {})
+        .unwrap();
     assert!(kit.store.has_blob(&new));
 }
 
@@ -185,7 +197,8 @@ fn requests_that_cannot_work_fail_before_anything_is_done() {
         parser: parser.map(str::to_owned),
         ..from_model("cria")
     };
-    let requires = |version: &str| CreateRequest { requires: Some(version.into()), ..from_model("cria") };
+    let requires =
+        |version: &str| CreateRequest { requires: Some(version.into()), ..from_model("cria") };
     let template = CreateRequest { template: Some("{{ if".into()), ..from_model("cria") };
     let hooks = Hooks {
         check_template: Some(&|_| Err("template: :1: unclosed action".into())),
@@ -211,7 +224,10 @@ fn requests_that_cannot_work_fail_before_anything_is_done() {
         (two, "FROM names a.gguf and b.gguf, which are weights of several models"),
         (named(Some("nope"), None), "unknown renderer \"nope\": known are cogito, cohere, "),
         (named(None, Some("nope")), "unknown parser \"nope\": known are cogito, cohere, "),
-        (requires("99.0.0"), "the model requires version 99.0.0, and this program is compatible with 0.34.2"),
+        (
+            requires("99.0.0"),
+            "the model requires version 99.0.0, and this program is compatible with 0.34.2",
+        ),
         (requires("v0.34.3"), "requires version v0.34.3"),
         (template, "template error: template: :1: unclosed action"),
         (
@@ -219,7 +235,8 @@ fn requests_that_cannot_work_fail_before_anything_is_done() {
             "requires must be a valid semver",
         ),
     ] {
-        let error = kit.store.create(&name("m"), &request, &hooks, &mut |_| {}).unwrap_err().to_string();
+        let error =
+            kit.store.create(&name("m"), &request, &hooks, &mut |_| {}).unwrap_err().to_string();
         assert!(error.contains(want), "{want}: {error}");
     }
     assert_eq!(kit.names(), ["cria:latest"]);
@@ -238,7 +255,8 @@ fn new_weights_and_adapters_must_be_such_as_the_program_can_load() {
             pairs.borrow_mut().push((weights.to_owned(), draft.to_owned()));
             if pairs.borrow().len() == 1 { Ok(()) } else { Err("they differ".to_owned()) }
         };
-        let hooks = Hooks { check_model: Some(check), check_draft: Some(&check_draft), ..Hooks::default() };
+        let hooks =
+            Hooks { check_model: Some(check), check_draft: Some(&check_draft), ..Hooks::default() };
         let mut lines = Vec::new();
         kit.store.create(&name("m"), request, &hooks, &mut |p| lines.push(p.status)).map(|()| lines)
     };
@@ -256,11 +274,18 @@ fn new_weights_and_adapters_must_be_such_as_the_program_can_load() {
     let pair = (kit.store.blob_path(&weights), kit.store.blob_path(&small));
     assert_eq!((asked.take(), pairs.borrow().clone()), (Vec::new(), vec![pair]));
     let error = create(&CreateRequest { draft_files, ..from_model("cria") }, &check).unwrap_err();
-    assert!(error.is_bad_request() && error.to_string().ends_with("guess for it: they differ"), "{error}");
+    assert!(
+        error.is_bad_request() && error.to_string().ends_with("guess for it: they differ"),
+        "{error}"
+    );
     let other = kit.upload(3).digest;
-    let error = create(&from_files(&[("m.gguf", other)]), &|_, _| Err("tensor `a` is missing".into()));
+    let error =
+        create(&from_files(&[("m.gguf", other)]), &|_, _| Err("tensor `a` is missing".into()));
     let error = error.unwrap_err();
-    assert!(error.is_bad_request() && error.to_string().ends_with("tensor `a` is missing"), "{error}");
+    assert!(
+        error.is_bad_request() && error.to_string().ends_with("tensor `a` is missing"),
+        "{error}"
+    );
     assert_eq!(kit.store.resolve(&name("m")).unwrap().weights_digest, weights);
 }
 
@@ -295,7 +320,8 @@ fn of_architecture(architecture: &str, change: impl FnOnce(&mut CreateRequest)) 
 
 #[test]
 fn architectures_with_a_built_in_format_get_it_unless_another_is_given() {
-    let formats = |model: &crate::Model| (model.config.renderer.clone(), model.config.parser.clone());
+    let formats =
+        |model: &crate::Model| (model.config.renderer.clone(), model.config.parser.clone());
     let pair = |renderer: &str, parser: &str| (renderer.to_owned(), parser.to_owned());
     let gemma = of_architecture("gemma4", |_| {});
     assert_eq!(formats(&gemma), pair("gemma4", "gemma4"));
@@ -329,7 +355,8 @@ fn a_renderer_or_parser_tells_what_a_model_can_do() {
     let kit = Kit::new();
     let able = |renderer: &str, parser: &str| {
         let text = |name: &str| Some(name.to_owned()).filter(|name| !name.is_empty());
-        let request = CreateRequest { renderer: text(renderer), parser: text(parser), ..from_model("cria") };
+        let request =
+            CreateRequest { renderer: text(renderer), parser: text(parser), ..from_model("cria") };
         kit.create("m", &request).unwrap();
         kit.store.resolve(&name("m")).unwrap().capabilities().join(" ")
     };
@@ -356,7 +383,8 @@ fn blobs_of_a_model_that_was_not_made_are_let_go() {
     // The source of a quantized model is not part of it.
     let zoo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
     let source = kit.store.add_file(&zoo.join("llama-f16.gguf")).unwrap().digest;
-    let request = CreateRequest { quantize: Some("q8_0".into()), ..from_files(&[("m.gguf", source)]) };
+    let request =
+        CreateRequest { quantize: Some("q8_0".into()), ..from_files(&[("m.gguf", source)]) };
     kit.create("small", &request).unwrap();
     assert!(!kit.store.is_pinned(&source));
 }
@@ -375,7 +403,8 @@ fn parts_of_a_split_model_are_merged() {
         kit.store.add_blob(&bytes).unwrap().digest
     };
     let (a, b) = (part(0, "a"), part(1, "b"));
-    kit.create("m", &from_files(&[("x-00001-of-00002.gguf", a), ("x-00002-of-00002.gguf", b)])).unwrap();
+    kit.create("m", &from_files(&[("x-00001-of-00002.gguf", a), ("x-00002-of-00002.gguf", b)]))
+        .unwrap();
     let model = kit.store.resolve(&name("m")).unwrap();
     let merged = puna_gguf::Gguf::open(&kit.store.blob_path(&model.weights_digest)).unwrap();
     assert_eq!(merged.data(merged.tensor("b").unwrap()), 1f32.to_le_bytes());
@@ -392,14 +421,16 @@ fn one_part_of_a_split_model_stands_for_all_of_them() {
     let dir = kit.dir.path();
     let part = |number: usize| format!("x-{number:05}-of-00003.gguf");
     let plan = |text: &str| {
-        plan_local(&Modelfile::parse(text).unwrap(), dir, None, &mut |_| {}).map_err(|e| e.to_string())
+        plan_local(&Modelfile::parse(text).unwrap(), dir, None, &mut |_| {})
+            .map_err(|e| e.to_string())
     };
     fs::create_dir(dir.join("cache")).unwrap();
     for number in 1..=3 {
         fs::write(dir.join(format!("cache/{number}")), gguf(number as u32)).unwrap();
         // As the hub's cache has them: links whose names say more than what they lead to.
         #[cfg(unix)]
-        std::os::unix::fs::symlink(dir.join(format!("cache/{number}")), dir.join(part(number))).unwrap();
+        std::os::unix::fs::symlink(dir.join(format!("cache/{number}")), dir.join(part(number)))
+            .unwrap();
         #[cfg(not(unix))]
         fs::copy(dir.join(format!("cache/{number}")), dir.join(part(number))).unwrap();
     }
@@ -411,12 +442,12 @@ fn one_part_of_a_split_model_stands_for_all_of_them() {
     assert_eq!(draft.request.draft_files.len(), 3);
     fs::remove_file(dir.join(part(2))).unwrap();
     let error = plan(&format!("FROM ./{}", part(1))).unwrap_err();
-    let want = "split GGUF: x-00002-of-00003.gguf must be beside x-00001-of-00003.gguf, and is not in ";
+    let want =
+        "split GGUF: x-00002-of-00003.gguf must be beside x-00001-of-00003.gguf, and is not in ";
     assert!(error.starts_with(want), "{error}");
     fs::remove_file(dir.join(part(1))).unwrap();
     let error = plan(&format!("FROM ./{}", part(3))).unwrap_err();
-    let want =
-        "split GGUF: x-00001-of-00003.gguf and 1 more of the 3 parts must be beside x-00003-of-00003.gguf";
+    let want = "split GGUF: x-00001-of-00003.gguf and 1 more of the 3 parts must be beside x-00003-of-00003.gguf";
     assert!(error.starts_with(want), "{error}");
 }
 
@@ -424,10 +455,14 @@ fn one_part_of_a_split_model_stands_for_all_of_them() {
 fn a_model_is_made_of_one_stored_model() {
     let plan = |text: &str| {
         let modelfile = Modelfile::parse(text).unwrap();
-        plan_local(&modelfile, std::path::Path::new("/"), None, &mut |_| {}).map_err(|e| e.to_string())
+        plan_local(&modelfile, std::path::Path::new("/"), None, &mut |_| {})
+            .map_err(|e| e.to_string())
     };
     let error = plan("FROM cria\nFROM smol").unwrap_err();
-    assert!(error.contains("FROM names cria and smol, which are weights of several models"), "{error}");
+    assert!(
+        error.contains("FROM names cria and smol, which are weights of several models"),
+        "{error}"
+    );
     assert!(plan("FROM cria\nFROM https://h/v1/m").is_err());
     let servers = plan("FROM https://a/v1/m\nFROM https://b/v1/m").unwrap();
     assert_eq!(servers.request.from.as_deref(), Some("https://a/v1/m,https://b/v1/m"));
@@ -444,7 +479,8 @@ fn several_from_lines_are_files_of_one_model() {
     fs::write(dir.join("m.gguf"), gguf(1)).unwrap();
     fs::write(dir.join("mmproj.gguf"), &projector).unwrap();
     let plan = |text: &str| {
-        plan_local(&Modelfile::parse(text).unwrap(), dir, None, &mut |_| {}).map_err(|e| e.to_string())
+        plan_local(&Modelfile::parse(text).unwrap(), dir, None, &mut |_| {})
+            .map_err(|e| e.to_string())
     };
     let types = |name_: &str| -> Vec<String> {
         let entry = kit.store.get(&name(name_)).unwrap();
@@ -464,7 +500,8 @@ fn several_from_lines_are_files_of_one_model() {
     assert_eq!(again, [media::MODEL, media::PROJECTOR]);
     let error = plan("FROM cria\nFROM ./mmproj.gguf").unwrap_err();
     assert!(
-        error.starts_with("FROM cria is a stored model and FROM /") && error.contains("mmproj.gguf"),
+        error.starts_with("FROM cria is a stored model and FROM /")
+            && error.contains("mmproj.gguf"),
         "{error}"
     );
 }
@@ -477,7 +514,9 @@ fn show_prints_a_modelfile_from_which_the_same_model_is_made() {
     let printed = model.modelfile(None, &serde_json::Map::new());
     let path = kit.store.blob_path(&model.weights_digest);
     assert!(
-        printed.to_string().starts_with(&format!("FROM {}\nTEMPLATE \"\"\"{{{{- if .Suffix", path.display()))
+        printed
+            .to_string()
+            .starts_with(&format!("FROM {}\nTEMPLATE \"\"\"{{{{- if .Suffix", path.display()))
     );
     let again = Modelfile::parse(&printed.to_string()).unwrap();
     assert_eq!(again, printed);
@@ -487,7 +526,10 @@ fn show_prints_a_modelfile_from_which_the_same_model_is_made() {
     }
     kit.create("n", &plan.request).unwrap();
     let made = kit.store.resolve(&name("n")).unwrap();
-    assert_eq!((made.template, made.params, made.licenses), (model.template, model.params, model.licenses));
+    assert_eq!(
+        (made.template, made.params, made.licenses),
+        (model.template, model.params, model.licenses)
+    );
     assert_eq!(made.weights_digest, model.weights_digest);
 }
 
@@ -504,8 +546,13 @@ fn a_local_modelfile_becomes_a_request_and_uploads() {
     let digest = Digest::of(&gguf(1));
     for from in ["./sub/tiny.gguf", "sub/tiny.gguf", "~/tiny.gguf", "sub"] {
         let plan =
-            plan(&format!("FROM {from}\nPARAMETER stop a\nPARAMETER stop b\nPARAMETER mirostat 1")).unwrap();
-        assert_eq!(plan.request.files, Some([("tiny.gguf".to_owned(), digest.to_string())].into()), "{from}");
+            plan(&format!("FROM {from}\nPARAMETER stop a\nPARAMETER stop b\nPARAMETER mirostat 1"))
+                .unwrap();
+        assert_eq!(
+            plan.request.files,
+            Some([("tiny.gguf".to_owned(), digest.to_string())].into()),
+            "{from}"
+        );
         assert_eq!((plan.files.len(), plan.files[0].digest), (1, digest));
         assert_eq!(plan.request.parameters["stop"], json!(["a", "b"]));
         assert_eq!(plan.deprecated, ["mirostat"]);
@@ -514,23 +561,35 @@ fn a_local_modelfile_becomes_a_request_and_uploads() {
     assert_eq!((named.request.from.as_deref(), named.files.len()), (Some("llama3:8b"), 0));
     assert_eq!(named.request.messages, [json!({"role": "user", "content": "hi"})]);
     let blob = plan(&format!("FROM {digest}")).unwrap();
-    assert_eq!(blob.request.files.unwrap()[&format!("{}.gguf", digest.short())], digest.to_string());
+    assert_eq!(
+        blob.request.files.unwrap()[&format!("{}.gguf", digest.short())],
+        digest.to_string()
+    );
     fs::write(dir.join("Modelfile"), "FROM ./Modelfile").unwrap();
     for (text, want) in [
         ("FROM .", "(line 1): no Modelfile or safetensors files found in "),
         ("FROM x\nPARAMETER foo 1", "(line 2): unknown parameter 'foo'"),
-        ("FROM x\n\nPARAMETER num_ctx -5\nSYSTEM x", "(line 3): parameter 'num_ctx' must be at least 1"),
+        (
+            "FROM x\n\nPARAMETER num_ctx -5\nSYSTEM x",
+            "(line 3): parameter 'num_ctx' must be at least 1",
+        ),
         ("FROM x\nREQUIRES soon", "(line 2): requires must be a valid semver"),
         ("FROM ./absent.gguf", "(line 1): ./absent.gguf: no such file"),
         ("FROM absent.gguf", "(line 1): absent.gguf: no such file"),
-        ("FROM ./Modelfile", "(line 1): ./Modelfile is no model: not a GGUF file: it starts with `FROM`"),
+        (
+            "FROM ./Modelfile",
+            "(line 1): ./Modelfile is no model: not a GGUF file: it starts with `FROM`",
+        ),
         ("FROM x\nADAPTER Modelfile", "(line 2): Modelfile is no model: "),
     ] {
         let error = plan(text).unwrap_err();
         assert!(error.starts_with(want), "{text}: {error}");
     }
     if cfg!(unix) {
-        assert_eq!(plan("FROM /dev/zero").unwrap_err(), "(line 1): /dev/zero is not a regular file");
+        assert_eq!(
+            plan("FROM /dev/zero").unwrap_err(),
+            "(line 1): /dev/zero is not a regular file"
+        );
     }
     #[cfg(unix)]
     {

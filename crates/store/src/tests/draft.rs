@@ -40,7 +40,8 @@ fn what_show_prints_of_a_draft_model_makes_the_model_again() {
     let kit = Kit::new();
     let (model, draft) = (kit.upload(1), kit.upload(2));
     kit.create("m", &with_draft(from_files(&[("m.gguf", model.digest)]), draft.digest)).unwrap();
-    let printed = kit.store.resolve(&name("m")).unwrap().modelfile(None, &Default::default()).to_string();
+    let printed =
+        kit.store.resolve(&name("m")).unwrap().modelfile(None, &Default::default()).to_string();
     let modelfile = Modelfile::parse(&printed).unwrap();
     let plan = plan_local(&modelfile, kit.dir.path(), None, &mut |_| {}).unwrap();
     let digests: Vec<_> = plan.request.draft_files.values().cloned().collect();
@@ -81,7 +82,8 @@ fn draft_models_are_one_model_that_generates_and_are_quantized_apart() {
     assert_eq!(kit.create("m", &quantize), Err(StoreError::DraftQuantize));
 
     let f16 = add("llama-f16.gguf");
-    let request = CreateRequest { draft_quantize: Some("q8_0".into()), ..with_draft(request(), f16) };
+    let request =
+        CreateRequest { draft_quantize: Some("q8_0".into()), ..with_draft(request(), f16) };
     kit.create("m", &request).unwrap();
     let made = kit.store.resolve(&name("m")).unwrap();
     assert_eq!(made.weights_digest, model.digest);

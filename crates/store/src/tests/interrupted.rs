@@ -24,7 +24,9 @@ fn at_every_step(is_linked: bool, prepare: fn(&Path), change: Change, removes: b
         }
         prepare(root);
         let store = Store::open(root).unwrap();
-        store.store_manifest(&short("other"), &list_of(&store, &[1, 2], 3), false, &mut || ()).unwrap();
+        store
+            .store_manifest(&short("other"), &list_of(&store, &[1, 2], 3), false, &mut || ())
+            .unwrap();
         let was_there = store.find(&short("m")).unwrap().is_some();
         crash_after(Some(steps));
         let done = change(&store);
@@ -37,7 +39,10 @@ fn at_every_step(is_linked: bool, prepare: fn(&Path), change: Change, removes: b
         // What an older version removes at its start is not what a name needs.
         Ollama017::new(root).prune().unwrap();
         check_loads(root, &fresh, must_load, steps);
-        assert!(change(&fresh) || fresh.find(&short("m")).unwrap().is_none(), "after {steps} steps");
+        assert!(
+            change(&fresh) || fresh.find(&short("m")).unwrap().is_none(),
+            "after {steps} steps"
+        );
         check_loads(root, &fresh, must_load, steps);
         if done {
             assert!(steps > 4, "the simulation saw only {steps} steps");
@@ -49,11 +54,20 @@ fn at_every_step(is_linked: bool, prepare: fn(&Path), change: Change, removes: b
 fn check_loads(root: &Path, store: &Store, must_load: bool, steps: usize) {
     let names: &[&str] = if must_load { &["m", "other"] } else { &["other"] };
     for name in names {
-        let entry =
-            store.get(&short(name)).unwrap_or_else(|error| panic!("{name} after {steps} steps: {error}"));
-        store.resolve_entry(&entry).unwrap_or_else(|error| panic!("{name} after {steps} steps: {error}"));
-        assert!(Ollama017::new(root).load(name).unwrap().is_some(), "0.17: {name} after {steps} steps");
-        assert!(Ollama040::new(root).load(name, None).unwrap().is_some(), "0.40: {name} after {steps} steps");
+        let entry = store
+            .get(&short(name))
+            .unwrap_or_else(|error| panic!("{name} after {steps} steps: {error}"));
+        store
+            .resolve_entry(&entry)
+            .unwrap_or_else(|error| panic!("{name} after {steps} steps: {error}"));
+        assert!(
+            Ollama017::new(root).load(name).unwrap().is_some(),
+            "0.17: {name} after {steps} steps"
+        );
+        assert!(
+            Ollama040::new(root).load(name, None).unwrap().is_some(),
+            "0.40: {name} after {steps} steps"
+        );
     }
     assert!(store.listed().unwrap().broken.is_empty(), "after {steps} steps");
 }

@@ -6,7 +6,8 @@ use std::time::{Duration, SystemTime};
 use super::{Kit, from_model, name};
 use crate::manifest::{Layer, Manifest, media};
 use crate::{
-    Digest, Leftover, LeftoverKind, PruneOptions, Pruned, Seat, Store, StoreError, Weights, embedded,
+    Digest, Leftover, LeftoverKind, PruneOptions, Pruned, Seat, Store, StoreError, Weights,
+    embedded,
 };
 
 #[test]
@@ -14,7 +15,10 @@ fn a_store_that_is_not_there_is_empty_and_is_not_made_by_reading() {
     let kit = Kit::new();
     assert_eq!(kit.names(), ["cria:latest"]);
     assert_eq!(kit.store.find(&name("m")), Ok(None));
-    assert_eq!(kit.store.resolve(&name("m")).unwrap_err().to_string(), "model 'm:latest' not found");
+    assert_eq!(
+        kit.store.resolve(&name("m")).unwrap_err().to_string(),
+        "model 'm:latest' not found"
+    );
     assert!(!kit.root().exists());
 }
 
@@ -60,7 +64,8 @@ fn newest_models_come_first() {
     let kit = Kit::new();
     for (i, model) in ["a", "b", "c"].into_iter().enumerate() {
         kit.model(model, i as u32);
-        let path = kit.root().join("manifests/registry.ollama.ai/library").join(model).join("latest");
+        let path =
+            kit.root().join("manifests/registry.ollama.ai/library").join(model).join("latest");
         let time = SystemTime::now() - Duration::from_secs(10 * i as u64);
         File::options().append(true).open(path).unwrap().set_modified(time).unwrap();
     }
@@ -79,7 +84,11 @@ fn a_blob_goes_with_the_last_model_that_uses_it() {
     kit.store.resolve(&name("me/b:x")).unwrap();
     kit.store.delete(&name("me/b:x")).unwrap();
     assert_eq!(kit.blob_count(), 0);
-    assert_eq!(fs::read_dir(kit.root().join("manifests")).unwrap().count(), 0, "empty folders go too");
+    assert_eq!(
+        fs::read_dir(kit.root().join("manifests")).unwrap().count(),
+        0,
+        "empty folders go too"
+    );
     assert_eq!(kit.store.delete(&name("a")), Err(StoreError::NotFound("a:latest".into())));
 }
 
@@ -129,7 +138,10 @@ fn the_embedded_model_is_there_until_the_store_has_one_of_its_name() {
     assert!(error.starts_with("cria:latest is built into this program"), "{error}");
     kit.store.copy(&name("cria"), &name("mine")).unwrap();
     let mine = kit.store.resolve(&name("mine")).unwrap();
-    assert_eq!((mine.digest, mine.template, mine.params), (entry.digest, model.template, model.params));
+    assert_eq!(
+        (mine.digest, mine.template, mine.params),
+        (entry.digest, model.template, model.params)
+    );
     assert_eq!(kit.store.verify_blob(&mine.weights_digest), Ok(embedded::weights().len() as u64));
     kit.model("cria", 7);
     let theirs = kit.store.resolve(&name("cria")).unwrap();
@@ -169,8 +181,10 @@ fn hostile_layers_are_errors_of_their_model_alone() {
     {
         let bad = kit.store.add_blob(bytes).unwrap();
         let bad = Layer::new(media_type, bad.digest, bad.size);
-        let mut manifest =
-            Manifest { config: None, layers: vec![Layer::new(media::MODEL, blob.digest, blob.size)] };
+        let mut manifest = Manifest {
+            config: None,
+            layers: vec![Layer::new(media::MODEL, blob.digest, blob.size)],
+        };
         match media_type {
             media::CONFIG => manifest.config = Some(bad),
             _ => manifest.layers.push(bad),
@@ -201,7 +215,8 @@ fn interrupted_downloads_go_when_they_are_meant() {
     }
     let _lock = kit.store.lock_download(&running).unwrap();
     assert_eq!(prune(&kit).removed.len(), 0);
-    let pruned = kit.store.prune(PruneOptions { partial: true, ..PruneOptions::default() }).unwrap();
+    let pruned =
+        kit.store.prune(PruneOptions { partial: true, ..PruneOptions::default() }).unwrap();
     assert_eq!((pruned.removed.len(), pruned.held), (2, 2));
     assert!(!kit.store.partial(&idle).unwrap().data().exists());
     assert!(kit.store.partial(&running).unwrap().data().exists());
@@ -217,7 +232,9 @@ fn a_download_beside_another_goes_as_an_interrupted_one_does() {
             let partial = kit.store.partial_at(digest, Seat::Beside).unwrap();
             fs::write(partial.data(), "x").unwrap();
             partial.write_part(0, b"{}").unwrap();
-            [partial.data().to_owned(), partial.part(0)].iter().for_each(|path| make_old(path, seconds));
+            [partial.data().to_owned(), partial.part(0)]
+                .iter()
+                .for_each(|path| make_old(path, seconds));
         }
     };
     let there = |digest| {
@@ -255,8 +272,9 @@ fn what_failed_work_has_left_goes_when_it_is_meant_and_nobody_is_at_it() {
     };
     make_older();
     let partial = PruneOptions { partial: true, ..PruneOptions::default() };
-    let sweep =
-        |options| kit.store.prune(options).map(|pruned| (pruned.removed.len(), pruned.young, pruned.held));
+    let sweep = |options| {
+        kit.store.prune(options).map(|pruned| (pruned.removed.len(), pruned.young, pruned.held))
+    };
     assert_eq!(sweep(PruneOptions::default()), Ok((0, 1, 0)));
     // As another process, which has pinned nothing here.
     let other = Store::open(kit.root()).unwrap();
@@ -345,8 +363,11 @@ fn pruning_keeps_what_is_used_young_or_not_ours() {
         fs::write(&path, bytes).unwrap();
         path
     };
-    let (young, aged, ancient) =
-        (orphan(b"young"), orphan(b"aged"), blobs.join(format!("sha256:{}", Digest::of(b"x").hex())));
+    let (young, aged, ancient) = (
+        orphan(b"young"),
+        orphan(b"aged"),
+        blobs.join(format!("sha256:{}", Digest::of(b"x").hex())),
+    );
     let partial = blobs.join(format!("{}-partial", Digest::of(b"more").file_name()));
     let stranger = blobs.join("notes.txt");
     for path in [&ancient, &partial, &stranger] {
@@ -371,7 +392,9 @@ fn pruning_keeps_what_is_used_young_or_not_ours() {
     assert_eq!(pruned.removed, [Leftover { file, kind: LeftoverKind::Blob, bytes: 4 }]);
     assert!(!aged.exists() && young.exists() && partial.exists());
     assert!(
-        kit.store.has_blob(&used) && blobs.join(Digest::of(b"x").file_name()).exists() && !ancient.exists()
+        kit.store.has_blob(&used)
+            && blobs.join(Digest::of(b"x").file_name()).exists()
+            && !ancient.exists()
     );
     old(&partial, 24 * 15);
     assert_eq!(prune(&kit).removed.len(), 1);
@@ -414,7 +437,8 @@ fn a_store_that_cannot_be_used_says_what_to_do() {
     assert!(error.starts_with("cannot open the store") && error.contains("file"), "{error}");
     let full = StoreError::io("write", &file, &std::io::ErrorKind::StorageFull.into()).to_string();
     assert!(full.contains("free some space"), "{full}");
-    let denied = StoreError::io("write", &file, &std::io::ErrorKind::PermissionDenied.into()).to_string();
+    let denied =
+        StoreError::io("write", &file, &std::io::ErrorKind::PermissionDenied.into()).to_string();
     assert!(denied.contains("OLLAMA_MODELS"), "{denied}");
 }
 
@@ -464,7 +488,8 @@ fn many_writers_on_one_folder_leave_every_model_whole() {
                     for target in [&own, &shared] {
                         // Another worker may have removed a blob between its upload and the manifest: then it is said,
                         // and nothing is half.
-                        match store.create(target, &request, &crate::Hooks::default(), &mut |_| {}) {
+                        match store.create(target, &request, &crate::Hooks::default(), &mut |_| {})
+                        {
                             Ok(()) | Err(StoreError::BlobMissing(_)) => {}
                             Err(error) => panic!("{error}"),
                         }
@@ -496,9 +521,12 @@ fn what_cannot_be_a_manifest_is_told_at_once_and_can_be_removed() {
         assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
     };
     let circle = |path: &std::path::Path| std::os::unix::fs::symlink(path, path).unwrap();
-    let large = |path: &std::path::Path| std::fs::File::create(path).unwrap().set_len(33 << 20).unwrap();
+    let large =
+        |path: &std::path::Path| std::fs::File::create(path).unwrap().set_len(33 << 20).unwrap();
     let makes: [&dyn Fn(&std::path::Path); 3] = [&pipe, &circle, &large];
-    for (make, said) in makes.into_iter().zip(["it is not a regular file", "symbolic link", "at most"]) {
+    for (make, said) in
+        makes.into_iter().zip(["it is not a regular file", "symbolic link", "at most"])
+    {
         let _ = std::fs::remove_file(&path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         make(&path);

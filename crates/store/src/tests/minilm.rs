@@ -70,7 +70,8 @@ fn numbered(tensors: &[(String, Vec<u64>)]) -> Vec<u8> {
         let n = shape.iter().product::<u64>();
         data.extend((0..n).flat_map(|k| (i as f32 + k as f32 / 16.0).to_le_bytes()));
         let offsets = [start, data.len()];
-        header.insert(name.clone(), json!({"dtype": "F32", "shape": shape, "data_offsets": offsets}));
+        header
+            .insert(name.clone(), json!({"dtype": "F32", "shape": shape, "data_offsets": offsets}));
     }
     let header = serde_json::to_vec(&header).unwrap();
     [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
@@ -110,8 +111,14 @@ fn folders_that_are_not_what_they_say_are_refused() {
             |c, _| c["architectures"] = json!(["T5Model"]),
             "architecture T5Model cannot be imported; those that can: BertModel",
         ),
-        (|c, _| c["hidden_size"] = json!("x"), "config.json: `hidden_size` must be a positive number"),
-        (|c, _| c["num_hidden_layers"] = json!(2_000_000_000), "encoder.layer.1999999999.* is missing"),
+        (
+            |c, _| c["hidden_size"] = json!("x"),
+            "config.json: `hidden_size` must be a positive number",
+        ),
+        (
+            |c, _| c["num_hidden_layers"] = json!(2_000_000_000),
+            "encoder.layer.1999999999.* is missing",
+        ),
         (|c, _| c["num_hidden_layers"] = json!(2), "tensor encoder.layer.1."),
         (|c, _| c["vocab_size"] = json!(4), "has shape [3, 2], but [4, 2] is expected"),
         (|c, _| c["hidden_act"] = json!("relu"), "with activation relu"),
@@ -151,7 +158,8 @@ fn tiny_roberta(dir: &Path, rows: u64, tokenizer: &serde_json::Value) -> Vec<Imp
 /// A vocabulary as XLM-RoBERTa's files have it.
 fn unigram(vocab: &[(String, f32)], charsmap: &str) -> serde_json::Value {
     let special = |(id, text): (usize, &str)| json!({"id": id, "content": text, "special": true});
-    let special: Vec<_> = ["<s>", "<pad>", "</s>", "<unk>"].into_iter().enumerate().map(special).collect();
+    let special: Vec<_> =
+        ["<s>", "<pad>", "</s>", "<unk>"].into_iter().enumerate().map(special).collect();
     let token = |text: &str| json!({"SpecialToken": {"id": text, "type_id": 0}});
     json!({
         "added_tokens": special,
@@ -177,7 +185,10 @@ fn an_xlm_roberta_folder_becomes_a_gguf_file() {
     // Two rows of the table of positions stand for no place in a text.
     let positions = gguf.tensor("position_embd.weight").unwrap();
     assert_eq!((positions.ty, positions.shape.as_slice()), (TensorType::F32, &[2, 6][..]));
-    assert_eq!(gguf.data(positions)[..8], [1.25f32.to_le_bytes(), 1.3125f32.to_le_bytes()].concat());
+    assert_eq!(
+        gguf.data(positions)[..8],
+        [1.25f32.to_le_bytes(), 1.3125f32.to_le_bytes()].concat()
+    );
     assert_eq!(meta.str("tokenizer.ggml.model"), Ok("t5"));
     assert_eq!(meta.i32s("tokenizer.ggml.token_type").unwrap().unwrap(), [3, 3, 3, 2, 1]);
     for key in ["add_space_prefix", "remove_extra_whitespaces", "add_bos_token", "add_eos_token"] {
@@ -218,8 +229,13 @@ fn the_vocabulary_of_xlm_roberta_is_what_llama_cpp_makes_of_it() {
     let files = tiny_roberta(kit.dir.path(), kinds.len() as u64, &json);
     let blob = kit.store.import(&files).unwrap();
     let made = Gguf::open(&kit.store.blob_path(&blob.digest)).unwrap();
-    for key in ["model", "token_type", "add_space_prefix", "remove_extra_whitespaces", "precompiled_charsmap"]
-    {
+    for key in [
+        "model",
+        "token_type",
+        "add_space_prefix",
+        "remove_extra_whitespaces",
+        "precompiled_charsmap",
+    ] {
         let key = format!("tokenizer.ggml.{key}");
         assert!(made.metadata().get(&key) == meta.get(&key), "{key}");
     }
@@ -234,8 +250,10 @@ fn the_vocabulary_of_xlm_roberta_is_what_llama_cpp_makes_of_it() {
 }
 
 fn test_models() -> PathBuf {
-    std::env::var_os("PUNA_TEST_MODELS")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/models"), PathBuf::from)
+    std::env::var_os("PUNA_TEST_MODELS").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/models"),
+        PathBuf::from,
+    )
 }
 
 #[test]
@@ -249,30 +267,44 @@ fn all_minilm_is_created_from_its_folder() {
     let kit = Kit::new();
     let modelfile = Modelfile::parse(&format!("FROM {}\n", folder.display())).unwrap();
     let plan = plan_local(&modelfile, kit.dir.path(), None, &mut |_| {}).unwrap();
-    let names: Vec<_> = plan.request.files.iter().flatten().map(|(name, _)| name.as_str()).collect();
-    assert!(names.contains(&"1_Pooling/config.json") && names.contains(&"tokenizer.json"), "{names:?}");
+    let names: Vec<_> =
+        plan.request.files.iter().flatten().map(|(name, _)| name.as_str()).collect();
+    assert!(
+        names.contains(&"1_Pooling/config.json") && names.contains(&"tokenizer.json"),
+        "{names:?}"
+    );
     for file in &plan.files {
         kit.store.add_file(&file.path).unwrap();
     }
     kit.create("minilm", &plan.request).unwrap();
     let model = kit.store.resolve(&name("minilm")).unwrap();
     assert_eq!(model.capabilities(), ["embedding"]);
-    assert_eq!(model.params.get("num_ctx"), Some(&json!(256)), "sentence-transformers cuts texts there");
+    assert_eq!(
+        model.params.get("num_ctx"),
+        Some(&json!(256)),
+        "sentence-transformers cuts texts there"
+    );
     assert_eq!(model.details().quantization_level, "F16");
     assert_eq!(
         (model.facts.context_length, model.facts.embedding_length, model.facts.pooling),
         (512, 384, Some(1))
     );
     let gguf = Gguf::open(&kit.store.blob_path(&model.weights_digest)).unwrap();
-    let tokens: Vec<_> = gguf.metadata().strings("tokenizer.ggml.tokens").unwrap().unwrap().collect();
-    assert_eq!((tokens.len(), tokens[101], tokens[2088]), (30522, &b"[CLS]"[..], "▁world".as_bytes()));
+    let tokens: Vec<_> =
+        gguf.metadata().strings("tokenizer.ggml.tokens").unwrap().unwrap().collect();
+    assert_eq!(
+        (tokens.len(), tokens[101], tokens[2088]),
+        (30522, &b"[CLS]"[..], "▁world".as_bytes())
+    );
     // Every F16 value is the nearest to the source's.
     let source = SafeTensors::open("model.safetensors", &folder.join("model.safetensors")).unwrap();
     let entry = source.tensor("encoder.layer.3.output.dense.weight").unwrap();
     let mut want = Vec::new();
     source
         .read::<crate::ImportError>(entry, &mut |piece| {
-            want.extend(piece.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])));
+            want.extend(
+                piece.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])),
+            );
             Ok(())
         })
         .unwrap();

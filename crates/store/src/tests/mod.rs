@@ -66,7 +66,8 @@ impl Kit {
     }
 
     fn names(&self) -> Vec<String> {
-        let mut names: Vec<_> = self.store.list().unwrap().iter().map(|e| e.name.to_string()).collect();
+        let mut names: Vec<_> =
+            self.store.list().unwrap().iter().map(|e| e.name.to_string()).collect();
         names.sort();
         names
     }
@@ -81,7 +82,8 @@ fn name(text: &str) -> ModelName {
 }
 
 fn from_files(files: &[(&str, Digest)]) -> CreateRequest {
-    let files: BTreeMap<_, _> = files.iter().map(|(n, d)| ((*n).to_owned(), d.to_string())).collect();
+    let files: BTreeMap<_, _> =
+        files.iter().map(|(n, d)| ((*n).to_owned(), d.to_string())).collect();
     CreateRequest { files: Some(files), ..CreateRequest::default() }
 }
 
@@ -93,7 +95,10 @@ fn from_model(model: &str) -> CreateRequest {
 fn gguf(seed: u32) -> Vec<u8> {
     let mut writer = Writer::new();
     writer.set("general.architecture", "llama").set("general.file_type", 0u32);
-    writer.set("llama.context_length", 64u32).set("llama.embedding_length", 2u32).set("test.seed", seed);
+    writer
+        .set("llama.context_length", 64u32)
+        .set("llama.embedding_length", 2u32)
+        .set("test.seed", seed);
     writer.set("tokenizer.chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}");
     writer.set("tokenizer.ggml.tokens", Value::strings([&b"<s>"[..], b"</s>"]));
     writer.set("tokenizer.ggml.bos_token_id", 0u32).set("tokenizer.ggml.eos_token_id", 1u32);

@@ -17,7 +17,8 @@ fn models_of_other_folders_are_found_and_resolved() {
     let (share, own, store) = shared();
     let theirs = share.model("theirs", 1);
     own.model("mine", 2);
-    let listed = |model: &str| store.list().unwrap().into_iter().find(|e| e.name == name(model)).unwrap();
+    let listed =
+        |model: &str| store.list().unwrap().into_iter().find(|e| e.name == name(model)).unwrap();
     assert_eq!(listed("theirs").place, Place::Other(share.root()));
     assert_eq!(listed("mine").place, Place::Own);
     let model = store.resolve(&name("Theirs")).unwrap();
@@ -30,7 +31,8 @@ fn the_own_folders_model_hides_another_of_its_name() {
     let (share, own, store) = shared();
     share.model("both", 1);
     let mine = own.model("Both", 2);
-    let both: Vec<_> = store.list().unwrap().into_iter().filter(|e| e.name.same(&name("both"))).collect();
+    let both: Vec<_> =
+        store.list().unwrap().into_iter().filter(|e| e.name.same(&name("both"))).collect();
     assert_eq!(both.len(), 1);
     assert_eq!((both[0].name.clone(), both[0].place.clone()), (name("Both"), Place::Own));
     assert_eq!(store.resolve(&name("both")).unwrap().weights_digest, mine);
@@ -79,8 +81,9 @@ fn a_damaged_blob_elsewhere_is_stored_anew_here() {
     let (share, own, store) = shared();
     let digest = share.model("theirs", 1);
     fs::write(share.root().join("blobs").join(digest.file_name()), b"cut").unwrap();
-    let stored =
-        store.blob_writer().and_then(|mut w| w.write(&gguf(1)).and_then(|()| w.finish(Some(&digest))));
+    let stored = store
+        .blob_writer()
+        .and_then(|mut w| w.write(&gguf(1)).and_then(|()| w.finish(Some(&digest))));
     assert!(stored.unwrap().is_new);
     assert!(store.verify_blob(&digest).is_ok() && own.store.has_blob(&digest));
     let layer = Layer::new(media::MODEL, digest, gguf(1).len() as u64);

@@ -13,13 +13,17 @@ use crate::StoreError;
 fn adapter(kit: &Kit, edit: impl Fn(&mut Value, &mut Vec<Stored>)) -> PathBuf {
     let dir = kit.dir.path().join("adapter");
     std::fs::create_dir_all(&dir).unwrap();
-    let mut config =
-        json!({"peft_type": "LORA", "r": 2, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]});
+    let mut config = json!({"peft_type": "LORA", "r": 2, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]});
     let mut tensors = Vec::new();
     for (part, rows) in [("q_proj", 48u64), ("v_proj", 24)] {
         let name = format!("base_model.model.model.layers.0.self_attn.{part}");
         let numbers = |n: u64| (0..n).map(|i| i as f32).collect::<Vec<_>>();
-        tensors.push((format!("{name}.lora_A.weight"), "F32", vec![2, 48], bytes(&numbers(96), "F32")));
+        tensors.push((
+            format!("{name}.lora_A.weight"),
+            "F32",
+            vec![2, 48],
+            bytes(&numbers(96), "F32"),
+        ));
         tensors.push((
             format!("{name}.lora_B.weight"),
             "F32",
@@ -41,8 +45,14 @@ fn with_adapter(kit: &Kit, dir: &Path) -> Result<Gguf, String> {
 /// Creates a model of a file of the zoo with the adapter of a folder.
 fn on_top_of(kit: &Kit, base: &str, dir: &Path) -> Result<Gguf, String> {
     let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo").join(base);
-    let text = format!("FROM {}\nADAPTER {}\n", base.with_extension("gguf").display(), dir.display());
-    let plan = crate::plan_local(&crate::Modelfile::parse(&text).unwrap(), kit.dir.path(), None, &mut |_| {});
+    let text =
+        format!("FROM {}\nADAPTER {}\n", base.with_extension("gguf").display(), dir.display());
+    let plan = crate::plan_local(
+        &crate::Modelfile::parse(&text).unwrap(),
+        kit.dir.path(),
+        None,
+        &mut |_| {},
+    );
     let plan = plan.map_err(|e| e.to_string())?;
     for file in &plan.files {
         kit.store.add_file(&file.path).unwrap();
@@ -59,7 +69,10 @@ fn adapters_of_peft_become_those_of_llama_cpp() {
     let made = with_adapter(&kit, &adapter(&kit, |_, _| {})).unwrap();
     let meta = made.metadata();
     assert_eq!((meta.str("general.type"), meta.str("adapter.type")), (Ok("adapter"), Ok("lora")));
-    assert_eq!((meta.str("general.architecture"), meta.f32("adapter.lora.alpha")), (Ok("llama"), Ok(8.0)));
+    assert_eq!(
+        (meta.str("general.architecture"), meta.f32("adapter.lora.alpha")),
+        (Ok("llama"), Ok(8.0))
+    );
     let of = |name: &str| values(&made, made.tensor(name).unwrap());
     assert_eq!(made.tensor("blk.0.attn_q.weight.lora_a").unwrap().shape, [48, 2]);
     assert_eq!(of("blk.0.attn_q.weight.lora_a")[..3], [0.0, 1.0, 2.0]);
@@ -117,7 +130,8 @@ fn adapters_that_cannot_be_kept_are_refused() {
     }
     let error = refused(&|_, tensors| drop(tensors.remove(1)));
     assert!(error.contains("attn_q.weight.lora_B is missing"), "{error}");
-    let error = refused(&|_, tensors| tensors[0].0 = "base_model.model.model.strange.lora_A.weight".into());
+    let error =
+        refused(&|_, tensors| tensors[0].0 = "base_model.model.model.strange.lora_A.weight".into());
     assert!(error.contains("strange"), "{error}");
     let error = refused(&|_, tensors| {
         for tensor in tensors {
@@ -129,16 +143,26 @@ fn adapters_that_cannot_be_kept_are_refused() {
     let across = adapter(&kit, |_, tensors| {
         tensors.truncate(2);
         for tensor in tensors {
-            tensor.0 =
-                tensor.0.replace("model.layers.0.self_attn.q_proj", "model.layers.layers.0.self_attn.o_proj");
+            tensor.0 = tensor.0.replace(
+                "model.layers.0.self_attn.q_proj",
+                "model.layers.layers.0.self_attn.o_proj",
+            );
         }
     });
     let error = on_top_of(&kit, "plamo", &across).unwrap_err();
-    assert!(error.contains("`target_modules` is with layers.layers.0.self_attn.o_proj.weight"), "{error}");
+    assert!(
+        error.contains("`target_modules` is with layers.layers.0.self_attn.o_proj.weight"),
+        "{error}"
+    );
     // Alone it is no model.
     let text = format!("FROM {}\n", adapter(&kit, |_, _| {}).display());
-    let plan = crate::plan_local(&crate::Modelfile::parse(&text).unwrap(), kit.dir.path(), None, &mut |_| {})
-        .unwrap();
+    let plan = crate::plan_local(
+        &crate::Modelfile::parse(&text).unwrap(),
+        kit.dir.path(),
+        None,
+        &mut |_| {},
+    )
+    .unwrap();
     for file in &plan.files {
         kit.store.add_file(&file.path).unwrap();
     }

@@ -33,7 +33,8 @@ fn matrix_for(kit: &Kit, gguf: &Gguf, is_known: fn(&str) -> bool) -> Digest {
 /// The weights that a request makes of a model.
 fn made(kit: &Kit, request: &CreateRequest) -> Gguf {
     kit.create("made", request).unwrap();
-    Gguf::open(&kit.store.blob_path(&kit.store.resolve(&name("made")).unwrap().weights_digest)).unwrap()
+    Gguf::open(&kit.store.blob_path(&kit.store.resolve(&name("made")).unwrap().weights_digest))
+        .unwrap()
 }
 
 #[test]
@@ -55,18 +56,23 @@ fn an_importance_matrix_decides_which_weights_are_kept_best() {
             (tensor.shape[0] as usize, values)
         };
         let ((columns, want), (_, found)) = (values(&source), values(gguf));
-        let weighted =
-            |(i, (a, b)): (usize, (&f32, &f32))| f64::from(a - b).powi(2) / (1 + i % columns) as f64;
+        let weighted = |(i, (a, b)): (usize, (&f32, &f32))| {
+            f64::from(a - b).powi(2) / (1 + i % columns) as f64
+        };
         want.iter().zip(&found).enumerate().map(weighted).sum()
     };
-    let (plain, guided) = (made(&kit, &with("q4_0", None)), made(&kit, &with("q4_0", Some(digest))));
+    let (plain, guided) =
+        (made(&kit, &with("q4_0", None)), made(&kit, &with("q4_0", Some(digest))));
     assert!(error(&guided) < error(&plain), "{} {}", error(&guided), error(&plain));
     let meta = guided.metadata();
     assert_eq!(meta.str("quantize.imatrix.dataset"), Ok("text.txt"));
     assert_eq!(meta.str("quantize.imatrix.file"), Ok(&*digest.file_name()));
     assert!(!plain.metadata().contains("quantize.imatrix.file"));
     // Types that are nothing without one.
-    assert_eq!(made(&kit, &with("iq2_xs", Some(digest))).metadata().u32("general.file_type"), Ok(20));
+    assert_eq!(
+        made(&kit, &with("iq2_xs", Some(digest))).metadata().u32("general.file_type"),
+        Ok(20)
+    );
     let refused = |request: &CreateRequest| kit.create("bad", request).unwrap_err();
     assert_eq!(refused(&with("iq2_xs", None)), StoreError::QuantizeType("IQ2_XS".into()));
     // What it was made for stays, it goes with the next cleaning up.
@@ -80,7 +86,8 @@ fn what_is_no_matrix_of_the_model_is_refused_before_anything_is_made() {
     let other = matrix(&kit, &Gguf::open(&zoo("gemma3.gguf")).unwrap());
     let refused = |imatrix: String, quantize: Option<&str>| {
         let quantize = quantize.map(str::to_owned);
-        let request = CreateRequest { imatrix: Some(imatrix), quantize, ..from_files(&[("m.gguf", model)]) };
+        let request =
+            CreateRequest { imatrix: Some(imatrix), quantize, ..from_files(&[("m.gguf", model)]) };
         let error = kit.create("bad", &request).unwrap_err();
         assert!(error.is_bad_request(), "{error}");
         error
@@ -112,7 +119,10 @@ fn what_a_matrix_does_not_know_is_told_and_a_strangers_matrix_refused() {
     let some = matrix_for(&kit, &source, |name| name != "blk.0.ffn_down.weight");
     let lines = kit.create("m", &with(some)).unwrap();
     let told = lines.iter().find(|line| is_told(line)).unwrap();
-    assert!(told.contains("nothing about 1 of ") && told.contains("(blk.0.ffn_down.weight)"), "{told}");
+    assert!(
+        told.contains("nothing about 1 of ") && told.contains("(blk.0.ffn_down.weight)"),
+        "{told}"
+    );
     let none = matrix_for(&kit, &source, |name| name == "token_embd.weight");
     assert!(matches!(kit.create("m", &with(none)), Err(StoreError::ImatrixOther { .. })));
 }
@@ -124,8 +134,11 @@ fn long_work_tells_how_much_of_it_is_done() {
     kit.create("whole", &from_files(&[("m.gguf", digest)])).unwrap();
     let mut lines: Vec<Progress> = Vec::new();
     let request = CreateRequest { quantize: Some("q8_0".into()), ..from_model("whole") };
-    kit.store.create(&name("small"), &request, &Hooks::default(), &mut |line| lines.push(line)).unwrap();
-    let work: Vec<_> = lines.iter().filter(|line| line.status == "quantizing F16 model to Q8_0").collect();
+    kit.store
+        .create(&name("small"), &request, &Hooks::default(), &mut |line| lines.push(line))
+        .unwrap();
+    let work: Vec<_> =
+        lines.iter().filter(|line| line.status == "quantizing F16 model to Q8_0").collect();
     let last = work.last().unwrap();
     assert_eq!((last.completed, last.digest.as_deref()), (last.total, Some("0000000000000000000")));
     assert!(work.is_sorted_by_key(|line| line.completed) && last.total > Some(0), "{work:?}");
@@ -135,13 +148,17 @@ fn long_work_tells_how_much_of_it_is_done() {
 fn tensors_that_get_another_type_are_told() {
     let kit = Kit::new();
     let mut writer = puna_gguf::Writer::new();
-    writer.set("general.architecture", "llama").set("general.file_type", 1u32).set("llama.block_count", 2u32);
+    writer
+        .set("general.architecture", "llama")
+        .set("general.file_type", 1u32)
+        .set("llama.block_count", 2u32);
     for name in ["token_embd.weight", "blk.0.attn_k.weight", "blk.1.attn_k.weight"] {
         writer.tensor(name, puna_quant::TensorType::F16, &[96, 2]).unwrap();
     }
     let bytes = writer.to_vec([&[0u8; 384][..]; 3]).unwrap();
     let digest = kit.store.add_blob(&bytes).unwrap().digest;
-    let request = CreateRequest { quantize: Some("q4_k_m".into()), ..from_files(&[("m.gguf", digest)]) };
+    let request =
+        CreateRequest { quantize: Some("q4_k_m".into()), ..from_files(&[("m.gguf", digest)]) };
     let lines = kit.create("m", &request).unwrap();
     let told = "2 tensors get Q5_0 instead of Q4_K: rows of 96 values do not fill blocks of 256 (blk.0-1.attn_k.weight)";
     assert!(lines.iter().any(|line| line == told), "{lines:#?}");

@@ -5,7 +5,11 @@ use crate::{CreateRequest, StoreError};
 
 /// A model made from another one, with a system text that others have too.
 fn child(system: &str) -> CreateRequest {
-    CreateRequest { from: Some("base".into()), system: Some(system.into()), ..CreateRequest::default() }
+    CreateRequest {
+        from: Some("base".into()),
+        system: Some(system.into()),
+        ..CreateRequest::default()
+    }
 }
 
 #[test]
@@ -73,10 +77,12 @@ fn a_model_that_misses_a_blob_says_so_and_is_no_source() {
     let kit = Kit::new();
     let weights = kit.model("m", 1);
     std::fs::remove_file(kit.store.blob_path(&weights)).unwrap();
-    let incomplete = |error: StoreError| assert!(matches!(error, StoreError::Incomplete { .. }), "{error}");
+    let incomplete =
+        |error: StoreError| assert!(matches!(error, StoreError::Incomplete { .. }), "{error}");
     incomplete(kit.store.copy(&name("m"), &name("n")).unwrap_err());
     incomplete(
-        kit.create("n", &CreateRequest { from: Some("m".into()), ..CreateRequest::default() }).unwrap_err(),
+        kit.create("n", &CreateRequest { from: Some("m".into()), ..CreateRequest::default() })
+            .unwrap_err(),
     );
     assert!(!kit.store.is_pinned(&weights));
     let upload = kit.upload(1).digest;

@@ -19,8 +19,10 @@ fn what_another_server_has_to_do_is_refused_by_name() {
     kit.create("far", &remote()).unwrap();
     // Nobody looks for its file.
     let digest = format!("sha256:{}", "ab".repeat(32));
-    let adapted =
-        |from: CreateRequest| CreateRequest { adapters: [("a.gguf".into(), digest.clone())].into(), ..from };
+    let adapted = |from: CreateRequest| CreateRequest {
+        adapters: [("a.gguf".into(), digest.clone())].into(),
+        ..from
+    };
     let quantized = |from: CreateRequest| CreateRequest { quantize: Some("Q4_0".into()), ..from };
     let drafted = |from: CreateRequest| CreateRequest {
         draft_files: [("d.gguf".into(), digest.clone())].into(),
@@ -29,7 +31,9 @@ fn what_another_server_has_to_do_is_refused_by_name() {
     for from in [remote(), from_model("far"), from_model("http://h:1/v1/big")] {
         let refused = |request: CreateRequest| kit.create("made", &request).unwrap_err();
         let leave = |what: &str| {
-            let reason = format!("its weights, prompts and answers are the other server's: leave {what} out");
+            let reason = format!(
+                "its weights, prompts and answers are the other server's: leave {what} out"
+            );
             StoreError::BadRemote(reason)
         };
         assert_eq!(refused(adapted(from.clone())), leave("adapters"));
@@ -54,7 +58,8 @@ fn a_recipe_of_another_servers_model_reads_no_file() {
         let text = format!("FROM http://h:1/v1/big\n{line} a.safetensors\n");
         let mut read = false;
         let modelfile = Modelfile::parse(&text).unwrap();
-        let refused = plan_local(&modelfile, kit.dir.path(), None, &mut |_| read = true).unwrap_err();
+        let refused =
+            plan_local(&modelfile, kit.dir.path(), None, &mut |_| read = true).unwrap_err();
         assert!(refused.to_string().contains(what), "{refused}");
         assert!(!read, "{line}");
     }
@@ -77,7 +82,10 @@ fn a_part_that_is_not_what_its_name_says_is_named_as_its_user_does() {
     let kit = Kit::new();
     let part = |number: u16| {
         let mut writer = Writer::new();
-        writer.set("general.architecture", "llama").set("split.no", number).set("split.count", 2u16);
+        writer
+            .set("general.architecture", "llama")
+            .set("split.no", number)
+            .set("split.count", 2u16);
         writer.set("split.tensors.count", 2i32);
         writer.tensor(&format!("t{number}"), TensorType::F32, &[2]).unwrap();
         kit.store.add_blob(&writer.to_vec([&[0u8; 8][..]]).unwrap()).unwrap().digest
@@ -98,6 +106,8 @@ fn an_address_of_no_model_says_what_addresses_are_of_one() {
             "{refused}"
         );
     }
-    assert!(ModelRef::parse("https://host").unwrap_err().to_string().contains("https://HOST/v1/MODEL"));
+    assert!(
+        ModelRef::parse("https://host").unwrap_err().to_string().contains("https://HOST/v1/MODEL")
+    );
     assert!(ModelRef::parse("http://host:1/me/name").is_ok());
 }

@@ -16,7 +16,9 @@ pub(super) const DAYS: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 /// A folder in memory where the system has one: these tests write much, and flush what they write.
 pub(super) fn folder() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
-    tempfile::Builder::new().tempdir_in(if memory.is_dir() { memory } else { Path::new("/tmp") }).unwrap()
+    tempfile::Builder::new()
+        .tempdir_in(if memory.is_dir() { memory } else { Path::new("/tmp") })
+        .unwrap()
 }
 
 /// A store with a name in every state that Ollama leaves one in.
@@ -28,8 +30,11 @@ fn every_state(root: &Path) {
     new.create("created", &content(3)).unwrap();
     new.copy("created", "me/copied:x").unwrap();
     new.pull_plain("plain", &content(4)).unwrap();
-    let children =
-        [("ggml", "gguf", content(5)), ("llamacpp", "gguf", content(6)), ("mlx", "safetensors", content(7))];
+    let children = [
+        ("ggml", "gguf", content(5)),
+        ("llamacpp", "gguf", content(6)),
+        ("mlx", "safetensors", content(7)),
+    ];
     let others = [
         ("ggml", "gguf", content(15)),
         ("llamacpp", "gguf", content(16)),
@@ -72,10 +77,20 @@ fn every_state_of_ollamas_stores_survives_whatever_puna_does() {
     age_blobs(root, DAYS).unwrap();
     let before: BTreeSet<Digest> = &alive(root).unwrap() & &on_disk(root);
     let store = Store::open(root).unwrap();
-    let listed: BTreeSet<String> = store.list().unwrap().iter().map(|entry| entry.name.to_string()).collect();
-    for model in
-        ["old", "created", "me/copied:x", "plain", "list", "whole-list", "inline", "migrated", "hard", "both"]
-    {
+    let listed: BTreeSet<String> =
+        store.list().unwrap().iter().map(|entry| entry.name.to_string()).collect();
+    for model in [
+        "old",
+        "created",
+        "me/copied:x",
+        "plain",
+        "list",
+        "whole-list",
+        "inline",
+        "migrated",
+        "hard",
+        "both",
+    ] {
         assert!(listed.contains(&short(model).to_string()), "{model} of {listed:?}");
         assert!(store.resolve(&short(model)).is_ok(), "{model}");
     }
@@ -166,22 +181,29 @@ const UNKNOWN: [Unknown; 14] = [
             media::MANIFEST,
             Digest::of(b"c")
         );
-        let list =
-            format!(r#"{{"schemaVersion":2,"mediaType":"{}","manifests":[{child}]}}"#, media::MANIFEST_LIST);
+        let list = format!(
+            r#"{{"schemaVersion":2,"mediaType":"{}","manifests":[{child}]}}"#,
+            media::MANIFEST_LIST
+        );
         fs::write(v2(root, "u"), list).unwrap();
     }),
     ("dangling link", |root| {
         std::os::unix::fs::symlink("../../../../blobs/sha256-00", v2(root, "u")).unwrap()
     }),
-    ("link out of the store", |root| std::os::unix::fs::symlink("/etc/hostname", v2(root, "u")).unwrap()),
+    ("link out of the store", |root| {
+        std::os::unix::fs::symlink("/etc/hostname", v2(root, "u")).unwrap()
+    }),
     ("link in a circle", |root| std::os::unix::fs::symlink("latest", v2(root, "u")).unwrap()),
     ("unreadable manifest", |root| fs::write(v2(root, "u"), "{").unwrap()),
     ("damaged child", |root| {
         let digest = Digest::of(b"what it should be");
         fs::write(root.join("blobs").join(digest.file_name()), "{}").unwrap();
-        let child = format!(r#"{{"mediaType":"{}","digest":"{digest}","runner":"ggml"}}"#, media::MANIFEST);
-        let list =
-            format!(r#"{{"schemaVersion":2,"mediaType":"{}","manifests":[{child}]}}"#, media::MANIFEST_LIST);
+        let child =
+            format!(r#"{{"mediaType":"{}","digest":"{digest}","runner":"ggml"}}"#, media::MANIFEST);
+        let list = format!(
+            r#"{{"schemaVersion":2,"mediaType":"{}","manifests":[{child}]}}"#,
+            media::MANIFEST_LIST
+        );
         fs::write(v2(root, "u"), list).unwrap();
     }),
     ("folder in the place of a manifest", |root| fs::create_dir_all(v2(root, "u")).unwrap()),
@@ -210,7 +232,9 @@ fn nothing_is_removed_while_something_is_not_understood() {
         assert_eq!(pruned.removed, [], "{what}");
         blocked(pruned.blocked_by);
         blocked(store.delete(&short("old")).unwrap().blocked_by);
-        store.store_manifest(&short("created"), &manifest_of(&store, 30), false, &mut || ()).unwrap();
+        store
+            .store_manifest(&short("created"), &manifest_of(&store, 30), false, &mut || ())
+            .unwrap();
         store.delete_seen(&[]).unwrap();
         let lost: Vec<_> = before.difference(&on_disk(root)).copied().collect();
         assert_eq!(lost, [], "{what}");
@@ -236,7 +260,8 @@ fn lists_show_what_ollama_shows() {
 fn rows(store: &Store) -> BTreeSet<(String, Digest, String)> {
     let entries = store.list().unwrap().into_iter().filter(|entry| !entry.is_embedded());
     // Ollama does not list a name of which a config is missing.
-    let has_config = |row: &Entry| row.manifest.config.iter().all(|config| store.has_blob(&config.digest));
+    let has_config =
+        |row: &Entry| row.manifest.config.iter().all(|config| store.has_blob(&config.digest));
     let whole = entries.filter(|entry| entry.rows().iter().all(has_config));
     let row = |row: Entry| {
         let runner = if row.list.is_some() { row.runner.clone() } else { String::new() };
@@ -251,7 +276,8 @@ fn rows(store: &Store) -> BTreeSet<(String, Digest, String)> {
 
 /// Whether `manifests` has a name under both spellings of the public host. Ollama 0.40 lists one and runs the other.
 fn is_ambiguous(root: &Path, name: &ModelName) -> bool {
-    let dir = |host: &str| root.join("manifests").join(host).join(name.namespace()).join(name.model());
+    let dir =
+        |host: &str| root.join("manifests").join(host).join(name.namespace()).join(name.model());
     let is_plain =
         ["registry.ollama.ai", "ollama.com"].iter().all(|host| dir(host).join(name.tag()).exists());
     is_plain && !NameFolder::ManifestsV2.path(root, name).exists()
@@ -267,7 +293,11 @@ fn ollamas_rows(root: &Path) -> BTreeSet<(String, Digest, String)> {
         }
         let entry = fs::read(NameFolder::ManifestsV2.path(root, &name)).unwrap_or_default();
         let is_list = matches!(Document::parse(&entry), Ok(Document::List(_)));
-        rows.insert((name.to_string(), row.digest, if is_list { row.runner } else { String::new() }));
+        rows.insert((
+            name.to_string(),
+            row.digest,
+            if is_list { row.runner } else { String::new() },
+        ));
     }
     rows
 }
@@ -288,9 +318,11 @@ impl Own {
     fn pick(random: &mut Random) -> Self {
         match random.below(8) {
             0 => Self::Pull(random.name(), random.below(6) as u32),
-            1 | 2 => {
-                Self::PullList(random.name(), [(); 3].map(|()| random.below(6) as u32), 1 + random.below(7))
-            }
+            1 | 2 => Self::PullList(
+                random.name(),
+                [(); 3].map(|()| random.below(6) as u32),
+                1 + random.below(7),
+            ),
             3 => Self::Copy(random.name(), random.name()),
             4 => Self::Delete(random.name()),
             5 => Self::Prune,
@@ -302,7 +334,10 @@ impl Own {
     /// The names that it writes or removes.
     fn targets(&self) -> Vec<ModelName> {
         match self {
-            Self::Pull(name, _) | Self::PullList(name, ..) | Self::Copy(_, name) | Self::Delete(name) => {
+            Self::Pull(name, _)
+            | Self::PullList(name, ..)
+            | Self::Copy(_, name)
+            | Self::Delete(name) => {
                 vec![short(name)]
             }
             Self::Prune | Self::CleanUp | Self::Undo => vec![],
@@ -316,9 +351,9 @@ impl Own {
 
     fn apply(&self, store: &Store) -> Result<(), StoreError> {
         match self {
-            Self::Pull(to, seed) => {
-                store.store_manifest(&short(to), &manifest_of(store, *seed), false, &mut || ()).map(drop)
-            }
+            Self::Pull(to, seed) => store
+                .store_manifest(&short(to), &manifest_of(store, *seed), false, &mut || ())
+                .map(drop),
             Self::PullList(to, seeds, present) => {
                 let list = list_of(store, &distinct(seeds), *present);
                 let done = store.store_manifest(&short(to), &list, false, &mut || ());
@@ -390,14 +425,19 @@ fn run_sequence(seed: u64) {
             }
             let before = on_disk(root);
             let done = own.apply(&store);
-            let lost: Vec<_> = (&(&alive(root).unwrap() & &before) - &on_disk(root)).into_iter().collect();
+            let lost: Vec<_> =
+                (&(&alive(root).unwrap() & &before) - &on_disk(root)).into_iter().collect();
             assert_eq!(lost, [], "seed {seed}: {own:?} lost what a name needs, after {log:#?}");
             for name in own.targets().into_iter().filter(|_| !own.is_idle()) {
                 written.remove(&name.full());
                 if done.is_ok() && !matches!(own, Own::Delete(_)) {
                     let entry = store.get(&name).unwrap();
-                    let weights = entry.manifest.all(media::MODEL).map(|layer| layer.digest).collect();
-                    written.insert(name.full(), (entry.list.as_ref().map(|_| entry.runner.clone()), weights));
+                    let weights =
+                        entry.manifest.all(media::MODEL).map(|layer| layer.digest).collect();
+                    written.insert(
+                        name.full(),
+                        (entry.list.as_ref().map(|_| entry.runner.clone()), weights),
+                    );
                 }
             }
         }
@@ -415,11 +455,23 @@ fn check_written(
 ) {
     for (name, (runner, weights)) in written {
         let context = || format!("seed {seed}: {name} after {log:#?}");
-        let model = store.resolve(&short(name)).unwrap_or_else(|error| panic!("{error}: {}", context()));
+        let model =
+            store.resolve(&short(name)).unwrap_or_else(|error| panic!("{error}: {}", context()));
         assert!(weights.contains(&model.weights_digest), "{}", context());
-        let files = Ollama017::new(root).load(name).unwrap().unwrap_or_else(|| panic!("0.17: {}", context()));
-        assert!(files.iter().any(|file| *file == store.blob_path(&weights[0])), "0.17: {}", context());
-        assert!(Ollama040::new(root).load(name, runner.as_deref()).unwrap().is_some(), "0.40: {}", context());
+        let files = Ollama017::new(root)
+            .load(name)
+            .unwrap()
+            .unwrap_or_else(|| panic!("0.17: {}", context()));
+        assert!(
+            files.iter().any(|file| *file == store.blob_path(&weights[0])),
+            "0.17: {}",
+            context()
+        );
+        assert!(
+            Ollama040::new(root).load(name, runner.as_deref()).unwrap().is_some(),
+            "0.40: {}",
+            context()
+        );
     }
 }
 
@@ -478,7 +530,8 @@ fn a_list_of_a_folder_that_is_only_read_can_be_copied() {
         }
         let store = Store::open(own.path()).unwrap().with_others([theirs.path().to_owned()]);
         store.copy(&short("whole-list"), &short("copy")).unwrap();
-        let (of, copy) = (store.get(&short("whole-list")).unwrap(), store.get(&short("copy")).unwrap());
+        let (of, copy) =
+            (store.get(&short("whole-list")).unwrap(), store.get(&short("copy")).unwrap());
         assert_eq!((of.digest, of.rows().len()), (copy.digest, copy.rows().len()));
         assert!(store.resolve(&short("copy")).is_ok());
         store.copy_for(&short("whole-list"), Some("ggml"), &short("one")).unwrap();
@@ -498,7 +551,9 @@ fn an_undo_leaves_what_it_does_not_bring_back_in_the_trash() {
         }
         let store = Store::open(root).unwrap();
         let put = |seed: u32| {
-            store.store_manifest(&short("m"), &manifest_of(&store, seed), false, &mut || ()).unwrap()
+            store
+                .store_manifest(&short("m"), &manifest_of(&store, seed), false, &mut || ())
+                .unwrap()
         };
         let weights = || store.resolve(&short("m")).unwrap().weights_digest;
         put(1);
@@ -576,7 +631,8 @@ fn a_runner_can_be_chosen() {
     let root = dir.path();
     every_state(root);
     let store = Store::open(root).unwrap();
-    let runner = |of: Option<&str>| store.get_for(&short("whole-list"), of).map(|entry| entry.runner);
+    let runner =
+        |of: Option<&str>| store.get_for(&short("whole-list"), of).map(|entry| entry.runner);
     assert_eq!(runner(None).unwrap(), "llamacpp");
     assert_eq!(runner(Some("GGML")).unwrap(), "ggml");
     let error = runner(Some("vulkan")).unwrap_err();

@@ -104,7 +104,8 @@ fn rest(s: Scan<'_>, pos: usize, digits: usize, tail: &[u8], spaces: &mut Spaces
     if s.class(pos) == N {
         return s.run_of(pos, N, digits);
     }
-    punctuation(s, pos, NOT_WORD, tail, usize::MAX).unwrap_or_else(|| spaces.next_or_newline(s, pos))
+    punctuation(s, pos, NOT_WORD, tail, usize::MAX)
+        .unwrap_or_else(|| spaces.next_or_newline(s, pos))
 }
 
 impl Cased {
@@ -164,7 +165,9 @@ impl Cased {
 
     #[inline]
     fn is_apart(&self, s: Scan<'_>, pos: usize, class: Class) -> bool {
-        self.han_apart && class & (LM | LO) != 0 && s.char(pos).is_some_and(|(c, _)| is_han_script(c))
+        self.han_apart
+            && class & (LM | LO) != 0
+            && s.char(pos).is_some_and(|(c, _)| is_han_script(c))
     }
 }
 

@@ -17,7 +17,9 @@ pub(super) fn coder_punctuation(s: Scan<'_>, cuts: &mut Cuts<'_>) {
 
 /// `[一-龥ࠀ-一가-퟿]+` of DeepSeek LLM and Coder; its second range runs from U+0800 to U+4E00.
 pub(super) fn wide_cjk(s: Scan<'_>, cuts: &mut Cuts<'_>) {
-    kinds(s, cuts, |c, class| u8::from(class != WS && matches!(c, 0x800..=0x9FA5 | 0xAC00..=0xD7FF)));
+    kinds(s, cuts, |c, class| {
+        u8::from(class != WS && matches!(c, 0x800..=0x9FA5 | 0xAC00..=0xD7FF))
+    });
 }
 
 /// The same as its publisher reads it: the range has blanks in it, too.
@@ -75,7 +77,9 @@ const LETTERS: &[(u32, u32)] = &[
 pub(super) fn youtu_scripts(s: Scan<'_>, cuts: &mut Cuts<'_>) {
     kinds(s, cuts, |c, _| match c {
         0xAC00..=0xD7A3 | 0x3131..=0x318E => 1,
-        0xFF01 | 0x2026 | 0x201C | 0x201D | 0x2018 | 0x2019 | 0x2014 | 0xFF1A | 0xFF1B | 0xFF0C => 2,
+        0xFF01 | 0x2026 | 0x201C | 0x201D | 0x2018 | 0x2019 | 0x2014 | 0xFF1A | 0xFF1B | 0xFF0C => {
+            2
+        }
         0x3001..=0x303F | 0xFE30..=0xFE4F => 2,
         0x3105..=0x312F => 3,
         0x4E00..=0x9FA5 | 0x3040..=0x30FF => 4,
@@ -109,7 +113,12 @@ pub(super) fn spark_words(s: Scan<'_>, cuts: &mut Cuts<'_>) {
 
 /// Words of letters and marks; `space` gives the end of a piece at white space. Numbers and controls match nothing and
 /// stay together in gaps.
-fn marked_words(s: Scan<'_>, cuts: &mut Cuts<'_>, tail: &[u8], mut space: impl FnMut(usize) -> usize) {
+fn marked_words(
+    s: Scan<'_>,
+    cuts: &mut Cuts<'_>,
+    tail: &[u8],
+    mut space: impl FnMut(usize) -> usize,
+) {
     let mut pos = 0;
     while pos < s.len() {
         let (class, len) = s.at(pos);

@@ -48,7 +48,10 @@ impl Cuts<'_> {
 #[derive(Debug)]
 pub(crate) struct Set {
     /// Its number in the list of the documentation, for messages and tests.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the tests pair sets with expressions by it"))]
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "the tests pair sets with expressions by it")
+    )]
     number: u8,
     stages: &'static [Stage],
     original: &'static [Stage],
@@ -159,9 +162,12 @@ static DEEPSEEK_LLM: Set = Set {
         ],
     )
 };
-static DEEPSEEK3: Set = Set::new(4, &[runs::numbers_by_three, deepseek::cjk_and_kana, deepseek::v3_words]);
-static SPARK: Set =
-    Set::new(5, &[runs::numbers_by_three, deepseek::cjk_and_kana, deepseek::spark_words, runs::each_number]);
+static DEEPSEEK3: Set =
+    Set::new(4, &[runs::numbers_by_three, deepseek::cjk_and_kana, deepseek::v3_words]);
+static SPARK: Set = Set::new(
+    5,
+    &[runs::numbers_by_three, deepseek::cjk_and_kana, deepseek::spark_words, runs::each_number],
+);
 static YOUTU: Set = Set {
     original: &[deepseek::youtu_scripts, cased::youtu_original],
     ..Set::new(6, &[deepseek::youtu_scripts, cased::youtu])
@@ -216,8 +222,10 @@ static SUPERBPE: Set = Set::new(21, &[runs::numbers, runs::digits_by_three_from_
 static BAILING: Set = Set::new(22, &[words::qwen2]);
 static SEED_CODER: Set = Set::new(23, &[words::seed_coder]);
 static UFAKZEKA: Set = Set::new(24, &[words::ufakzeka]);
-static AFMOE: Set =
-    Set::new(25, &[runs::numbers_by_three_from_the_right, deepseek::afmoe_scripts, deepseek::v3_words]);
+static AFMOE: Set = Set::new(
+    25,
+    &[runs::numbers_by_three_from_the_right, deepseek::afmoe_scripts, deepseek::v3_words],
+);
 static LAGUNA: Set = Set::new(26, &[runs::lines, words::qwen2]);
 static EXAONE_MOE: Set = Set::new(27, &[words::exaone_moe]);
 static GEMMA4: Set = Set::new(28, &[runs::lines]);
@@ -285,7 +293,10 @@ static PRE_TOKENIZERS: &[PreTokenizer] = &[
     },
     PreTokenizer { byte_encode: false, escape_spaces: true, ..raw(&["sarvam-moe"], &GEMMA4) },
     PreTokenizer { byte_encode: false, ..pre(&["whitespace"], &WHITESPACE) },
-    raw(&["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "hunyuan", "grok-2", "solar-open"], &QWEN2),
+    raw(
+        &["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "hunyuan", "grok-2", "solar-open"],
+        &QWEN2,
+    ),
     pre(&["stablelm2", "megrez"], &QWEN2),
     raw(&["qwen35"], &QWEN35),
     pre(&["dbrx", "smaug-bpe"], &LLAMA3),

@@ -174,7 +174,8 @@ impl Oracle {
         let Some(regex) = &self.regex else { return numbers_from_the_right(piece) };
         let (mut seen, mut real) = (String::new(), Vec::new());
         for (at, c) in piece.char_indices() {
-            let c = if self.blank_spaces && !c.is_ascii() && c.is_whitespace() { '\u{b}' } else { c };
+            let c =
+                if self.blank_spaces && !c.is_ascii() && c.is_whitespace() { '\u{b}' } else { c };
             real.resize(seen.len(), 0);
             real.push(at);
             seen.push(c);
@@ -245,7 +246,11 @@ fn every_set_cuts_as_its_expressions_do() {
     for (number, expressions) in EXPRESSIONS {
         check(*number, expressions, false, rounds());
     }
-    assert!(PRE_TOKENIZERS.iter().all(|row| EXPRESSIONS.iter().any(|(number, _)| *number == row.set.number)));
+    assert!(
+        PRE_TOKENIZERS
+            .iter()
+            .all(|row| EXPRESSIONS.iter().any(|(number, _)| *number == row.set.number))
+    );
 }
 
 #[test]
@@ -265,16 +270,22 @@ fn the_publishers_own_ranges_hold_the_blanks_in_them() {
 #[test]
 fn runs_longer_than_any_limit_are_cut_as_the_expressions_do() {
     let long = |c: &str, count: usize| c.repeat(count);
-    let texts: Vec<String> = [" ", "\n", "\u{3000}", "7", "a", "A", "é", "中", ".", "\u{301}", "\u{378}"]
-        .iter()
-        .flat_map(|c| {
-            [3, 511, 512, 513, 1030]
-                .map(|n| [long(c, n), format!("x{}y", long(c, n)), format!(" {}\t!", long(c, n))])
-        })
-        .flatten()
-        .collect();
+    let texts: Vec<String> =
+        [" ", "\n", "\u{3000}", "7", "a", "A", "é", "中", ".", "\u{301}", "\u{378}"]
+            .iter()
+            .flat_map(|c| {
+                [3, 511, 512, 513, 1030].map(|n| {
+                    [long(c, n), format!("x{}y", long(c, n)), format!(" {}\t!", long(c, n))]
+                })
+            })
+            .flatten()
+            .collect();
     for (number, expressions) in EXPRESSIONS {
-        let set = PRE_TOKENIZERS.iter().map(|row| row.set).find(|set| set.number == *number).expect("a set");
+        let set = PRE_TOKENIZERS
+            .iter()
+            .map(|row| row.set)
+            .find(|set| set.number == *number)
+            .expect("a set");
         let oracles: Vec<_> = expressions.iter().map(|e| Oracle::new(e, true)).collect();
         for text in &texts {
             compare(set, &oracles, false, text);
@@ -286,7 +297,8 @@ fn runs_longer_than_any_limit_are_cut_as_the_expressions_do() {
 fn a_megabyte_of_one_character_takes_linear_time() {
     let start = std::time::Instant::now();
     let mut ends = Vec::new();
-    for c in [" ", "\n", "\u{2003}", "a", "A", "7", "!", "'", "\u{301}", "中", " \n", "aA", "ñA"] {
+    for c in [" ", "\n", "\u{2003}", "a", "A", "7", "!", "'", "\u{301}", "中", " \n", "aA", "ñA"]
+    {
         let text = c.repeat(1_000_000 / c.len());
         for row in PRE_TOKENIZERS {
             row.set.split(&text, false, &mut ends);

@@ -145,8 +145,9 @@ fn ascii_is_one_of(c: u32, list: &[u8]) -> bool {
 /// ` ?[^(\s|.,!?…。，、।۔،)]+` of Bloom.
 pub(super) fn bloom(s: Scan<'_>, cuts: &mut Cuts<'_>) {
     const OUT: [char; 13] = ['(', '|', '.', ',', '!', '?', ')', '…', '。', '，', '、', '।', '۔'];
-    let out =
-        |c: u32, class: Class| class == WS || c == u32::from('،') || OUT.iter().any(|&x| c == u32::from(x));
+    let out = |c: u32, class: Class| {
+        class == WS || c == u32::from('،') || OUT.iter().any(|&x| c == u32::from(x))
+    };
     let mut pos = 0;
     while pos < s.len() {
         let mut end = pos + usize::from(s.byte(pos) == b' ');

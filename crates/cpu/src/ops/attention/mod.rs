@@ -44,7 +44,8 @@ unsafe impl Instruction for StoreKv {
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
-        let rows = task * ROWS_PER_STORE..((task + 1) * ROWS_PER_STORE).min(step.input.tokens.len());
+        let rows =
+            task * ROWS_PER_STORE..((task + 1) * ROWS_PER_STORE).min(step.input.tokens.len());
         let mut segments = step.input.segments.iter();
         let mut segment = segments.next();
         for row in rows {
@@ -55,8 +56,10 @@ unsafe impl Instruction for StoreKv {
             let position = s.past + row - s.first_row;
             let Some((number, token)) = cache.place(self.layer, position) else { continue };
             let page = s.page(cache.is_recent(self.layer), number);
-            let halves =
-                [(Kind::Key, &self.k, self.spec.key_dim), (Kind::Value, &self.v, self.spec.value_dim)];
+            let halves = [
+                (Kind::Key, &self.k, self.spec.key_dim),
+                (Kind::Value, &self.v, self.spec.value_dim),
+            ];
             let halves = halves.into_iter().take(if self.spec.values_in_keys { 1 } else { 2 });
             // Keys of an indexer have no values.
             for (kind, place, dim) in halves.filter(|(.., dim)| *dim > 0) {
@@ -188,12 +191,20 @@ fn merge_split(total: &mut RunningSoftmax<'_>, split: &RunningSoftmax<'_>, dim: 
         total.max[r] = max;
         total.sum[r] = total.sum[r] * before + split.sum[r] * new;
         let acc = &mut total.acc[r * dim..][..dim];
-        acc.iter_mut().zip(&split.acc[r * dim..][..dim]).for_each(|(a, x)| *a = *a * before + x * new);
+        acc.iter_mut()
+            .zip(&split.acc[r * dim..][..dim])
+            .for_each(|(a, x)| *a = *a * before + x * new);
     }
 }
 
 impl Attend {
-    fn attend(&self, block: Block, step: &Step<'_>, memory: &mut Vec<f32>, scratch: &mut ThreadScratch) {
+    fn attend(
+        &self,
+        block: Block,
+        step: &Step<'_>,
+        memory: &mut Vec<f32>,
+        scratch: &mut ThreadScratch,
+    ) {
         let rows = block.queries();
         let (queries, each) = (rows * self.spec.key_dim, block.state_len(&self.spec));
         // Per key head: query rows, running softmax of a split, running softmax of all splits.
@@ -206,13 +217,16 @@ impl Attend {
             running.chunks_exact_mut(each).for_each(|head| reset(&mut running_softmax(head, rows)));
             match (block.is_sparse, self.spec.mask) {
                 (true, _) => self.walk_selected(block, step, split, [q, running], scratch),
-                (false, Mask::Pooled(_)) => self.walk_pooled(block, step, split, [q, running], scratch),
+                (false, Mask::Pooled(_)) => {
+                    self.walk_pooled(block, step, split, [q, running], scratch)
+                }
                 (false, _) => self.walk(block, step, split, [q, running], &mut scratch.kernel),
             }
             match block.partial {
                 Some((offset, _)) => {
                     // SAFETY: each split has its own part of the scratch.
-                    unsafe { step.split_scratch.slice_mut(offset, running.len()) }.copy_from_slice(running);
+                    unsafe { step.split_scratch.slice_mut(offset, running.len()) }
+                        .copy_from_slice(running);
                 }
                 None => self.merge_heads(total, running, rows),
             }
@@ -258,8 +272,16 @@ impl Attend {
                 self.shifts(block, s, head, at, &mut shifts);
                 let q = &q[head * queries..][..queries];
                 let (visible, alibi, shifts) = (&visible[..], &alibi[..], &shifts[..]);
-                let run =
-                    AttendRun { q, keys, values, visible, alibi, shifts, next, softcap: self.spec.softcap };
+                let run = AttendRun {
+                    q,
+                    keys,
+                    values,
+                    visible,
+                    alibi,
+                    shifts,
+                    next,
+                    softcap: self.spec.softcap,
+                };
                 let mut state = running_softmax(&mut running[head * each..][..each], rows);
                 (step.level.vector.attend)(&run, &mut state, scratch);
             }
@@ -268,7 +290,14 @@ impl Attend {
     }
 
     /// ALiBi biases of a key head's query rows, for the run of positions that begins at `at`.
-    fn alibi_biases(&self, block: Block, s: &Segment, head: usize, at: usize, alibi: &mut Vec<AlibiBias>) {
+    fn alibi_biases(
+        &self,
+        block: Block,
+        s: &Segment,
+        head: usize,
+        at: usize,
+        alibi: &mut Vec<AlibiBias>,
+    ) {
         alibi.clear();
         let first = (block.kv_head + head) * self.group() + block.head;
         let Some(slopes) = self.slopes.get(first..) else { return };
@@ -309,7 +338,8 @@ impl Attend {
             for head in 0..block.kv_heads {
                 let first = (block.kv_head + head) * group + block.head;
                 let heads = &all[first * dim..][..block.heads * dim];
-                let q = &mut q[(head * block.rows + row) * block.heads * dim..][..block.heads * dim];
+                let q =
+                    &mut q[(head * block.rows + row) * block.heads * dim..][..block.heads * dim];
                 q.iter_mut().zip(heads).for_each(|(q, x)| *q = x * self.spec.scale);
                 if self.is_rotated(step, Kind::Key) {
                     rotate(q);
@@ -370,7 +400,9 @@ impl Attend {
         let (group, dim) = (self.group(), self.spec.value_dim);
         let s = &step.input.segments[block.segment];
         let rows = block.queries();
-        for (kv_head, total) in (block.kv_head..).zip(total.chunks_exact_mut(block.state_len(&self.spec))) {
+        for (kv_head, total) in
+            (block.kv_head..).zip(total.chunks_exact_mut(block.state_len(&self.spec)))
+        {
             let mut total = running_softmax(total, rows);
             for r in 0..rows {
                 let row = s.first_row + block.row + r / block.heads;

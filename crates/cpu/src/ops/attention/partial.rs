@@ -50,6 +50,8 @@ impl Attend {
         total.max[r] = most;
         total.sum[r] = before[sum] * old + total.sum[r] * new;
         let own = &mut total.acc[r * dim..][..dim];
-        own.iter_mut().zip(&before[acc..]).for_each(|(own, before)| *own = before * old + *own * new);
+        own.iter_mut()
+            .zip(&before[acc..])
+            .for_each(|(own, before)| *own = before * old + *own * new);
     }
 }

@@ -60,7 +60,8 @@ impl Attend {
         let mut visible = vec![(0, 0); block.queries()];
         for at in (from..to).step_by(RUN) {
             let len = RUN.min(to - at);
-            let places: Vec<_> = (at..at + len).map(|row| cache.place_of(self.layer, s, row)).collect();
+            let places: Vec<_> =
+                (at..at + len).map(|row| cache.place_of(self.layer, s, row)).collect();
             for (row, visible) in visible.chunks_exact_mut(block.heads).enumerate() {
                 let (_, end) = row_visible(&self.spec, s, s.past + block.row + row);
                 visible.fill((0, end.saturating_sub(at).min(len)));
@@ -93,8 +94,9 @@ impl Attend {
         let (queries, each) = (rows * self.spec.key_dim, block.state_len(&self.spec));
         let [of_keys, of_values] = &mut scratch.gathered;
         // SAFETY: an earlier instruction wrote them, behind a barrier; no task writes them.
-        let half =
-            |kind, into| unsafe { cache.gathered(self.layer, kind, block.kv_head + head, places, into) };
+        let half = |kind, into| unsafe {
+            cache.gathered(self.layer, kind, block.kv_head + head, places, into)
+        };
         let keys = half(Kind::Key, of_keys);
         let values = self.values_in(keys).unwrap_or_else(|| half(Kind::Value, of_values));
         let q = &q[head * queries..][..queries];
@@ -113,8 +115,9 @@ impl Attend {
         // SAFETY: an earlier instruction computed it, behind a barrier.
         let lists = unsafe { step.arena.row(place, s.first_row + block.row) };
         let entries = lists[list * form.count..][..form.count].iter().map(|entry| entry.to_bits());
-        let blocks =
-            entries.take_while(|&number| number != SelectedPositions::NONE).map(|number| number as usize);
+        let blocks = entries
+            .take_while(|&number| number != SelectedPositions::NONE)
+            .map(|number| number as usize);
         let positions = blocks.flat_map(|number| number * form.block..(number + 1) * form.block);
         let tail = if self.spec.sees_tail { end / form.block * form.block } else { end };
         positions.take_while(|&seen| seen < end).chain(tail..end).collect()

@@ -106,15 +106,17 @@ impl AttentionTasks {
             };
             segments.iter().map(splits_of).sum::<usize>() * spec.part_cols()
         };
-        let split_contexts =
-            threads > 1 && blocks * spec.kv_heads < threads * TASKS_PER_THREAD && partials() <= scratch_len;
+        let split_contexts = threads > 1
+            && blocks * spec.kv_heads < threads * TASKS_PER_THREAD
+            && partials() <= scratch_len;
         for (segment, s) in segments.iter().enumerate() {
             for (row, rows) in blocks_of(s) {
                 let is_sparse = row >= dense_rows(spec, s);
                 let (from, to) = seen(s, row, rows);
                 let splits = if split_contexts { splits(from, to).count() } else { 1 };
                 let each = kv_heads_per_task(spec.kv_heads, rows * group, blocks * splits, threads);
-                let part = query_heads_per_task(group, rows, blocks * splits * spec.kv_heads, threads);
+                let part =
+                    query_heads_per_task(group, rows, blocks * splits * spec.kv_heads, threads);
                 for kv_head in (0..spec.kv_heads).step_by(each) {
                     let (kv_heads, partial) = (each.min(spec.kv_heads - kv_head), None);
                     for head in (0..group).step_by(part) {
@@ -158,7 +160,11 @@ impl AttentionTasks {
 
     /// For tests of the instruction: key heads of each block, and whether it is one of several splits.
     #[cfg(test)]
-    pub fn heads_of_blocks(spec: &AttentionSpec, segments: &[Segment], threads: usize) -> Vec<(usize, bool)> {
+    pub fn heads_of_blocks(
+        spec: &AttentionSpec,
+        segments: &[Segment],
+        threads: usize,
+    ) -> Vec<(usize, bool)> {
         let tasks = Self::plan(spec, segments, (threads, usize::MAX), RUN);
         tasks.blocks.iter().map(|block| (block.kv_heads, block.partial.is_some())).collect()
     }
@@ -226,7 +232,9 @@ fn visible(spec: &AttentionSpec, s: &Segment, row: usize, rows: usize) -> (usize
         Mask::Decoded => (s.encoded.min(first), end(spec, s, last)),
         Mask::Around(n) => (first.saturating_sub(n as usize), s.rows.min(last + 1 + n as usize)),
         Mask::Pooled(_) => (0, (last + 1) / mask.pooled()),
-        Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => (mask.first_seen(first), end(spec, s, last)),
+        Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => {
+            (mask.first_seen(first), end(spec, s, last))
+        }
     }
 }
 
@@ -237,7 +245,9 @@ pub(super) fn row_visible(spec: &AttentionSpec, s: &Segment, position: usize) ->
         Mask::Full => (0, s.rows),
         Mask::Encoded => (0, s.encoded),
         Mask::Decoded => (s.encoded.min(position), end(spec, s, position)),
-        Mask::Around(n) => (position.saturating_sub(n as usize), s.rows.min(position + 1 + n as usize)),
+        Mask::Around(n) => {
+            (position.saturating_sub(n as usize), s.rows.min(position + 1 + n as usize))
+        }
         Mask::Pooled(_) => (0, (position + 1) / mask.pooled()),
         Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => {
             (mask.first_seen(position), end(spec, s, position))
@@ -257,13 +267,18 @@ mod tests {
     #[test]
     fn a_block_reads_the_positions_of_all_its_rows() {
         let s = Segment { first_row: 0, rows: 12, past: 9, ..Segment::default() };
-        for mask in [Mask::Causal, Mask::Window(4), Mask::Chunk(5), Mask::Chunk(1), Mask::Pooled(4)] {
+        for mask in [Mask::Causal, Mask::Window(4), Mask::Chunk(5), Mask::Chunk(1), Mask::Pooled(4)]
+        {
             for sees_ahead in [false, true] {
                 let spec = AttentionSpec { sees_ahead, ..spec(mask) };
                 for (row, rows) in [(0, 1), (3, 4), (0, 12)] {
                     let each = (row..row + rows).map(|row| row_visible(&spec, &s, s.past + row));
                     let all = each.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
-                    assert_eq!(Some(visible(&spec, &s, row, rows)), all, "{mask:?}, {rows} rows from {row}");
+                    assert_eq!(
+                        Some(visible(&spec, &s, row, rows)),
+                        all,
+                        "{mask:?}, {rows} rows from {row}"
+                    );
                 }
             }
         }
@@ -276,8 +291,9 @@ mod tests {
     #[test]
     fn attention_with_look_ahead_sees_the_whole_step() {
         let s = Segment { first_row: 0, rows: 6, past: 9, ..Segment::default() };
-        let seen =
-            |mask, position| row_visible(&AttentionSpec { sees_ahead: true, ..spec(mask) }, &s, position);
+        let seen = |mask, position| {
+            row_visible(&AttentionSpec { sees_ahead: true, ..spec(mask) }, &s, position)
+        };
         assert_eq!([9, 14].map(|p| seen(Mask::Causal, p)), [(0, 15); 2]);
         assert_eq!([9, 14].map(|p| seen(Mask::Window(4), p)), [(6, 15), (11, 15)]);
     }

@@ -25,9 +25,15 @@ fn prompt(n_vocab: u32, length: u32, step: u32) -> Vec<u32> {
 
 #[test]
 fn no_draft_model_changes_an_answer_whatever_the_sampling_and_the_company() {
-    for name in
-        ["gemma4-assistant", "eagle3", "eagle3-shared", "dflash", "dflash-window", "dspark-bonus", "dflash2"]
-    {
+    for name in [
+        "gemma4-assistant",
+        "eagle3",
+        "eagle3-shared",
+        "dflash",
+        "dflash-window",
+        "dspark-bonus",
+        "dflash2",
+    ] {
         changes_no_answer(GEMMA, &format!("tests/data/drafts/{name}.gguf"));
     }
     for name in ["dspark", "dflash-window-causal"] {
@@ -36,7 +42,8 @@ fn no_draft_model_changes_an_answer_whatever_the_sampling_and_the_company() {
 }
 
 fn changes_no_answer(model: &str, draft: &str) {
-    let options = EngineOptions { max_sequences: Some(3), num_batch: 16, ..EngineOptions::default() };
+    let options =
+        EngineOptions { max_sequences: Some(3), num_batch: 16, ..EngineOptions::default() };
     let engine = open_with_draft(model, draft, &options).unwrap();
     let n = engine.info().n_vocab as u32;
     let mut all = Speculated::default();
@@ -49,7 +56,8 @@ fn changes_no_answer(model: &str, draft: &str) {
         });
         let alone = jobs.each_ref().map(|job| run(&engine, job, Speculation::OFF).0);
         for speculation in [MODEL, ALWAYS, Speculation::AUTO] {
-            let jobs = jobs.each_ref().map(|job| Job { speculation: Some(speculation), ..job.clone() });
+            let jobs =
+                jobs.each_ref().map(|job| Job { speculation: Some(speculation), ..job.clone() });
             let together = jobs.each_ref().map(|job| start(&engine, job)).each_ref().map(hear);
             together.iter().for_each(|(_, c)| all.model.drafted += c.model.drafted);
             assert_eq!(together.map(|(heard, _)| heard), alone, "{draft}, {speculation:?}");
@@ -69,7 +77,8 @@ fn nobody_is_sent_away_for_a_block_and_contexts_are_filled_and_shifted_as_withou
             num_batch: 16,
             ..EngineOptions::default()
         };
-        let engine = open_with_draft(GEMMA, &format!("tests/data/drafts/{name}.gguf"), &options).unwrap();
+        let engine =
+            open_with_draft(GEMMA, &format!("tests/data/drafts/{name}.gguf"), &options).unwrap();
         let n = engine.info().n_vocab as u32;
         let sampling = endless(&engine, greedy());
         let jobs = [3, 7].map(|step| Job {
@@ -93,7 +102,10 @@ fn draft_models_guess_beside_adapters_and_see_what_those_make_of_the_model() {
     let of = "blk.3.attn_output.weight";
     let shape = view(GEMMA).tensor(of).unwrap().shape.to_vec();
     let mut writer = Writer::new();
-    writer.set("general.architecture", "gemma4").set("general.type", "adapter").set("adapter.type", "lora");
+    writer
+        .set("general.architecture", "gemma4")
+        .set("general.type", "adapter")
+        .set("adapter.type", "lora");
     writer.set("adapter.lora.alpha", 4.0f32);
     writer.tensor(&format!("{of}.lora_a"), TensorType::F32, &[shape[0], 1]).unwrap();
     writer.tensor(&format!("{of}.lora_b"), TensorType::F32, &[1, shape[1]]).unwrap();
@@ -109,7 +121,8 @@ fn draft_models_guess_beside_adapters_and_see_what_those_make_of_the_model() {
         let path = format!("tests/data/drafts/{name}.gguf");
         let engine = open_with_draft(GEMMA, &path, &options).unwrap();
         let n = engine.info().n_vocab as u32;
-        let job = Job { max_tokens: Some(40), ..Job::new(prompt(n, 50, 3), endless(&engine, greedy())) };
+        let job =
+            Job { max_tokens: Some(40), ..Job::new(prompt(n, 50, 3), endless(&engine, greedy())) };
         let adapted = run(&engine, &job, Speculation::OFF).0;
         let (guessed, counts) = run(&engine, &job, MODEL);
         assert_eq!(guessed, adapted, "{name}");
@@ -122,11 +135,13 @@ fn draft_models_guess_beside_adapters_and_see_what_those_make_of_the_model() {
 #[test]
 fn a_model_with_states_leaves_its_draft_model_and_takes_no_memory_for_it() {
     let (model, draft) = ("tests/data/zoo/qwen35.gguf", "tests/data/drafts/dflash-mrope.gguf");
-    let options = EngineOptions { num_ctx: Some(256), max_sequences: Some(1), ..EngineOptions::default() };
+    let options =
+        EngineOptions { num_ctx: Some(256), max_sequences: Some(1), ..EngineOptions::default() };
     let engine = open_with_draft(model, draft, &options).unwrap();
     assert_eq!(engine.memory(), plan_memory(&view(model), backend(), &options).unwrap());
     let n = engine.info().n_vocab as u32;
-    let job = Job { max_tokens: Some(20), ..Job::new(prompt(n, 30, 3), endless(&engine, greedy())) };
+    let job =
+        Job { max_tokens: Some(20), ..Job::new(prompt(n, 30, 3), endless(&engine, greedy())) };
     assert_eq!(run(&engine, &job, ALWAYS).1.model, Drafted::default());
 }
 
@@ -156,7 +171,8 @@ fn changed(path: &str, tensor: &dyn Fn(&str, usize) -> Option<Vec<f32>>) -> View
     for info in source.tensors() {
         writer.tensor(&info.name, info.ty, &info.shape).unwrap();
         let count = info.shape.iter().product::<u64>() as usize;
-        let bytes = |values: Vec<f32>| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        let bytes =
+            |values: Vec<f32>| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
         let data = tensor(&info.name, count).map_or_else(|| source.data(info).to_vec(), bytes);
         all.push(data);
     }
@@ -167,7 +183,8 @@ fn changed(path: &str, tensor: &dyn Fn(&str, usize) -> Option<Vec<f32>>) -> View
 /// A model whose layers add nothing to the stream, so that what follows a token is decided by that token alone.
 fn without_layers(name: &str, count: usize) -> Option<Vec<f32>> {
     let parts = ["attn_output", "ffn_down", "proj.weight", "post_norm"];
-    (name.starts_with("blk.") && parts.iter().any(|part| name.contains(part))).then(|| vec![0.0; count])
+    (name.starts_with("blk.") && parts.iter().any(|part| name.contains(part)))
+        .then(|| vec![0.0; count])
 }
 
 /// An assistant of such a model that says the same: it knows the token, and its own embeddings stand for the model's in as many
@@ -180,7 +197,9 @@ fn knowing(name: &str, count: usize, table: &[f32], norm: &[f32]) -> Option<Vec<
             let one = |i: usize| if i / (2 * WIDTH) == i % (2 * WIDTH) { 1.0 } else { 0.0 };
             Some((0..count).map(one).collect())
         }
-        "token_embd.weight" => Some(table.chunks_exact(WIDTH).flat_map(|row| &row[..OWN]).copied().collect()),
+        "token_embd.weight" => {
+            Some(table.chunks_exact(WIDTH).flat_map(|row| &row[..OWN]).copied().collect())
+        }
         "output_norm.weight" => Some(norm[..OWN].to_vec()),
         _ => without_layers(name, count),
     }
@@ -219,7 +238,10 @@ fn is_right_all_the_time(model: View, draft: View) -> Speculated {
     let (plain, _) = run(&engine, &job, Speculation::OFF);
     let (guessed, counts) = run(&engine, &job, MODEL);
     assert_eq!(guessed, plain);
-    assert!(counts.model.drafted > 60 && counts.model.accepted == counts.model.drafted, "{counts:?}");
+    assert!(
+        counts.model.drafted > 60 && counts.model.accepted == counts.model.drafted,
+        "{counts:?}"
+    );
     // Beyond the context, and again with what is known of the text.
     let long = Job { max_tokens: Some(300), keep: 4, ..job };
     let (plain, _) = run(&engine, &long, Speculation::OFF);
@@ -233,7 +255,9 @@ fn linking(name: &str, count: usize, rows: &dyn Fn(&str) -> Vec<f32>) -> Option<
         "output_norm.weight" => Some(rows("output_norm.weight")),
         "markov_w1.weight" => {
             let norm = rows("output_norm.weight");
-            let short = |row: &[f32]| row[..SHORT].iter().zip(&norm).map(|(x, w)| x * w).collect::<Vec<_>>();
+            let short = |row: &[f32]| {
+                row[..SHORT].iter().zip(&norm).map(|(x, w)| x * w).collect::<Vec<_>>()
+            };
             Some(rows("token_embd.weight").chunks_exact(QWEN_WIDTH).flat_map(short).collect())
         }
         // Far more than what masks say.
@@ -261,7 +285,10 @@ fn a_block_that_is_right_is_right_all_the_time_over_borders_of_pages_and_context
         let mut all: Vec<f32> =
             bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
         if name == "token_embd.weight" {
-            all.iter_mut().enumerate().filter(|(i, _)| i % QWEN_WIDTH >= SHORT).for_each(|(_, x)| *x = 0.0);
+            all.iter_mut()
+                .enumerate()
+                .filter(|(i, _)| i % QWEN_WIDTH >= SHORT)
+                .for_each(|(_, x)| *x = 0.0);
         }
         all
     };
@@ -269,16 +296,19 @@ fn a_block_that_is_right_is_right_all_the_time_over_borders_of_pages_and_context
         "token_embd.weight" => Some(rows(name)),
         _ => without_layers(name, count),
     });
-    let draft = changed("tests/data/drafts/dspark.gguf", &|name, count| linking(name, count, &rows));
+    let draft =
+        changed("tests/data/drafts/dspark.gguf", &|name, count| linking(name, count, &rows));
     is_right_all_the_time(model, draft);
 }
 
 #[test]
 fn the_cache_of_a_draft_models_own_layers_is_planned() {
-    let options = EngineOptions { num_ctx: Some(256), max_sequences: Some(1), ..EngineOptions::default() };
+    let options =
+        EngineOptions { num_ctx: Some(256), max_sequences: Some(1), ..EngineOptions::default() };
     let alone = plan_memory(&view(GEMMA), backend(), &options).unwrap();
     // Layers with so many heads of keys, and of values, of so many features, of two bytes.
-    for (name, layers, heads, dim) in [("eagle3", 1, 2, 12), ("dflash", 2, 1, 10), ("dspark-bonus", 2, 1, 10)]
+    for (name, layers, heads, dim) in
+        [("eagle3", 1, 2, 12), ("dflash", 2, 1, 10), ("dspark-bonus", 2, 1, 10)]
     {
         let path = format!("tests/data/drafts/{name}.gguf");
         let engine = open_with_draft(GEMMA, &path, &options).unwrap();
@@ -315,7 +345,8 @@ fn an_assistant_of_another_model_or_vocabulary_is_refused() {
     };
     let other = refused(CRIA, ASSISTANT);
     assert!(other.contains("cannot be the draft model of"), "{other}");
-    let alone = crate::Engine::open(view(ASSISTANT), backend(), &EngineOptions::default()).err().unwrap();
+    let alone =
+        crate::Engine::open(view(ASSISTANT), backend(), &EngineOptions::default()).err().unwrap();
     assert!(alone.to_string().contains("--speculate"), "{alone}");
     assert_eq!(crate::check_model(&view(ASSISTANT), &[]), Ok(()));
 }
@@ -347,13 +378,21 @@ struct Bench {
 impl Bench {
     fn open(name: &str, model: &str) -> Self {
         let draft = view(&format!("tests/data/drafts/{name}.gguf"));
-        let options =
-            EngineOptions { num_ctx: Some(200), max_sequences: Some(2), ..EngineOptions::default() };
+        let options = EngineOptions {
+            num_ctx: Some(200),
+            max_sequences: Some(2),
+            ..EngineOptions::default()
+        };
         let model = view(&format!("tests/data/zoo/{model}.gguf"));
-        let executor = ModelExecutor::accompanied(&model, backend(), &options, Some(&draft)).unwrap();
+        let executor =
+            ModelExecutor::accompanied(&model, backend(), &options, Some(&draft)).unwrap();
         let pages = Pages::of(&executor.model, &options);
-        let kept =
-            |id| Kept { id: JobId(id), held: SequencePages::default(), tokens: Vec::new(), computed: 0 };
+        let kept = |id| Kept {
+            id: JobId(id),
+            held: SequencePages::default(),
+            tokens: Vec::new(),
+            computed: 0,
+        };
         Self { executor, pages, chain: None, both: [kept(1), kept(2)] }
     }
 
@@ -391,14 +430,16 @@ impl Bench {
             input.segments.push(s.held.segment(&self.pages, first, count, s.computed));
         }
         self.executor.run(Want::Logits, &input).unwrap();
-        for (row, ((s, &count), first)) in self.both.iter_mut().zip(&counts).zip(firsts).enumerate() {
+        for (row, ((s, &count), first)) in self.both.iter_mut().zip(&counts).zip(firsts).enumerate()
+        {
             let step = Computed { past: s.computed, first, output: Some(row) };
             s.computed += count;
             if let Some(chain) = &mut self.chain {
                 chain.computed(s.id, s.computed, self.executor.backend.extra_output(0), step);
             }
         }
-        let found = |id: JobId| self.both.iter().find(|s| s.id == id).map(|s| (&s.tokens[..], &s.held));
+        let found =
+            |id: JobId| self.both.iter().find(|s| s.id == id).map(|s| (&s.tokens[..], &s.held));
         if let Some(chain) = &mut self.chain {
             chain.follow(found, (&mut self.executor, &self.pages)).unwrap();
         }
@@ -407,12 +448,16 @@ impl Bench {
     /// What is guessed behind what is computed of both, `most` tokens of the reference's.
     fn ask(&mut self, most: usize) -> Vec<Vec<u32>> {
         let ahead = self.executor.model.guesses().unwrap().rows();
-        self.both.iter_mut().for_each(|s| assert!(s.held.grow(&mut self.pages, s.computed + ahead)));
+        self.both
+            .iter_mut()
+            .for_each(|s| assert!(s.held.grow(&mut self.pages, s.computed + ahead)));
         let questions = [self.both[0].question(3), self.both[1].question(most)];
         let model = (&mut self.executor, &self.pages);
         let answers = match (&mut self.chain, model.0.model.guesses().cloned()) {
             (Some(chain), _) => chain.ask(&questions, model, |_| false),
-            (None, Some(Guesses::Block(form))) => Blocks::new(form).ask(&questions, model, |_| false),
+            (None, Some(Guesses::Block(form))) => {
+                Blocks::new(form).ask(&questions, model, |_| false)
+            }
             (None, _) => panic!("a draft model guesses"),
         };
         answers.unwrap().guesses
@@ -431,7 +476,8 @@ fn guesses_in_pages_beside_others_are_the_references() {
         "dspark-bonus",
         "dflash2",
     ] {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/drafts/{name}.json"));
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join(format!("../../tests/data/drafts/{name}.json"));
         let json: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         let token = |v: &Value| v.as_u64().unwrap() as u32;
         let list = |v: &Value| v.as_array().unwrap().iter().map(token).collect::<Vec<u32>>();

@@ -11,7 +11,12 @@ pub(super) const DEEPSEEK_OCR: Form = Form {
         KeyPrefix("deepseekocr", "deepseek2-ocr"),
         Default("deepseek2-ocr.attention.layer_norm_rms_epsilon", F32(1e-6)),
         DefaultDim(WIDTH, "blk.1.ffn_down_exps.weight", 0),
-        DefaultQuotient("deepseek2-ocr.expert_shared_count", "blk.1.ffn_down_shexp.weight", 0, WIDTH),
+        DefaultQuotient(
+            "deepseek2-ocr.expert_shared_count",
+            "blk.1.ffn_down_shexp.weight",
+            0,
+            WIDTH,
+        ),
         Hide("s."),
         Hide("v."),
         Hide("mm."),

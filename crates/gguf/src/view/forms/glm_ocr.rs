@@ -15,7 +15,10 @@ pub(super) const GLM_OCR: Form = Form {
         Replace(".attn_out.", ".attn_output."),
         Replace(".post_attn_norm.", ".post_attention_norm."),
         Replace(".post_ffn_norm.", ".post_ffw_norm."),
-        EachBlock(&[Concat("blk.{b}.ffn_up.weight", &["blk.{b}.ffn_gate.weight", "blk.{b}.ffn_up.weight"])]),
+        EachBlock(&[Concat(
+            "blk.{b}.ffn_up.weight",
+            &["blk.{b}.ffn_gate.weight", "blk.{b}.ffn_up.weight"],
+        )]),
         Hide("v."),
         Hide("mm."),
     ],

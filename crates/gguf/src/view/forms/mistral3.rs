@@ -16,7 +16,10 @@ pub(super) const MISTRAL3: Form = Form {
     rules: &[
         CopyKey("mistral3.rope.scaling.beta_fast", "mistral3.rope.scaling.yarn_beta_fast"),
         CopyKey("mistral3.rope.scaling.beta_slow", "mistral3.rope.scaling.yarn_beta_slow"),
-        CopyKey("mistral3.rope.scaling.mscale_all_dim", "mistral3.rope.scaling.yarn_log_multiplier"),
+        CopyKey(
+            "mistral3.rope.scaling.mscale_all_dim",
+            "mistral3.rope.scaling.yarn_log_multiplier",
+        ),
         CopyKey("mistral3.rope.scaling_beta", "mistral3.attention.temperature_scale"),
         If(NoText(PRE), &[Set(PRE, Str("tekken"))]),
         Hide("v."),

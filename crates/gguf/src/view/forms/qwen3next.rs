@@ -7,7 +7,10 @@ pub(super) const QWEN3_NEXT: Form = Form {
     name: "qwen3next as published by Ollama",
     architecture: "qwen3next",
     markers: &[TensorEnd(".ssm_dt")],
-    rules: &[Largest("qwen3next.attention.head_count_kv", None), ReplaceEnd(".ssm_dt", ".ssm_dt.bias")],
+    rules: &[
+        Largest("qwen3next.attention.head_count_kv", None),
+        ReplaceEnd(".ssm_dt", ".ssm_dt.bias"),
+    ],
 };
 
 macro_rules! qwen35 {

@@ -173,7 +173,12 @@ impl Format for Q1_0 {
     unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4] {
         // SAFETY: group j is half of block j / 2; features by the contract.
         unsafe {
-            codes!(p, p, j, S::or_where(S::words([0; 8]), u64_at(p.add(18 * (j / 2) + 2 + 8 * (j % 2))), 1))
+            codes!(
+                p,
+                p,
+                j,
+                S::or_where(S::words([0; 8]), u64_at(p.add(18 * (j / 2) + 2 + 8 * (j % 2))), 1)
+            )
         }
     }
 }

@@ -90,7 +90,8 @@ macro_rules! grid_format {
                 unsafe {
                     Self::numbers::<S>(p, &mut numbers);
                     std::hint::black_box(&mut numbers);
-                    let words = |j: usize| std::array::from_fn(|i| Self::row(numbers[EACH * j + i]));
+                    let words =
+                        |j: usize| std::array::from_fn(|i| Self::row(numbers[EACH * j + i]));
                     let rows = codes!(p, p, j, S::$words(words(j)));
                     Self::codes_of_rows::<S>(p, rows)
                 }

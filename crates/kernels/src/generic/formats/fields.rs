@@ -31,7 +31,10 @@ impl<const UNIT: usize, const EACH: usize, const STEP: usize, const BITS: usize>
 /// # Safety
 /// `low` is valid for `N` bytes, `high` for the units of `N` fields.
 #[inline(always)]
-pub(crate) unsafe fn indices<H: HighBits, const N: usize>(low: *const u8, high: *const u8) -> [u16; N] {
+pub(crate) unsafe fn indices<H: HighBits, const N: usize>(
+    low: *const u8,
+    high: *const u8,
+) -> [u16; N] {
     std::array::from_fn(|i| {
         // SAFETY: the caller's bytes.
         unsafe {

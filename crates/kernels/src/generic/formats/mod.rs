@@ -98,6 +98,9 @@ mod tests {
     #[test]
     fn spreading_puts_each_field_in_its_byte() {
         assert_eq!(spread_nibbles(0x8765_4321).to_le_bytes(), [1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_eq!(spread_crumbs(0b11_10_01_00_00_01_10_11).to_le_bytes(), [3, 2, 1, 0, 0, 1, 2, 3]);
+        assert_eq!(
+            spread_crumbs(0b11_10_01_00_00_01_10_11).to_le_bytes(),
+            [3, 2, 1, 0, 0, 1, 2, 3]
+        );
     }
 }

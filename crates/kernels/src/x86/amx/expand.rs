@@ -281,7 +281,9 @@ impl<F: Format> Expand for Tables<F> {
             // Through memory as well: loads extend bytes to words.
             std::hint::black_box(&mut codes);
             let index = |i: usize| {
-                _mm512_cvtepu8_epi16(_mm256_loadu_si256(codes.as_ptr().add(32 * i).cast::<__m256i>()))
+                _mm512_cvtepu8_epi16(_mm256_loadu_si256(
+                    codes.as_ptr().add(32 * i).cast::<__m256i>(),
+                ))
             };
             let sixteen = _mm512_set1_epi16(16);
             for i in 0..8 {
@@ -310,8 +312,9 @@ impl<F: Format> Expand for Tables<F> {
 unsafe fn products(p: *const i8, scales: &Lanes, [a, b]: [usize; 2]) -> __m512i {
     // SAFETY: the caller's codes; features by the contract of the callers.
     unsafe {
-        let [x, y] = [p, p.add(16)]
-            .map(|p| _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast::<__m128i>()))));
+        let [x, y] = [p, p.add(16)].map(|p| {
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast::<__m128i>())))
+        });
         pack(_mm512_mul_ps(x, scales.splat(a)), _mm512_mul_ps(y, scales.splat(b)))
     }
 }
@@ -453,7 +456,11 @@ mod tests {
                 }
                 best = best.min(start.elapsed().as_secs_f64());
             }
-            println!("{:8} {:6.1} G weights/s", E::TYPE.name(), (100 * 16 * SLICE) as f64 / best / 1e9);
+            println!(
+                "{:8} {:6.1} G weights/s",
+                E::TYPE.name(),
+                (100 * 16 * SLICE) as f64 / best / 1e9
+            );
         }
         rate::<Nibbles<blocks::Q4_0>>();
         rate::<Nibbles<blocks::Q4_1>>();

@@ -29,7 +29,12 @@ pub(super) fn interleave_q8(
     low: &mut [u16],
 ) {
     x.check();
-    assert!(first + rows <= x.rows && k0 + len <= x.k && k0.is_multiple_of(32) && len.is_multiple_of(32));
+    assert!(
+        first + rows <= x.rows
+            && k0 + len <= x.k
+            && k0.is_multiple_of(32)
+            && len.is_multiple_of(32)
+    );
     let (codes, scales) = (&x.codes[first * x.k + k0..], &x.scales[(first * x.k + k0) / 32..]);
     let source = Codes { codes: codes.as_ptr(), scales: scales.as_ptr(), stride: x.k };
     // SAFETY: the rows' lengths were checked.
@@ -104,7 +109,12 @@ unsafe fn piece<S: Rows>(source: S, rows: usize, len: usize, high: &mut [u16], l
 /// # Safety
 /// The source has `rows` rows of `len` values, the parts have room for the piece.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn piece_of<const PARTS: usize, S: Rows>(source: S, rows: usize, len: usize, to: [*mut u16; 2]) {
+unsafe fn piece_of<const PARTS: usize, S: Rows>(
+    source: S,
+    rows: usize,
+    len: usize,
+    to: [*mut u16; 2],
+) {
     let zero = _mm512_setzero_si512();
     for k in (0..len).step_by(TILE_K) {
         let mut parts = [[zero; 16]; PARTS];

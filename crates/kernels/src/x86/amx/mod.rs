@@ -77,8 +77,11 @@ pub(super) const LEVEL: Level =
 /// The same bodies on tiles in plain code, given that the processor runs `avx512vnni`: for tests.
 #[cfg(any(test, feature = "emulated"))]
 pub(super) fn emulated() -> Option<&'static Level> {
-    const LEVEL: Level =
-        Level { name: "amx-emulated", linear: linear::<unit::Emulated>, vector: avx512::LEVEL.vector };
+    const LEVEL: Level = Level {
+        name: "amx-emulated",
+        linear: linear::<unit::Emulated>,
+        vector: avx512::LEVEL.vector,
+    };
     vectors().then_some(&LEVEL)
 }
 

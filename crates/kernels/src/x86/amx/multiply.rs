@@ -64,7 +64,8 @@ pub(super) unsafe fn run<U: Unit>(
         let each = OWN_TILES / (2 * expander.parts * w.k.next_multiple_of(TILE_K));
         let each = (each / BLOCK_ROWS * BLOCK_ROWS).max(BLOCK_ROWS);
         let values = expander.parts * TileRows::part(each.min(tokens), w.k);
-        let (own, room) = scratch.bytes(2 * values + PANEL + sums(each.min(tokens))).split_at_mut(2 * values);
+        let (own, room) =
+            scratch.bytes(2 * values + PANEL + sums(each.min(tokens))).split_at_mut(2 * values);
         let own: &mut [u16] = bytemuck::cast_slice_mut(own);
         for first in (0..tokens).step_by(each) {
             let rows = (tokens - first).min(each);
@@ -186,7 +187,12 @@ impl Product<'_> {
                 }
                 for strip in 0..strips {
                     for tile in 0..T {
-                        self.put(out, sums.add((2 * strip + tile) * TILE), r0 + strip * TILE_ROWS, tile);
+                        self.put(
+                            out,
+                            sums.add((2 * strip + tile) * TILE),
+                            r0 + strip * TILE_ROWS,
+                            tile,
+                        );
                     }
                 }
             }
@@ -226,7 +232,12 @@ impl Product<'_> {
 
     /// More tokens.
     #[inline(always)]
-    unsafe fn many<U: Unit, const PARTS: usize>(&self, unit: &mut U, out: &mut OutMut<'_>, room: &mut [u8]) {
+    unsafe fn many<U: Unit, const PARTS: usize>(
+        &self,
+        unit: &mut U,
+        out: &mut OutMut<'_>,
+        room: &mut [u8],
+    ) {
         let (panel, sums) = room.split_at_mut(PANEL);
         let token_tiles = self.x.rows.div_ceil(TILE_ROWS);
         for t0 in (0..token_tiles).step_by(TOKEN_TILES) {
@@ -236,7 +247,9 @@ impl Product<'_> {
             for r0 in (0..self.w.rows).step_by(rows) {
                 let end = (r0 + rows).min(self.w.rows);
                 for slice in 0..self.w.k.div_ceil(SLICE) {
-                    unsafe { self.sweep::<U, PARTS>(unit, out, (t0, tiles), r0..end, slice, panel, sums) }
+                    unsafe {
+                        self.sweep::<U, PARTS>(unit, out, (t0, tiles), r0..end, slice, panel, sums)
+                    }
                 }
             }
         }
@@ -352,7 +365,8 @@ impl Product<'_> {
         let tokens = (self.x.rows - tile * TILE_ROWS).min(TILE_ROWS);
         let mask = ((1u32 << rows) - 1) as u16;
         unsafe {
-            let lines = transpose16(std::array::from_fn(|i| _mm512_loadu_si512(sums.add(64 * i).cast())));
+            let lines =
+                transpose16(std::array::from_fn(|i| _mm512_loadu_si512(sums.add(64 * i).cast())));
             for (t, line) in lines.into_iter().enumerate().take(tokens) {
                 let to = &mut out.row(self.first + tile * TILE_ROWS + t)[row..row + rows];
                 _mm512_mask_storeu_ps(to.as_mut_ptr(), mask, _mm512_castsi512_ps(line));

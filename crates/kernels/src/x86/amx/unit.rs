@@ -157,7 +157,8 @@ impl Unit for Emulated {
                 let four = a[16 * m + k].to_le_bytes();
                 for n in 0..16 {
                     let products = four.iter().zip(b[16 * k + n].to_le_bytes());
-                    let sum: i32 = products.map(|(&x, y)| i32::from(x as i8) * i32::from(y as i8)).sum();
+                    let sum: i32 =
+                        products.map(|(&x, y)| i32::from(x as i8) * i32::from(y as i8)).sum();
                     let c = &mut self.tiles[C][16 * m + n];
                     *c = c.wrapping_add(sum as u32);
                 }
@@ -208,8 +209,14 @@ mod tests {
         }
         assert_eq!(bytes!(5, "tdpbf16ps tmm0, tmm4, tmm6", "ret"), [0xc4, 0xe2, 0x4a, 0x5c, 0xc4]);
         assert_eq!(bytes!(5, "tdpbssd tmm3, tmm5, tmm7", "ret"), [0xc4, 0xe2, 0x43, 0x5e, 0xdd]);
-        assert_eq!(bytes!(6, "tileloadd tmm4, [rsi + rax*1]", "ret"), [0xc4, 0xe2, 0x7b, 0x4b, 0x24, 0x06]);
-        assert_eq!(bytes!(6, "tilestored [rsi + rax*1], tmm3", "ret"), [0xc4, 0xe2, 0x7a, 0x4b, 0x1c, 0x06]);
+        assert_eq!(
+            bytes!(6, "tileloadd tmm4, [rsi + rax*1]", "ret"),
+            [0xc4, 0xe2, 0x7b, 0x4b, 0x24, 0x06]
+        );
+        assert_eq!(
+            bytes!(6, "tilestored [rsi + rax*1], tmm3", "ret"),
+            [0xc4, 0xe2, 0x7a, 0x4b, 0x1c, 0x06]
+        );
         assert_eq!(bytes!(5, "tilezero tmm2", "ret"), [0xc4, 0xe2, 0x7b, 0x49, 0xd0]);
         assert_eq!(bytes!(5, "ldtilecfg [rdi]", "ret"), [0xc4, 0xe2, 0x78, 0x49, 0x07]);
         assert_eq!(bytes!(5, "tilerelease", "ret"), [0xc4, 0xe2, 0x78, 0x49, 0xc0]);
@@ -222,10 +229,17 @@ mod tests {
         let bytes = unsafe { std::mem::transmute_copy::<Config, [u8; 64]>(&CONFIG) };
         assert_eq!((bytes[0], bytes[1]), (1, 0), "palette, first row");
         for tile in 0..8 {
-            assert_eq!(u16::from_le_bytes([bytes[16 + 2 * tile], bytes[17 + 2 * tile]]), 64, "bytes a row");
+            assert_eq!(
+                u16::from_le_bytes([bytes[16 + 2 * tile], bytes[17 + 2 * tile]]),
+                64,
+                "bytes a row"
+            );
             assert_eq!(bytes[48 + tile], 16, "rows");
         }
-        assert!(bytes[2..16].iter().chain(&bytes[32..48]).chain(&bytes[56..]).all(|&b| b == 0), "reserved");
+        assert!(
+            bytes[2..16].iter().chain(&bytes[32..48]).chain(&bytes[56..]).all(|&b| b == 0),
+            "reserved"
+        );
     }
 
     #[test]

@@ -147,7 +147,13 @@ impl Checks {
     }
 
     fn reading(folder: Folder, manner: Manner, read: Box<ReadAt>) -> Self {
-        Self(Arc::new(Inner { folder, manner, read, state: Mutex::default(), lost: AtomicU64::new(0) }))
+        Self(Arc::new(Inner {
+            folder,
+            manner,
+            read,
+            state: Mutex::default(),
+            lost: AtomicU64::new(0),
+        }))
     }
 
     /// How many blobs were put away.
@@ -207,7 +213,8 @@ impl Checks {
         state.waiting.push_back(reading);
         if state.threads < self.0.manner.threads {
             let checks = self.clone();
-            let begun = std::thread::Builder::new().name("puna-check".into()).spawn(move || checks.work());
+            let begun =
+                std::thread::Builder::new().name("puna-check".into()).spawn(move || checks.work());
             match begun {
                 Ok(_) => state.threads += 1,
                 Err(error) => {
@@ -280,7 +287,9 @@ impl Checks {
         if let Err(error) = &changes {
             tracing::warn!(%digest, %error, "a damaged blob is put away though others may be writing");
         }
-        let there = |place: &PathBuf| Stamp::at(place).is_some_and(|stamp| stamp.has_bytes_of(&known.stamp));
+        let there = |place: &PathBuf| {
+            Stamp::at(place).is_some_and(|stamp| stamp.has_bytes_of(&known.stamp))
+        };
         let places = folder.places(digest).into_iter().filter(there);
         let (own, others): (Vec<_>, Vec<_>) =
             places.partition(|place| place.starts_with(folder.store.root()));

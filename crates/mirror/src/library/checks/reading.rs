@@ -44,7 +44,14 @@ pub(super) struct Reading {
 impl Reading {
     pub(super) fn new(known: Known, file: &Arc<File>) -> Self {
         let (told, _) = watch::channel(None);
-        Self { known, file: Arc::downgrade(file), hasher: Hasher::default(), at: 0, doubt: None, told }
+        Self {
+            known,
+            file: Arc::downgrade(file),
+            hasher: Hasher::default(),
+            at: 0,
+            doubt: None,
+            told,
+        }
     }
 
     /// What will come of it.
@@ -114,7 +121,9 @@ impl Reading {
         }
         for place in folder.places(&self.known.digest) {
             match File::open(place) {
-                Ok(file) if stamp(&file)?.is_file_of(&self.known.stamp) => return Ok(Some(Arc::new(file))),
+                Ok(file) if stamp(&file)?.is_file_of(&self.known.stamp) => {
+                    return Ok(Some(Arc::new(file)));
+                }
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }

@@ -144,7 +144,10 @@ async fn a_damaged_blob_is_never_given_out_wholly_and_then_served_no_more_under_
     let given: Vec<_> = blob.read(0..18).collect().await;
     let [Ok(first), Err(why)] = &given[..] else { panic!("{given:?}") };
     assert_eq!(first, &b"weights of a moxe"[..]);
-    assert!(why.to_string().contains("damaged on the disk: it has other bytes than its name says"), "{why}");
+    assert!(
+        why.to_string().contains("damaged on the disk: it has other bytes than its name says"),
+        "{why}"
+    );
     bench.checked().await;
     assert_eq!(bench.reads(), 2, "it may be the memory that errs");
     // One who had it open before.
@@ -154,7 +157,10 @@ async fn a_damaged_blob_is_never_given_out_wholly_and_then_served_no_more_under_
     assert_eq!(bench.checks.lost(), 1);
     assert!(!bench.store.has_blob(&digest) && !bench.folder.blob(&digest).exists());
     assert_eq!(bench.damaged(), [digest.file_name()]);
-    assert_eq!(fs::read(bench.folder.damaged().join(digest.file_name())).unwrap(), b"weights of a moxel");
+    assert_eq!(
+        fs::read(bench.folder.damaged().join(digest.file_name())).unwrap(),
+        b"weights of a moxel"
+    );
     // A good one takes its place.
     bench.store.add_blob(b"weights of a model").unwrap();
     for _ in 0..2 {
@@ -202,8 +208,9 @@ async fn a_blob_that_is_removed_while_it_is_read_is_given_out_wholly() {
 async fn a_blob_that_came_later_does_not_wait_for_the_end_of_a_large_one() {
     let dir = tempfile::tempdir().unwrap();
     let folder = Folder::new(Arc::new(Store::open(dir.path()).unwrap()));
-    let (large, little) =
-        [&[1; 5 << 20][..], &[2; 3]].map(|bytes| folder.store.add_blob(bytes).unwrap().digest).into();
+    let (large, little) = [&[1; 5 << 20][..], &[2; 3]]
+        .map(|bytes| folder.store.add_blob(bytes).unwrap().digest)
+        .into();
     let (go, wait) = mpsc::channel::<()>();
     let wait = Mutex::new(wait);
     // A large one is read as the test lets it.

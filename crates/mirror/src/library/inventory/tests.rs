@@ -111,7 +111,9 @@ impl Bench {
             is_model: false,
             tag_written: written(self.folder.tags(&name()).join("v1")),
             with_manifest: true,
-            manifest_written: written(self.folder.manifests(&name()).join(self.manifest.digest.hex())),
+            manifest_written: written(
+                self.folder.manifests(&name()).join(self.manifest.digest.hex()),
+            ),
         }
     }
 
@@ -128,8 +130,10 @@ impl Bench {
 
     fn trash(&self) -> Vec<String> {
         let days = folder::names(&self.path("trash")).unwrap();
-        let mut all: Vec<String> =
-            days.iter().flat_map(|day| folder::names(&self.path("trash").join(day)).unwrap()).collect();
+        let mut all: Vec<String> = days
+            .iter()
+            .flat_map(|day| folder::names(&self.path("trash").join(day)).unwrap())
+            .collect();
         all.sort();
         all
     }
@@ -143,7 +147,8 @@ fn name() -> Repository {
 fn nothing_goes_as_long_as_something_is_not_understood() {
     let bench = Bench::new();
     let typed = r#"{"mediaType":"application/vnd.other.manifest.v9+json","layers":[]}"#;
-    let at = |text: &str| format!("repositories/x+y/manifests/{}", Digest::of(text.as_bytes()).hex());
+    let at =
+        |text: &str| format!("repositories/x+y/manifests/{}", Digest::of(text.as_bytes()).hex());
     for (path, text, why) in [
         ("manifests-v3/x".to_owned(), "x", "manifests-v3 is unknown"),
         ("x".to_owned(), "x", "x is unknown"),
@@ -159,7 +164,8 @@ fn nothing_goes_as_long_as_something_is_not_understood() {
         fs::write(&path, text).unwrap();
         bench.keeps_all(why);
         fs::remove_file(&path).unwrap();
-        let is_own = ["manifests-v3", "other"].iter().any(|own| path.parent().unwrap().ends_with(own));
+        let is_own =
+            ["manifests-v3", "other"].iter().any(|own| path.parent().unwrap().ends_with(own));
         if is_own {
             bench.keeps_all(why);
             fs::remove_dir(path.parent().unwrap()).unwrap();

@@ -9,7 +9,8 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{
-    Error, GetOptions, GetRange, MultipartId, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload,
+    Error, GetOptions, GetRange, MultipartId, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
+    PutPayload,
 };
 use puna_registry::root_cause;
 
@@ -74,12 +75,18 @@ impl Bucket {
     }
 
     /// The same, and which version of it that is.
-    pub(super) async fn read_version(&self, key: &Path) -> Result<Option<(Bytes, String)>, MirrorError> {
+    pub(super) async fn read_version(
+        &self,
+        key: &Path,
+    ) -> Result<Option<(Bytes, String)>, MirrorError> {
         Ok(self.read_entry(key).await?.map(|(bytes, entry)| (bytes, entry.version)))
     }
 
     /// The same, and how it lies there.
-    pub(super) async fn read_entry(&self, key: &Path) -> Result<Option<(Bytes, Entry)>, MirrorError> {
+    pub(super) async fn read_entry(
+        &self,
+        key: &Path,
+    ) -> Result<Option<(Bytes, Entry)>, MirrorError> {
         let Some(found) = self.absent(self.service.get(key).await)? else { return Ok(None) };
         if found.meta.size > MAX_MANIFEST as u64 {
             return Err(self.wrong(key, "it is larger than anything that is kept there"));
@@ -95,7 +102,11 @@ impl Bucket {
     }
 
     /// Writes an object whole: the old one is there until the new one is.
-    pub(super) async fn write(&self, key: &Path, bytes: impl Into<PutPayload>) -> Result<(), MirrorError> {
+    pub(super) async fn write(
+        &self,
+        key: &Path,
+        bytes: impl Into<PutPayload>,
+    ) -> Result<(), MirrorError> {
         self.service.put(key, bytes.into()).await.map(drop).map_err(|e| self.failure(&e))
     }
 
@@ -105,10 +116,12 @@ impl Bucket {
             Ok(_) => Ok(true),
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(false),
             // Not every service knows conditions.
-            Err(Error::NotImplemented { .. } | Error::NotSupported { .. }) => match self.age(key).await? {
-                Some(_) => Ok(false),
-                None => self.write(key, bytes).await.map(|()| true),
-            },
+            Err(Error::NotImplemented { .. } | Error::NotSupported { .. }) => {
+                match self.age(key).await? {
+                    Some(_) => Ok(false),
+                    None => self.write(key, bytes).await.map(|()| true),
+                }
+            }
             Err(error) => Err(self.failure(&error)),
         }
     }
@@ -120,22 +133,32 @@ impl Bucket {
 
     /// What lies in a folder: objects.
     pub(super) async fn entries(&self, folder: &Path) -> Result<Vec<Entry>, MirrorError> {
-        let list = self.service.list_with_delimiter(Some(folder)).await.map_err(|e| self.failure(&e))?;
+        let list =
+            self.service.list_with_delimiter(Some(folder)).await.map_err(|e| self.failure(&e))?;
         Ok(list.objects.iter().map(entry).collect())
     }
 
     /// What lies in a folder: folders.
     pub(super) async fn folders(&self, folder: &Path) -> Result<Vec<String>, MirrorError> {
-        let list = self.service.list_with_delimiter(Some(folder)).await.map_err(|e| self.failure(&e))?;
-        Ok(list.common_prefixes.iter().filter_map(|path| path.filename().map(str::to_owned)).collect())
+        let list =
+            self.service.list_with_delimiter(Some(folder)).await.map_err(|e| self.failure(&e))?;
+        Ok(list
+            .common_prefixes
+            .iter()
+            .filter_map(|path| path.filename().map(str::to_owned))
+            .collect())
     }
 
     /// What lies in the folders of a folder: the folder, the object, and how long ago it was written.
-    pub(super) async fn below(&self, folder: &Path) -> Result<Vec<(String, String, Duration)>, MirrorError> {
+    pub(super) async fn below(
+        &self,
+        folder: &Path,
+    ) -> Result<Vec<(String, String, Duration)>, MirrorError> {
         let all: Vec<ObjectMeta> =
             self.service.list(Some(folder)).try_collect().await.map_err(|e| self.failure(&e))?;
         let words = |meta: &ObjectMeta| {
-            let mut parts = meta.location.prefix_match(folder)?.map(|part| part.as_ref().to_owned());
+            let mut parts =
+                meta.location.prefix_match(folder)?.map(|part| part.as_ref().to_owned());
             Some((parts.next()?, parts.next()?, entry(meta).age()))
         };
         Ok(all.iter().filter_map(words).collect())
@@ -143,8 +166,12 @@ impl Bucket {
 
     /// The words of all keys of the library, in order.
     pub(super) async fn paths(&self) -> Result<Vec<Vec<String>>, MirrorError> {
-        let metas: Vec<ObjectMeta> =
-            self.service.list(Some(&self.prefix)).try_collect().await.map_err(|e| self.failure(&e))?;
+        let metas: Vec<ObjectMeta> = self
+            .service
+            .list(Some(&self.prefix))
+            .try_collect()
+            .await
+            .map_err(|e| self.failure(&e))?;
         let words = |meta: ObjectMeta| -> Option<Vec<String>> {
             let words = meta.location.prefix_match(&self.prefix)?;
             Some(words.map(|word| word.as_ref().to_owned()).collect())
@@ -168,7 +195,8 @@ impl Bucket {
         let bucket = self.clone();
         let begun = async move {
             let range = Some(GetRange::Bounded(range));
-            let found = bucket.service.get_opts(&key, GetOptions { range, ..GetOptions::default() }).await;
+            let found =
+                bucket.service.get_opts(&key, GetOptions { range, ..GetOptions::default() }).await;
             let found = found.map_err(|e| bucket.failure(&e))?;
             Ok::<_, MirrorError>(found.into_stream().map_err(move |e| bucket.failure(&e)))
         };
@@ -177,10 +205,11 @@ impl Bucket {
 
     /// A whole object that is not large.
     pub(super) async fn whole(&self, key: Path, size: u64) -> Result<Bytes, MirrorError> {
-        let pieces = self.stream(key, 0..size).try_fold(BytesMut::new(), |mut all, piece| async move {
-            all.extend_from_slice(&piece);
-            Ok(all)
-        });
+        let pieces =
+            self.stream(key, 0..size).try_fold(BytesMut::new(), |mut all, piece| async move {
+                all.extend_from_slice(&piece);
+                Ok(all)
+            });
         Ok(pieces.await?.freeze())
     }
 
@@ -197,7 +226,8 @@ impl Bucket {
         number: usize,
         part: PutPayload,
     ) -> Result<String, MirrorError> {
-        let part = self.service.put_part(key, id, number, part).await.map_err(|e| self.failure(&e))?;
+        let part =
+            self.service.put_part(key, id, number, part).await.map_err(|e| self.failure(&e))?;
         Ok(part.content_id)
     }
 
@@ -208,7 +238,8 @@ impl Bucket {
         id: &MultipartId,
         parts: Vec<String>,
     ) -> Result<(), MirrorError> {
-        let parts = parts.into_iter().map(|content_id| object_store::multipart::PartId { content_id });
+        let parts =
+            parts.into_iter().map(|content_id| object_store::multipart::PartId { content_id });
         let done = self.service.complete_multipart(key, id, parts.collect()).await;
         done.map(drop).map_err(|e| self.failure(&e))
     }
@@ -236,13 +267,15 @@ impl Bucket {
     pub(super) fn failure(&self, error: &Error) -> MirrorError {
         let cause = cause(error);
         let says = |codes: &[&str]| codes.iter().any(|code| cause.starts_with(code));
-        let refused = matches!(error, Error::Unauthenticated { .. } | Error::PermissionDenied { .. });
+        let refused =
+            matches!(error, Error::Unauthenticated { .. } | Error::PermissionDenied { .. });
         let reason = if refused || says(&REFUSALS) {
             format!(
                 "the service refuses these credentials: mend mirror.storage_key and mirror.storage_secret, or what they may do ({cause})"
             )
         } else if matches!(error, Error::NotFound { .. }) || says(&["NoSuchBucket"]) {
-            "there is no such bucket, or what was there is gone: make it, or mend mirror.storage".to_owned()
+            "there is no such bucket, or what was there is gone: make it, or mend mirror.storage"
+                .to_owned()
         } else {
             format!("{cause} (is the service there, and mirror.storage_endpoint right?)")
         };

@@ -66,9 +66,11 @@ impl Storage {
         let rest = text.strip_prefix("s3://").ok_or_else(fail)?;
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let prefix = prefix.trim_end_matches('/');
-        let plain = |text: &str| text.bytes().all(|c| c.is_ascii_alphanumeric() || b"._-".contains(&c));
-        let words =
-            |text: &str| text.split('/').all(|word| plain(word) && !word.trim_matches('.').is_empty());
+        let plain =
+            |text: &str| text.bytes().all(|c| c.is_ascii_alphanumeric() || b"._-".contains(&c));
+        let words = |text: &str| {
+            text.split('/').all(|word| plain(word) && !word.trim_matches('.').is_empty())
+        };
         if bucket.is_empty() || !plain(bucket) || !prefix.is_empty() && !words(prefix) {
             return Err(fail());
         }
@@ -88,11 +90,13 @@ impl Storage {
                 retry_timeout: RETRY_TIME,
             });
         for (name, value) in &self.options {
-            let key: AmazonS3ConfigKey = name.parse().map_err(|_| fail(format!("{name} is no setting")))?;
+            let key: AmazonS3ConfigKey =
+                name.parse().map_err(|_| fail(format!("{name} is no setting")))?;
             builder = builder.with_config(key, value);
         }
         if let Some(endpoint) = &self.endpoint {
-            builder = builder.with_endpoint(endpoint).with_allow_http(endpoint.starts_with("http://"));
+            builder =
+                builder.with_endpoint(endpoint).with_allow_http(endpoint.starts_with("http://"));
         }
         builder.build().map_err(|e| fail(root_cause(&e)))
     }
@@ -131,8 +135,10 @@ impl Service {
         if let Some(client) = clients.get(host) {
             return Ok(client.clone());
         }
-        let client =
-            self.registry.connections(host).map_err(|e| HttpError::new(HttpErrorKind::Unknown, e))?;
+        let client = self
+            .registry
+            .connections(host)
+            .map_err(|e| HttpError::new(HttpErrorKind::Unknown, e))?;
         clients.insert(host.to_owned(), client.clone());
         Ok(client)
     }

@@ -18,8 +18,9 @@ fn mirror_of(service: &Wayward) -> ObjectLibrary {
 
 #[tokio::test]
 async fn a_name_that_was_written_with_an_error_for_an_answer_keeps_its_bytes() {
-    for (len, fault) in
-        [100, 150_000].into_iter().flat_map(|len| [Fault::AnswerOfPut, Fault::Repeated].map(|f| (len, f)))
+    for (len, fault) in [100, 150_000]
+        .into_iter()
+        .flat_map(|len| [Fault::AnswerOfPut, Fault::Repeated].map(|f| (len, f)))
     {
         let service = Wayward::default();
         let (one, name) = (mirror_of(&service), Repository::parse("team/thing").unwrap());
@@ -65,7 +66,8 @@ async fn two_mirrors_that_finish_one_upload_keep_its_bytes() {
 async fn a_push_that_fails_takes_nothing_away_that_was_there() {
     let service = Wayward::default();
     let (one, name) = (mirror_of(&service), Repository::parse("team/thing").unwrap());
-    let (tag, blob) = (Reference::Tag("v1".into()), push(&mirror_of(&service), &name, b"weights").await);
+    let (tag, blob) =
+        (Reference::Tag("v1".into()), push(&mirror_of(&service), &name, b"weights").await);
     let manifest = manifest_of(&blob);
     one.put_manifest(&name, &tag, manifest.clone()).await.unwrap();
     // The service fails behind the manifest's writing.
@@ -77,8 +79,10 @@ async fn a_push_that_fails_takes_nothing_away_that_was_there() {
 
 /// A mirror that needs a while to remove something.
 fn slow_to_remove(service: &Wayward) -> ObjectLibrary {
-    let pauses =
-        ThrottleConfig { wait_delete_per_call: Duration::from_millis(100), ..ThrottleConfig::default() };
+    let pauses = ThrottleConfig {
+        wait_delete_per_call: Duration::from_millis(100),
+        ..ThrottleConfig::default()
+    };
     let slow = ThrottledStore::new(service.clone(), pauses);
     ObjectLibrary::of(Bucket::new(Arc::new(slow), "models", "s3://test".into()))
 }
@@ -88,7 +92,8 @@ async fn a_blob_that_a_push_names_while_it_is_cleared_away_comes_back() {
     let service = Wayward::default();
     let (slow, other) = (slow_to_remove(&service), mirror_of(&service));
     let name = Repository::parse("team/thing").unwrap();
-    let [needed, unneeded] = [push(&other, &name, b"weights").await, push(&other, &name, b"other").await];
+    let [needed, unneeded] =
+        [push(&other, &name, b"weights").await, push(&other, &name, b"other").await];
     service.age().await;
     let pushed = async {
         // By then it has been looked, and is removed later.
@@ -149,7 +154,8 @@ async fn bytes_go_that_have_had_no_name_for_an_hour() {
     let (one, name) = (mirror_of(&service), Repository::parse("team/thing").unwrap());
     push(&one, &name, b"weights").await;
     service.age().await;
-    let bytes = async || keys(&service.inner).await.iter().filter(|key| key.contains("/data/")).count();
+    let bytes =
+        async || keys(&service.inner).await.iter().filter(|key| key.contains("/data/")).count();
     one.tidy().await.unwrap();
     assert!(one.blob(Digest::of(b"weights")).await.unwrap().is_none());
     // The name lies in the trash for a day.
@@ -176,7 +182,9 @@ async fn nothing_goes_from_a_bucket_that_is_not_understood() {
     let doomed = crate::library::seen(&one, &name, Some("v1"), manifest_of(&kept).digest).await;
     let typed = r#"{"mediaType":"application/vnd.other.manifest.v9+json","layers":[]}"#;
     let list = r#"{"mediaType":"application/vnd.ollama.manifest.list.v2+json","manifests":[]}"#;
-    let at = |text: &str| format!("models/repositories/a+b/manifests/{}", Digest::of(text.as_bytes()).hex());
+    let at = |text: &str| {
+        format!("models/repositories/a+b/manifests/{}", Digest::of(text.as_bytes()).hex())
+    };
     for (key, text) in [
         ("models/manifests-v3/x".to_owned(), "x"),
         ("models/x".to_owned(), "x"),
@@ -259,7 +267,8 @@ async fn what_another_mirror_has_given_up_does_not_come_back() {
 
 #[tokio::test]
 async fn as_many_uploads_as_begin_at_a_time_are_no_more_than_may_be() {
-    let pauses = ThrottleConfig { wait_put_per_call: Duration::from_millis(2), ..ThrottleConfig::default() };
+    let pauses =
+        ThrottleConfig { wait_put_per_call: Duration::from_millis(2), ..ThrottleConfig::default() };
     let service = Arc::new(ThrottledStore::new(Wayward::default(), pauses));
     let one = ObjectLibrary::of(Bucket::new(service, "models", "s3://test".into()));
     let name = Repository::parse("team/thing").unwrap();
@@ -269,13 +278,15 @@ async fn as_many_uploads_as_begin_at_a_time_are_no_more_than_may_be() {
 
 #[tokio::test]
 async fn mirrors_of_a_bucket_count_uploads_together_but_for_one_of_each_at_a_moment() {
-    let pauses = ThrottleConfig { wait_put_per_call: Duration::from_millis(2), ..ThrottleConfig::default() };
+    let pauses =
+        ThrottleConfig { wait_put_per_call: Duration::from_millis(2), ..ThrottleConfig::default() };
     let service = Wayward::default();
     let mirror = || {
         let service = Arc::new(ThrottledStore::new(service.clone(), pauses));
         ObjectLibrary::of(Bucket::new(service, "models", "s3://test".into()))
     };
-    let (mirrors, name) = ([mirror(), mirror(), mirror()], Repository::parse("team/thing").unwrap());
+    let (mirrors, name) =
+        ([mirror(), mirror(), mirror()], Repository::parse("team/thing").unwrap());
     let all = mirrors.iter().flat_map(|mirror| (0..2 * MAX_EACH).map(|_| mirror.begin(&name, "a")));
     let begun = join_all(all).await.iter().filter(|begun| begun.is_ok()).count();
     assert!((MAX_EACH..MAX_EACH + mirrors.len()).contains(&begun), "{begun}");

@@ -49,9 +49,13 @@ impl ObjectLibrary {
     }
 
     /// The blobs that a manifest needs, or why that is not known; `None` if it is gone by now.
-    async fn needed_by(&self, path: &[String]) -> Result<Option<Result<Vec<Digest>, String>>, MirrorError> {
+    async fn needed_by(
+        &self,
+        path: &[String],
+    ) -> Result<Option<Result<Vec<Digest>, String>>, MirrorError> {
         let hex = path.last().map_or("", String::as_str);
-        let known = format!("sha256:{hex}").parse().ok().and_then(|digest| self.manifests.get(&digest));
+        let known =
+            format!("sha256:{hex}").parse().ok().and_then(|digest| self.manifests.get(&digest));
         let manifest = match known {
             Some(known) => check_type(&known).map(|()| known),
             None => {
@@ -64,7 +68,8 @@ impl ObjectLibrary {
             self.manifests.put(manifest.digest, manifest.clone());
             manifest.blobs.iter().map(|blob| blob.digest).collect()
         };
-        let unknown = |reason| format!("the manifest {} is not understood: {reason}", path.join("/"));
+        let unknown =
+            |reason| format!("the manifest {} is not understood: {reason}", path.join("/"));
         Ok(Some(manifest.map(blobs).map_err(unknown)))
     }
 
@@ -84,7 +89,9 @@ impl ObjectLibrary {
             if entry.age() > TRASH_TIME {
                 self.bucket.remove(&key).await?;
             } else if entry.name.parse::<Digest>().is_ok() {
-                named.extend(place_at(&self.bucket, &key).await?.map(|place| place.data.to_string()));
+                named.extend(
+                    place_at(&self.bucket, &key).await?.map(|place| place.data.to_string()),
+                );
             }
         }
         Ok(named)

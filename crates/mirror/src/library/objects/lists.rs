@@ -93,7 +93,11 @@ impl ObjectLibrary {
     }
 
     /// Bytes of all blobs of a manifest; of a list those of its children, each once.
-    pub(super) async fn size_of(&self, name: &Repository, manifest: &Manifest) -> Result<u64, MirrorError> {
+    pub(super) async fn size_of(
+        &self,
+        name: &Repository,
+        manifest: &Manifest,
+    ) -> Result<u64, MirrorError> {
         if manifest.list.is_none() {
             return Ok(manifest.size());
         }

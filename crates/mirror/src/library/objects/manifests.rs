@@ -27,7 +27,11 @@ impl ObjectLibrary {
     }
 
     /// The digest that a tag stands for.
-    pub(super) async fn tagged(&self, name: &Repository, tag: &str) -> Result<Option<Digest>, MirrorError> {
+    pub(super) async fn tagged(
+        &self,
+        name: &Repository,
+        tag: &str,
+    ) -> Result<Option<Digest>, MirrorError> {
         Ok(self.tagged_version(name, tag).await?.map(|(digest, _)| digest))
     }
 
@@ -37,7 +41,8 @@ impl ObjectLibrary {
         name: &Repository,
         tag: &str,
     ) -> Result<Option<(Digest, String)>, MirrorError> {
-        let Some((text, version)) = self.bucket.read_version(&self.tag_key(name, tag)).await? else {
+        let Some((text, version)) = self.bucket.read_version(&self.tag_key(name, tag)).await?
+        else {
             return Ok(None);
         };
         let digest = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
@@ -45,7 +50,12 @@ impl ObjectLibrary {
     }
 
     /// What says that a manifest is about another one.
-    pub(super) fn referrer_key(&self, name: &Repository, subject: &Digest, digest: &Digest) -> Path {
+    pub(super) fn referrer_key(
+        &self,
+        name: &Repository,
+        subject: &Digest,
+        digest: &Digest,
+    ) -> Path {
         self.folder(name).join("referrers").join(subject.hex()).join(digest.hex())
     }
 
@@ -63,7 +73,11 @@ impl ObjectLibrary {
         self.read_manifest(&key, digest).await
     }
 
-    async fn read_manifest(&self, key: &Path, digest: &Digest) -> Result<Option<Manifest>, MirrorError> {
+    async fn read_manifest(
+        &self,
+        key: &Path,
+        digest: &Digest,
+    ) -> Result<Option<Manifest>, MirrorError> {
         let Some(bytes) = self.bucket.read(key).await? else { return Ok(None) };
         let manifest = Manifest::parse(bytes, None)?;
         if manifest.digest != *digest {
@@ -112,7 +126,9 @@ impl ObjectLibrary {
     ) -> Result<(), MirrorError> {
         let reference = Reference::Tag(tag.to_owned());
         self.note_children(name, &manifest).await?;
-        self.bucket.write(&self.manifest_key(name, &manifest.digest), manifest.bytes.clone()).await?;
+        self.bucket
+            .write(&self.manifest_key(name, &manifest.digest), manifest.bytes.clone())
+            .await?;
         self.write_references(name, &reference, &manifest).await?;
         self.outlast(name, &reference, &manifest, Vec::new()).await
     }
@@ -150,7 +166,11 @@ impl ObjectLibrary {
     }
 
     /// Removes a tag, or a manifest with its tags. Says whether there was one.
-    pub(super) async fn forget(&self, name: &Repository, reference: &Reference) -> Result<bool, MirrorError> {
+    pub(super) async fn forget(
+        &self,
+        name: &Repository,
+        reference: &Reference,
+    ) -> Result<bool, MirrorError> {
         match reference {
             Reference::Tag(tag) => {
                 let key = self.tag_key(name, tag);
@@ -162,7 +182,9 @@ impl ObjectLibrary {
                 let Some(manifest) = self.kept(name, digest).await? else { return Ok(false) };
                 self.check_no_list_needs(name, digest).await?;
                 // The tags first: one that stands for nothing would be an error.
-                for Entry { name: tag, .. } in self.bucket.entries(&self.folder(name).join("tags")).await? {
+                for Entry { name: tag, .. } in
+                    self.bucket.entries(&self.folder(name).join("tags")).await?
+                {
                     if self.tagged(name, &tag).await? == Some(*digest) {
                         self.bucket.remove(&self.tag_key(name, &tag)).await?;
                     }
@@ -187,7 +209,9 @@ impl ObjectLibrary {
         if let Some(digest) = self.tags.get(&known) {
             return Ok(Some(digest));
         }
-        let Some((digest, version)) = self.tagged_version(name, &tag.name).await? else { return Ok(None) };
+        let Some((digest, version)) = self.tagged_version(name, &tag.name).await? else {
+            return Ok(None);
+        };
         // It may have moved since it was listed, and may move back.
         if version == tag.version {
             self.tags.put(known, digest);
@@ -247,7 +271,11 @@ impl ObjectLibrary {
     }
 
     /// The manifest of a repository that an entry of another folder names.
-    async fn entry(&self, name: &Repository, entry: &Entry) -> Result<Option<Manifest>, MirrorError> {
+    async fn entry(
+        &self,
+        name: &Repository,
+        entry: &Entry,
+    ) -> Result<Option<Manifest>, MirrorError> {
         match format!("sha256:{}", entry.name).parse() {
             Ok(digest) => self.kept(name, &digest).await,
             Err(_) => Ok(None),

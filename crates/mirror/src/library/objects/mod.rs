@@ -178,7 +178,9 @@ impl ObjectLibrary {
         let (old, young): (Vec<_>, Vec<_>) = blobs.into_iter().partition(|blob| blob.age() > GRACE);
         let Some(needed) = self.collectable().await? else { return Ok(0) };
         let (mut gone, mut places) = (Vec::new(), self.empty_trash().await?);
-        for (digest, place, age) in each(old.into_iter().chain(young), |blob| self.swept(blob)).await? {
+        for (digest, place, age) in
+            each(old.into_iter().chain(young), |blob| self.swept(blob)).await?
+        {
             places.insert(place.data.to_string());
             if age > GRACE && !needed.contains(&digest) && self.is_old(&digest).await? {
                 // The name alone: another mirror may be giving it to the bytes again, which the next sweep sees.
@@ -188,8 +190,9 @@ impl ObjectLibrary {
         }
         let mut removed = gone.len() - self.put_back(gone).await?;
         // What had no name an hour ago either: another mirror may just be putting one back.
-        let nameless =
-            data.into_iter().filter(|bytes| bytes.age() > NAMELESS && !places.contains(&bytes.name));
+        let nameless = data
+            .into_iter()
+            .filter(|bytes| bytes.age() > NAMELESS && !places.contains(&bytes.name));
         let nameless: HashSet<_> = nameless.map(|bytes| bytes.name).collect();
         let before = std::mem::replace(&mut *lock(&self.nameless), nameless.clone());
         for name in &nameless {
@@ -254,13 +257,19 @@ impl ObjectLibrary {
 
     /// The blobs of all manifests.
     async fn needed(&self) -> Result<HashSet<Digest>, MirrorError> {
-        let blobs = |_, kept: Manifest, _| kept.blobs.into_iter().map(|blob| blob.digest).collect::<Vec<_>>();
+        let blobs = |_, kept: Manifest, _| {
+            kept.blobs.into_iter().map(|blob| blob.digest).collect::<Vec<_>>()
+        };
         Ok(self.of_manifests(|_| true, blobs).await?.into_iter().flatten().collect())
     }
 
     /// What some repositories have.
-    async fn held_by(&self, is_wanted: impl Fn(&Repository) -> bool) -> Result<Vec<Holding>, MirrorError> {
-        let holding = |name, kept: Manifest, written| Holding::of_manifest(name, &kept, Some(written));
+    async fn held_by(
+        &self,
+        is_wanted: impl Fn(&Repository) -> bool,
+    ) -> Result<Vec<Holding>, MirrorError> {
+        let holding =
+            |name, kept: Manifest, written| Holding::of_manifest(name, &kept, Some(written));
         let mut holdings = self.of_manifests(&is_wanted, holding).await?;
         for (folder, mark, _) in self.bucket.below(&self.bucket.key(["brought"])).await? {
             let name = Repository::of_folder(&folder).filter(&is_wanted);
@@ -419,7 +428,11 @@ impl Library for ObjectLibrary {
         })
     }
 
-    fn remove_manifest<'a>(&'a self, name: &'a Repository, reference: &'a Reference) -> Answer<'a, bool> {
+    fn remove_manifest<'a>(
+        &'a self,
+        name: &'a Repository,
+        reference: &'a Reference,
+    ) -> Answer<'a, bool> {
         Box::pin(self.forget(name, reference))
     }
 
@@ -462,7 +475,8 @@ impl Library for ObjectLibrary {
     fn needs<'a>(&'a self, name: &'a Repository, digest: Digest) -> Answer<'a, bool> {
         Box::pin(async move {
             let marks = self.bucket.entries(&self.bucket.key(["brought", &name.folder()])).await?;
-            let mut brought = marks.iter().filter_map(|mark| Holding::of_mark(name.clone(), &mark.name));
+            let mut brought =
+                marks.iter().filter_map(|mark| Holding::of_mark(name.clone(), &mark.name));
             if brought.any(|held| held.has(&digest)) {
                 return Ok(true);
             }
@@ -479,7 +493,11 @@ impl Library for ObjectLibrary {
         Box::pin(self.all_tags())
     }
 
-    fn referrers<'a>(&'a self, name: &'a Repository, subject: Digest) -> Answer<'a, Vec<Descriptor>> {
+    fn referrers<'a>(
+        &'a self,
+        name: &'a Repository,
+        subject: Digest,
+    ) -> Answer<'a, Vec<Descriptor>> {
         Box::pin(async move {
             let folder = self.folder(name).join("referrers").join(subject.hex());
             let found = self.manifests_in(name, &folder).await?;
@@ -490,8 +508,9 @@ impl Library for ObjectLibrary {
     fn blob(&self, digest: Digest) -> Answer<'_, Option<Box<dyn Blob>>> {
         Box::pin(async move {
             let place = self.place(&digest).await?;
-            Ok(place
-                .map(|place| Box::new(ObjectBlob { bucket: self.bucket.clone(), place }) as Box<dyn Blob>))
+            Ok(place.map(|place| {
+                Box::new(ObjectBlob { bucket: self.bucket.clone(), place }) as Box<dyn Blob>
+            }))
         })
     }
 
@@ -500,7 +519,8 @@ impl Library for ObjectLibrary {
             if self.place(&digest).await?.is_none() {
                 return Ok(false);
             }
-            let needed = self.collectable().await?.ok_or_else(|| MirrorError::uncollectable(&digest))?;
+            let needed =
+                self.collectable().await?.ok_or_else(|| MirrorError::uncollectable(&digest))?;
             if needed.contains(&digest) {
                 return Err(MirrorError::needed(&digest));
             }
@@ -522,7 +542,12 @@ impl Library for ObjectLibrary {
         Box::pin(self.uploads.append(name, id, part))
     }
 
-    fn finish<'a>(&'a self, name: &'a Repository, id: &'a UploadId, digest: Digest) -> Answer<'a, ()> {
+    fn finish<'a>(
+        &'a self,
+        name: &'a Repository,
+        id: &'a UploadId,
+        digest: Digest,
+    ) -> Answer<'a, ()> {
         Box::pin(self.uploads.finish(name, id, digest))
     }
 

@@ -88,7 +88,8 @@ impl ObjectLibrary {
         let tags = self.bucket.entries(&self.folder(name).join("tags")).await?;
         let mut staying: HashMap<String, Entry> =
             tags.into_iter().map(|tag| (tag.name.clone(), tag)).collect();
-        let there = |one: &Doomed| one.tag.as_ref().and_then(|tag| staying.get(tag)).map(|tag| tag.written);
+        let there =
+            |one: &Doomed| one.tag.as_ref().and_then(|tag| staying.get(tag)).map(|tag| tag.written);
         let ones = ones.into_iter().map(|(n, one)| (n, there(&one), one)).collect::<Vec<_>>();
         let remove = |(n, there, one): (usize, Option<SystemTime>, Doomed)| async move {
             let removed = self.remove_tag(name, &one, there, begun).await;
@@ -140,7 +141,8 @@ impl ObjectLibrary {
         there: Option<SystemTime>,
         begun: Instant,
     ) -> Result<bool, MirrorError> {
-        let Some(tag) = one.tag.as_ref().filter(|_| there.is_some() && there == one.tag_written) else {
+        let Some(tag) = one.tag.as_ref().filter(|_| there.is_some() && there == one.tag_written)
+        else {
             return Ok(false);
         };
         if self.tagged(name, tag).await? != Some(one.digest) || begun.elapsed() > HURRY {
@@ -156,12 +158,18 @@ impl ObjectLibrary {
         held: &Holding,
         begun: Instant,
     ) -> Result<Option<Digest>, MirrorError> {
-        let Some(digest) = held.manifest.filter(|_| begun.elapsed() <= HURRY) else { return Ok(None) };
+        let Some(digest) = held.manifest.filter(|_| begun.elapsed() <= HURRY) else {
+            return Ok(None);
+        };
         let list = match held.children.is_empty() {
             true => None,
             false => self.kept(name, &digest).await?,
         };
-        self.move_to_trash(&self.manifest_key(name, &digest), &format!("manifest-{}", digest.hex())).await?;
+        self.move_to_trash(
+            &self.manifest_key(name, &digest),
+            &format!("manifest-{}", digest.hex()),
+        )
+        .await?;
         if let Some(subject) = &held.subject {
             self.bucket.remove(&self.referrer_key(name, subject, &digest)).await?;
         }
@@ -172,7 +180,11 @@ impl ObjectLibrary {
     }
 
     /// The manifests of a repository.
-    async fn holdings_of(&self, name: &Repository, at_once: usize) -> Result<Vec<Holding>, MirrorError> {
+    async fn holdings_of(
+        &self,
+        name: &Repository,
+        at_once: usize,
+    ) -> Result<Vec<Holding>, MirrorError> {
         let entries = self.bucket.entries(&self.folder(name).join("manifests")).await?;
         let read = |entry: Entry| async move {
             let kept = self.listed(name, &entry).await?;

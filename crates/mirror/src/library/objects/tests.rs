@@ -15,7 +15,8 @@ use crate::retention::{Rule, retain};
 
 fn two_mirrors() -> (Arc<InMemory>, ObjectLibrary, ObjectLibrary) {
     let service = Arc::new(InMemory::new());
-    let library = || ObjectLibrary::of(Bucket::new(service.clone(), "office/models", "s3://test".into()));
+    let library =
+        || ObjectLibrary::of(Bucket::new(service.clone(), "office/models", "s3://test".into()));
     (service.clone(), library(), library())
 }
 
@@ -25,7 +26,8 @@ pub(super) fn noise(len: usize) -> Vec<u8> {
 
 /// A part that breaks off after its bytes where `whole` is not so.
 pub(super) fn part(at: Option<u64>, bytes: &[u8], whole: bool) -> Part {
-    let pieces: Vec<_> = bytes.chunks(10_000).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
+    let pieces: Vec<_> =
+        bytes.chunks(10_000).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
     let end = (!whole).then(|| Err(MirrorError::Broken("gone".into())));
     Part { at, len: None, body: stream::iter(pieces.into_iter().chain(end)).boxed() }
 }
@@ -165,7 +167,11 @@ async fn what_a_namespace_has_is_found_without_a_look_at_others() {
     assert!(one.holdings().await.is_err());
     let held = one.holdings_in("team").await.unwrap();
     let manifests: Vec<_> = held.iter().map(|held| (held.name.clone(), held.manifest)).collect();
-    assert_eq!(manifests, [(name.clone(), Some(manifest.digest)), (name, None)], "and what was brought");
+    assert_eq!(
+        manifests,
+        [(name.clone(), Some(manifest.digest)), (name, None)],
+        "and what was brought"
+    );
     assert_eq!(one.holdings_in("thing").await.unwrap(), []);
 }
 
@@ -174,13 +180,16 @@ async fn a_blob_that_two_push_at_a_time_is_kept_once() {
     let (service, one, other) = two_mirrors();
     let name = Repository::parse("team/thing").unwrap();
     let bytes = noise(150_000);
-    let (first, second) = (one.begin(&name, "").await.unwrap(), other.begin(&name, "").await.unwrap());
+    let (first, second) =
+        (one.begin(&name, "").await.unwrap(), other.begin(&name, "").await.unwrap());
     one.append(&name, &first, part(None, &bytes, true)).await.unwrap();
     other.append(&name, &second, part(None, &bytes, true)).await.unwrap();
     let digest = Digest::of(&bytes);
-    let (a, b) = tokio::join!(one.finish(&name, &first, digest), other.finish(&name, &second, digest));
+    let (a, b) =
+        tokio::join!(one.finish(&name, &first, digest), other.finish(&name, &second, digest));
     assert_eq!((a, b), (Ok(()), Ok(())));
-    let kept: Vec<_> = keys(&service).await.into_iter().filter(|key| !key.contains("/brought/")).collect();
+    let kept: Vec<_> =
+        keys(&service).await.into_iter().filter(|key| !key.contains("/brought/")).collect();
     assert_eq!(kept.len(), 2, "{kept:?}");
     assert_eq!(read(&one, digest, 0..150_000).await, bytes);
 }
@@ -216,9 +225,16 @@ async fn many_repositories_are_asked_for_at_a_time() {
         ..ThrottleConfig::default()
     };
     let slow = ThrottledStore::new(service.fork(), pauses);
-    let library = ObjectLibrary::of(Bucket::new(Arc::new(slow), "office/models", "s3://test".into()));
+    let library =
+        ObjectLibrary::of(Bucket::new(Arc::new(slow), "office/models", "s3://test".into()));
     let begun = Instant::now();
-    let kept = library.holdings().await.unwrap().into_iter().filter(|held| held.manifest.is_some()).count();
+    let kept = library
+        .holdings()
+        .await
+        .unwrap()
+        .into_iter()
+        .filter(|held| held.manifest.is_some())
+        .count();
     assert_eq!(kept, REPOSITORIES);
     assert_eq!(library.shown().await.unwrap().len(), REPOSITORIES);
     let needed = library.remove_blob(blob).await;
@@ -310,8 +326,10 @@ async fn a_tag_that_moves_between_a_list_and_a_look_is_not_remembered_wrongly() 
 
 /// A mirror of the same bucket that needs a while to remove something, and one that waits until it is at it.
 fn slow_to_remove(service: &InMemory) -> ObjectLibrary {
-    let pauses =
-        ThrottleConfig { wait_delete_per_call: Duration::from_millis(100), ..ThrottleConfig::default() };
+    let pauses = ThrottleConfig {
+        wait_delete_per_call: Duration::from_millis(100),
+        ..ThrottleConfig::default()
+    };
     let slow = ThrottledStore::new(service.clone(), pauses);
     ObjectLibrary::of(Bucket::new(Arc::new(slow), "office/models", "s3://test".into()))
 }
@@ -355,7 +373,8 @@ async fn what_a_list_names_that_comes_while_it_is_being_removed_stays() {
     let child = manifest_of(&push(&other, &name, b"weights").await);
     let by_digest = Reference::Digest(child.digest);
     other.put_manifest(&name, &by_digest, child.clone()).await.unwrap();
-    let text = format!(r#"{{"manifests":[{{"mediaType":"x","digest":"{}","size":1}}]}}"#, child.digest);
+    let text =
+        format!(r#"{{"manifests":[{{"mediaType":"x","digest":"{}","size":1}}]}}"#, child.digest);
     let list = Manifest::parse(text.into_bytes().into(), None).unwrap();
     let doomed = seen(&slow, &name, None, child.digest).await;
     let pushed = async {
@@ -376,11 +395,13 @@ async fn mirrors_of_a_bucket_read_each_others_notes() {
     let (notes, others) = (one.notes(), other.notes());
     notes.write("a-0.json", "one".into()).await.unwrap();
     others.write("b-0.json", "other".into()).await.unwrap();
-    let mut names: Vec<String> = notes.list().await.unwrap().into_iter().map(|note| note.name).collect();
+    let mut names: Vec<String> =
+        notes.list().await.unwrap().into_iter().map(|note| note.name).collect();
     names.sort();
     assert_eq!(names, ["a-0.json", "b-0.json"]);
     assert_eq!(others.read("a-0.json").await.unwrap().as_deref(), Some(&b"one"[..]));
-    let version = || async { notes.list().await.unwrap().into_iter().find(|note| note.name == "a-0.json") };
+    let version =
+        || async { notes.list().await.unwrap().into_iter().find(|note| note.name == "a-0.json") };
     let before = version().await.unwrap().version;
     notes.write("a-0.json", "more".into()).await.unwrap();
     assert_ne!(version().await.unwrap().version, before);
@@ -412,7 +433,9 @@ async fn what_no_rule_keeps_goes_from_the_bucket_once() {
     let (a, b) = tokio::join!(retain(&one, &a, &rules, false), retain(&other, &b, &rules, false));
     let (a, b) = (a.unwrap(), b.unwrap());
     assert!(a.failed.is_empty() && b.failed.is_empty());
-    assert!(a.removals.len().max(b.removals.len()) <= 3 && a.removals.len() + b.removals.len() >= 3);
+    assert!(
+        a.removals.len().max(b.removals.len()) <= 3 && a.removals.len() + b.removals.len() >= 3
+    );
     assert_eq!(other.tags(&name).await.unwrap().unwrap(), ["v3"]);
     let left = keys(&service).await;
     assert_eq!(left.iter().filter(|key| key.contains("/manifests/")).count(), 1, "{left:?}");

@@ -58,7 +58,11 @@ impl Uploads {
         self.bucket.key(["uploads", &format!("{id}.{len}")])
     }
 
-    pub(super) async fn begin(&self, name: &Repository, owner: &str) -> Result<UploadId, MirrorError> {
+    pub(super) async fn begin(
+        &self,
+        name: &Repository,
+        owner: &str,
+    ) -> Result<UploadId, MirrorError> {
         let _beginning = self.beginning.lock().await;
         let open = self.look().await?;
         if let Some(crowd) = crowd(open, owner) {
@@ -81,14 +85,22 @@ impl Uploads {
 
     /// An upload to a repository, for nobody else of this process as long as it is held. Of two mirrors that take bytes of
     /// one upload at a time, one writes parts that the other's note does not name, and the service refuses the object.
-    async fn hold(&self, name: &Repository, id: &UploadId) -> Result<(Turn, Note, Duration), MirrorError> {
+    async fn hold(
+        &self,
+        name: &Repository,
+        id: &UploadId,
+    ) -> Result<(Turn, Note, Duration), MirrorError> {
         let held = self.held.wait(id.clone()).await;
         let noted = self.note(id).await?.filter(|(note, _)| note.repository == name.as_str());
         let (note, age) = noted.ok_or_else(|| MirrorError::UploadUnknown(id.to_string()))?;
         Ok((held, note, age))
     }
 
-    pub(super) async fn uploaded(&self, name: &Repository, id: &UploadId) -> Result<u64, MirrorError> {
+    pub(super) async fn uploaded(
+        &self,
+        name: &Repository,
+        id: &UploadId,
+    ) -> Result<u64, MirrorError> {
         Ok(self.hold(name, id).await?.1.len)
     }
 
@@ -108,7 +120,9 @@ impl Uploads {
         let received = writer.receive(part).await;
         // Bytes that the service did not take are lost here: the upload is as far as it was noted before. What was given up stays so.
         if let Err(
-            error @ (MirrorError::Storage { .. } | MirrorError::Internal(_) | MirrorError::UploadUnknown(_)),
+            error @ (MirrorError::Storage { .. }
+            | MirrorError::Internal(_)
+            | MirrorError::UploadUnknown(_)),
         ) = received
         {
             return Err(error);
@@ -180,9 +194,9 @@ impl Uploads {
         match place_at(&self.bucket, &name).await? {
             Some(place) if place.data == *id => Ok(true),
             Some(_) => self.bucket.remove(&data).await.map(|()| true),
-            None => {
-                Err(self.bucket.wrong(&name, "somebody removed it while it came: finish the upload again"))
-            }
+            None => Err(self
+                .bucket
+                .wrong(&name, "somebody removed it while it came: finish the upload again")),
         }
     }
 

@@ -12,8 +12,8 @@ use object_store::memory::InMemory;
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartId, MultipartUpload, ObjectMeta,
-    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartId, MultipartUpload,
+    ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
 use crate::lock::lock;
@@ -58,15 +58,18 @@ impl Wayward {
 
     fn fails(&self, fault: Fault, key: &Path) -> Result<()> {
         let mut faults = lock(&self.faults);
-        let hit =
-            faults.iter_mut().find(|(of, word, _)| *of == fault && key.as_ref().contains(word.as_str()));
+        let hit = faults
+            .iter_mut()
+            .find(|(of, word, _)| *of == fault && key.as_ref().contains(word.as_str()));
         match hit {
             Some((_, _, 0)) => {
                 faults.retain(|(of, word, well)| {
                     *of != fault || *well > 0 || !key.as_ref().contains(word.as_str())
                 });
                 Err(match fault {
-                    Fault::Repeated => Error::AlreadyExists { path: key.to_string(), source: "412".into() },
+                    Fault::Repeated => {
+                        Error::AlreadyExists { path: key.to_string(), source: "412".into() }
+                    }
                     _ => Error::Generic { store: "test", source: "503 Slow Down".into() },
                 })
             }
@@ -92,7 +95,12 @@ impl fmt::Display for Wayward {
 
 #[async_trait]
 impl ObjectStore for Wayward {
-    async fn put_opts(&self, key: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+    async fn put_opts(
+        &self,
+        key: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
         let put = self.inner.put_opts(key, payload, options).await?;
         lock(&self.old).remove(key);
         self.fails(Fault::Repeated, key)?;
@@ -114,7 +122,10 @@ impl ObjectStore for Wayward {
         Ok(GetResult { meta: self.aged(got.meta.clone()), ..got })
     }
 
-    fn delete_stream(&self, keys: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+    fn delete_stream(
+        &self,
+        keys: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
         self.inner.delete_stream(keys)
     }
 
@@ -140,7 +151,13 @@ impl MultipartStore for Wayward {
         self.inner.create_multipart(key).await
     }
 
-    async fn put_part(&self, key: &Path, id: &MultipartId, n: usize, part: PutPayload) -> Result<PartId> {
+    async fn put_part(
+        &self,
+        key: &Path,
+        id: &MultipartId,
+        n: usize,
+        part: PutPayload,
+    ) -> Result<PartId> {
         self.inner.put_part(key, id, n, part).await
     }
 

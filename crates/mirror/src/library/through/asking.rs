@@ -69,9 +69,12 @@ impl Inner {
             return Ok(self.hit(made));
         }
         match state {
-            State::Said(said) if wish.stored.is_some() && self.is_fresh(said) => Ok(self.hit(wish.stored)),
+            State::Said(said) if wish.stored.is_some() && self.is_fresh(said) => {
+                Ok(self.hit(wish.stored))
+            }
             State::Rests(since, why) if since.elapsed() < self.rest && self.holds(&why, &wish) => {
-                let refused = if wish.stored.is_none() { self.refusal(&wish.model, &why) } else { None };
+                let refused =
+                    if wish.stored.is_none() { self.refusal(&wish.model, &why) } else { None };
                 self.without(wish.stored, refused)
             }
             _ => self.look(&tag, wish, asking).await,
@@ -190,5 +193,6 @@ impl Inner {
 }
 
 pub(super) fn is_absence(error: &RegistryError) -> bool {
-    matches!(error, RegistryError::NotFound) || matches!(error, RegistryError::Status { code: 404, .. })
+    matches!(error, RegistryError::NotFound)
+        || matches!(error, RegistryError::Status { code: 404, .. })
 }

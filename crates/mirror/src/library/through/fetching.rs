@@ -160,7 +160,11 @@ impl Inner {
     }
 
     /// Hands a model of the store to where the library keeps it, if that is elsewhere.
-    pub(super) async fn hand_over(&self, model: &ModelName, manifest: Manifest) -> Result<(), MirrorError> {
+    pub(super) async fn hand_over(
+        &self,
+        model: &ModelName,
+        manifest: Manifest,
+    ) -> Result<(), MirrorError> {
         let Some(name) = Repository::of_model(model) else { return Ok(()) };
         let tag = Reference::Tag(model.tag().to_owned());
         if self.library.land(&name, &tag, manifest, &self.store).await? {
@@ -182,7 +186,8 @@ impl Inner {
             }
             Ok(())
         };
-        let late = "blobs of this manifest are still being fetched from an upstream: ask again in a while";
+        let late =
+            "blobs of this manifest are still being fetched from an upstream: ask again in a while";
         let arrived = tokio::time::timeout(ARRIVAL, arrived).await;
         arrived.unwrap_or_else(|_| Err(MirrorError::Later(late.into())))
     }
@@ -201,8 +206,10 @@ impl Inner {
         name: &Repository,
         digest: Digest,
     ) -> Result<Option<Manifest>, MirrorError> {
-        let is_of = |of: &Of| self.upstreams.model(name, of.model.tag()).as_ref() == Some(&of.model);
-        let pending = self.pending(|pending| pending.manifest.digest == digest && is_of(&pending.of));
+        let is_of =
+            |of: &Of| self.upstreams.model(name, of.model.tag()).as_ref() == Some(&of.model);
+        let pending =
+            self.pending(|pending| pending.manifest.digest == digest && is_of(&pending.of));
         let Some(pending) = pending else { return Ok(None) };
         self.sizes.note(&*self.library, name, &pending.manifest).await?;
         Ok(Some(pending.manifest.clone()))

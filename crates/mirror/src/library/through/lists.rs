@@ -148,7 +148,9 @@ impl Inner {
         // Before a client gets it, as it says how large blobs are.
         let noted = self.sizes.note(&*self.library, wish.name, &list).await;
         let kept = match noted {
-            Ok(()) => self.library.put_upstream_list(wish.name, wish.model.tag(), list.clone()).await,
+            Ok(()) => {
+                self.library.put_upstream_list(wish.name, wish.model.tag(), list.clone()).await
+            }
             Err(error) => Err(error),
         };
         if let Err(error) = kept {
@@ -171,7 +173,8 @@ impl Inner {
         here: Option<Manifest>,
         asker: Asker,
     ) -> Result<Option<Manifest>, MirrorError> {
-        let upstream = self.upstreams.model(name, ANY_TAG).filter(|_| self.upstreams.may_fetch(name));
+        let upstream =
+            self.upstreams.model(name, ANY_TAG).filter(|_| self.upstreams.may_fetch(name));
         let Some(model) = upstream else { return Ok(here) };
         if self.library.lists_with(name, digest).await?.is_empty() {
             return Ok(here);
@@ -211,7 +214,13 @@ impl Inner {
         lock(&self.fetches).misses += 1;
         self.moves.fetch_add(1, Relaxed);
         let options = Options { via: via::told(), ..Options::default() };
-        puna_tasks::spawn(self.clone().bring_child(key, name.clone(), child.clone(), options, permit));
+        puna_tasks::spawn(self.clone().bring_child(
+            key,
+            name.clone(),
+            child.clone(),
+            options,
+            permit,
+        ));
         Ok(Some(child))
     }
 
@@ -219,7 +228,9 @@ impl Inner {
     async fn fetch_child(&self, (model, digest): &Key) -> Result<Option<Manifest>, MirrorError> {
         let reference = ModelRef::of(model.clone());
         let options = Options { via: via::told(), ..Options::default() };
-        let wrong = |why: String| of_model(model, MirrorError::Upstream(format!("the child {digest} {why}")));
+        let wrong = |why: String| {
+            of_model(model, MirrorError::Upstream(format!("the child {digest} {why}")))
+        };
         let bytes = match self.lookup.fetch_manifest(&reference, *digest, &options).await {
             Ok(bytes) => bytes,
             Err(error) if is_absence(&error) => return Ok(None),
@@ -260,7 +271,8 @@ impl Inner {
         permit: Permit,
     ) {
         let (model, digest) = (&key.0, key.1);
-        let fetched = AssertUnwindSafe(self.fetch_blobs(model, &name, &child, &options)).catch_unwind().await;
+        let fetched =
+            AssertUnwindSafe(self.fetch_blobs(model, &name, &child, &options)).catch_unwind().await;
         let fetched = fetched.unwrap_or_else(|panic| Err(MirrorError::of_panic(&*panic)));
         drop(permit);
         match &fetched {
@@ -298,7 +310,8 @@ impl Inner {
             if self.library.blob(digest).await?.is_some_and(|blob| blob.size() == size) {
                 continue;
             }
-            let found = self.registry.look_blob(&reference, digest, options).await.map_err(broken)?;
+            let found =
+                self.registry.look_blob(&reference, digest, options).await.map_err(broken)?;
             if found.size() != size {
                 return Err(MirrorError::Upstream(format!(
                     "the blob {digest} has {} bytes there, but its manifest says {size}",

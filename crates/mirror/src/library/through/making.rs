@@ -60,7 +60,14 @@ impl Inner {
         let Files { reference, options, origin, files } = files;
         let making = Arc::new(Making { of, origin, files, end });
         self.begin(Coming::Files(making.clone()));
-        puna_tasks::spawn(self.clone().make(tag.clone(), making.clone(), reference, options, say, permit));
+        puna_tasks::spawn(self.clone().make(
+            tag.clone(),
+            making.clone(),
+            reference,
+            options,
+            say,
+            permit,
+        ));
         drop(asking);
         self.made(wish, &making).await
     }

@@ -94,7 +94,12 @@ impl Known {
     }
 
     /// What a note says; one that cannot be read may say anything.
-    fn learn_note(&mut self, name: &str, written: Option<Instant>, said: Option<Vec<(Digest, u64)>>) {
+    fn learn_note(
+        &mut self,
+        name: &str,
+        written: Option<Instant>,
+        said: Option<Vec<(Digest, u64)>>,
+    ) {
         self.is_vague |= said.is_none();
         self.learn(said.into_iter().flatten());
         let at = self.notes.entry(name.to_owned()).or_default();
@@ -125,7 +130,8 @@ impl Sizes {
             return Ok(());
         }
         let said = manifest.blobs.iter().map(|blob| (blob.digest, blob.size)).collect();
-        let said: Option<Vec<(Digest, u64)>> = Some(said).filter(|_| manifest.blobs.len() <= MAX_NOTED);
+        let said: Option<Vec<(Digest, u64)>> =
+            Some(said).filter(|_| manifest.blobs.len() <= MAX_NOTED);
         let text = serde_json::to_vec(&said).map_err(|e| MirrorError::Internal(e.to_string()))?;
         library.sizes(name).write(&note, text.into()).await?;
         self.known(name, |known| known.learn_note(&note, Some(Instant::now()), said));
@@ -144,10 +150,12 @@ impl Sizes {
             if self.is_vague(name) {
                 break;
             }
-            let listed: HashSet<String> = notes.list().await?.into_iter().map(|note| note.name).collect();
+            let listed: HashSet<String> =
+                notes.list().await?.into_iter().map(|note| note.name).collect();
             let is_new = |note: &&String, known: &Known| !known.notes.contains_key(*note);
             let (has_looked, new) = self.known(name, |known| {
-                let new: Vec<String> = listed.iter().filter(|note| is_new(note, known)).cloned().collect();
+                let new: Vec<String> =
+                    listed.iter().filter(|note| is_new(note, known)).cloned().collect();
                 (known.has_looked(), new)
             });
             if !has_looked {
@@ -170,7 +178,8 @@ impl Sizes {
     async fn look(&self, library: &dyn Library, name: &Repository) -> Result<(), MirrorError> {
         let at = Instant::now();
         let held = library.holdings_of(name).await?;
-        let said = held.into_iter().filter(|held| held.manifest.is_some()).flat_map(|held| held.blobs);
+        let said =
+            held.into_iter().filter(|held| held.manifest.is_some()).flat_map(|held| held.blobs);
         self.known(name, |known| {
             known.learn(said);
             known.looked = Some(at);
@@ -179,8 +188,14 @@ impl Sizes {
     }
 
     /// Learns what notes say that are still there.
-    async fn read(&self, notes: &dyn Notes, name: &Repository, new: Vec<String>) -> Result<(), MirrorError> {
-        let read = |note: String| async move { Ok::<_, MirrorError>((notes.read(&note).await?, note)) };
+    async fn read(
+        &self,
+        notes: &dyn Notes,
+        name: &Repository,
+        new: Vec<String>,
+    ) -> Result<(), MirrorError> {
+        let read =
+            |note: String| async move { Ok::<_, MirrorError>((notes.read(&note).await?, note)) };
         let mut read = stream::iter(new).map(read).buffer_unordered(AT_ONCE);
         while !self.is_vague(name)
             && let Some((bytes, note)) = read.try_next().await?

@@ -102,8 +102,13 @@ impl Stray {
 
 impl Inner {
     /// Whether an upstream says that a blob is of a repository.
-    pub(super) async fn vouched(&self, name: &Repository, digest: Digest) -> Result<bool, MirrorError> {
-        let Some(model) = self.upstreams.model(name, NO_TAG).filter(|_| self.upstreams.may_fetch(name))
+    pub(super) async fn vouched(
+        &self,
+        name: &Repository,
+        digest: Digest,
+    ) -> Result<bool, MirrorError> {
+        let Some(model) =
+            self.upstreams.model(name, NO_TAG).filter(|_| self.upstreams.may_fetch(name))
         else {
             return Ok(false);
         };
@@ -141,17 +146,29 @@ impl Inner {
             // Before anybody fetches it.
             let first = found.completed(&self.store).await;
             stray.set(State::Comes(Instant::now(), found.clone()));
-            let brought =
-                self.clone().bring_blob(model, stray.clone(), digest, (found.clone(), first), permit);
+            let brought = self.clone().bring_blob(
+                model,
+                stray.clone(),
+                digest,
+                (found.clone(), first),
+                permit,
+            );
             puna_tasks::spawn(brought);
         }
         stray.used();
         let size = found.size();
-        Ok(found.running(&self.store).map(|running| self.arriving_of(digest, size, running, is_vouched)))
+        Ok(found
+            .running(&self.store)
+            .map(|running| self.arriving_of(digest, size, running, is_vouched)))
     }
 
     /// Holds an upstream that says how large a blob is to what manifests of the repository say. Whether any does.
-    async fn hold(&self, name: &Repository, digest: Digest, size: u64) -> Result<bool, MirrorError> {
+    async fn hold(
+        &self,
+        name: &Repository,
+        digest: Digest,
+        size: u64,
+    ) -> Result<bool, MirrorError> {
         match self.said_of(name, digest).await {
             Some(Said::Bytes(said)) if said != size => Err(MirrorError::Upstream(format!(
                 "{name}: the blob {digest} has {size} bytes there, but its manifest says {said}"
@@ -170,7 +187,9 @@ impl Inner {
         match stray.state() {
             State::Comes(_, found) => return Ok(Some(found)),
             State::Found(since, found) if since.elapsed() < KNOWN => return Ok(Some(found)),
-            State::Rests(since, Why::Failed(error)) if since.elapsed() < self.rest => return Err(error),
+            State::Rests(since, Why::Failed(error)) if since.elapsed() < self.rest => {
+                return Err(error);
+            }
             State::Rests(since, _) if since.elapsed() < self.rest => return Ok(None),
             _ => {}
         }
@@ -181,7 +200,9 @@ impl Inner {
                 let found = Arc::new(found);
                 (State::Found(Instant::now(), found.clone()), Ok(Some(found)))
             }
-            Err(error) if is_absence(&error) => (State::Rests(Instant::now(), Why::Absent), Ok(None)),
+            Err(error) if is_absence(&error) => {
+                (State::Rests(Instant::now(), Why::Absent), Ok(None))
+            }
             Err(error) => {
                 let error = of_model(model, broken(error));
                 (State::Rests(Instant::now(), Why::Failed(error.clone())), Err(error))
@@ -192,7 +213,12 @@ impl Inner {
     }
 
     /// Whether a blob of so many bytes may be fetched now, for the one who asks.
-    fn admit_blob(&self, model: &ModelName, bytes: u64, asker: Asker) -> Result<Arc<Permit>, MirrorError> {
+    fn admit_blob(
+        &self,
+        model: &ModelName,
+        bytes: u64,
+        asker: Asker,
+    ) -> Result<Arc<Permit>, MirrorError> {
         if self.gate.is_too_large(bytes, asker) {
             return Err(self.gate.too_large(model, bytes));
         }

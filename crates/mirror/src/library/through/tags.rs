@@ -159,7 +159,8 @@ mod tests {
         assert!(known("here").is_some_and(is_said), "names of nothing go first");
         drop(asked);
         for n in 0..1000 {
-            tags.of(&model(&format!("there-{n}"))).set(State::Said(Said { at: Instant::now(), lost: 0 }));
+            tags.of(&model(&format!("there-{n}")))
+                .set(State::Said(Said { at: Instant::now(), lost: 0 }));
         }
         assert!(known("asked").is_none() && known("here").is_none() && known("fetched").is_some());
     }

@@ -55,11 +55,13 @@ impl Shelf {
             return StatusCode::NOT_FOUND.into_response();
         };
         let range = request.headers().get(header::RANGE).and_then(|range| range.to_str().ok());
-        let Some((first, last)) = range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-'))
+        let Some((first, last)) =
+            range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-'))
         else {
             return bytes.into_response();
         };
-        let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap_or(usize::MAX));
+        let (first, last): (usize, usize) =
+            (first.parse().unwrap(), last.parse().unwrap_or(usize::MAX));
         let last = last.min(bytes.len() - 1);
         let said = format!("bytes {first}-{last}/{}", bytes.len());
         let part = bytes.slice(first..=last);
@@ -112,8 +114,7 @@ impl Upstream {
         };
         let config = layer(media::CONFIG, b"{}");
         let layers = [layer(media::MODEL, weights)];
-        let manifest =
-            json!({"schemaVersion": 2, "mediaType": media::MANIFEST, "config": config, "layers": layers});
+        let manifest = json!({"schemaVersion": 2, "mediaType": media::MANIFEST, "config": config, "layers": layers});
         let manifest = Bytes::from(manifest.to_string());
         self.put(format!("/v2/{name}/manifests/latest"), manifest.clone());
         manifest
@@ -237,7 +238,10 @@ impl Bench {
     /// Asks for far more names than are remembered.
     async fn ask_for_many(&self) {
         for n in 0..50 {
-            assert_eq!(self.ask(&format!("library/none-{n}"), "latest", Asker::Known).await, Ok(None));
+            assert_eq!(
+                self.ask(&format!("library/none-{n}"), "latest", Asker::Known).await,
+                Ok(None)
+            );
         }
     }
 
@@ -293,7 +297,8 @@ async fn what_is_being_made_is_seen_and_who_has_another_one_does_not_wait() {
         assert_eq!(at_once.expect("what is here comes at once"), Ok(Some(first.clone())));
     }
     let shown = bench.through.shown().await.unwrap();
-    let coming: Vec<_> = shown.iter().filter_map(|shown| Some((shown.completed?, shown.size))).collect();
+    let coming: Vec<_> =
+        shown.iter().filter_map(|shown| Some((shown.completed?, shown.size))).collect();
     assert_eq!(coming, [(0, new.len() as u64)]);
     let fetches = bench.through.fetches().await;
     assert_eq!((fetches.running, fetches.misses, fetches.bytes), (1, 2, old.len() as u64));
@@ -361,7 +366,10 @@ async fn what_could_not_be_fetched_is_left_alone_for_a_while() {
     upstream.put(blob_path("library/m", b"the weights"), "the damaged");
     upstream.file("you/m", &file, &Bytes::from(vec![0; file.len()]));
     let bench = Bench::new(&upstream, HOUR, Upstreams::default());
-    assert!(bench.ask("library/m", "latest", Asker::Known).await.unwrap().is_some(), "nobody knows yet");
+    assert!(
+        bench.ask("library/m", "latest", Asker::Known).await.unwrap().is_some(),
+        "nobody knows yet"
+    );
     bench.settle().await;
     for (name, tag, failures) in [("library/m", "latest", 1), ("you/m", "Q8_0", 2)] {
         let first = bench.ask(name, tag, Asker::Known).await.unwrap_err();
@@ -376,7 +384,11 @@ async fn what_could_not_be_fetched_is_left_alone_for_a_while() {
     for failures in 1..=2 {
         assert!(other.ask("library/m", "latest", Asker::Known).await.unwrap().is_some());
         other.settle().await;
-        assert_eq!(other.through.fetches().await.failures, failures, "it is tried again after that");
+        assert_eq!(
+            other.through.fetches().await.failures,
+            failures,
+            "it is tried again after that"
+        );
     }
 }
 

@@ -10,14 +10,16 @@ async fn children_of_a_list_stay_and_go_with_it() {
     let name = named("team/m");
     let parse = |text: String| Manifest::parse(text.into_bytes().into(), None).unwrap();
     let put = async |tag: Option<&str>, manifest: &Manifest| {
-        let of = tag.map_or(Reference::Digest(manifest.digest), |tag| Reference::Tag(tag.to_owned()));
+        let of =
+            tag.map_or(Reference::Digest(manifest.digest), |tag| Reference::Tag(tag.to_owned()));
         desk.library.put_manifest(&name, &of, manifest.clone()).await.unwrap();
         desk.history.arrived(&name, &of, manifest.digest, By::Push, None);
     };
     for content in ["own", "shared", "whole"] {
         desk.upload(&name, content).await;
     }
-    let [own, shared] = ["own", "shared"].map(|weights| parse(child(weights.as_bytes()).to_string()));
+    let [own, shared] =
+        ["own", "shared"].map(|weights| parse(child(weights.as_bytes()).to_string()));
     let text = |manifest: &Manifest| String::from_utf8(manifest.bytes.to_vec()).unwrap();
     let first = parse(list_of(&[
         inline(b"whole", "llamacpp"),
@@ -34,14 +36,20 @@ async fn children_of_a_list_stay_and_go_with_it() {
     desk.pass(40);
     assert_eq!(desk.retain(&["team=pulled:30d keep:v*"], false).await, []);
     let gone = desk.retain(&["team=pulled:30d keep:v2"], false).await;
-    assert_eq!(gone, [(Some("v1".to_owned()), 5), (None, 3)], "the list with its inline child, and a child");
-    let is_there =
-        async |digest| desk.library.manifest(&name, &Reference::Digest(digest)).await.unwrap().is_some();
+    assert_eq!(
+        gone,
+        [(Some("v1".to_owned()), 5), (None, 3)],
+        "the list with its inline child, and a child"
+    );
+    let is_there = async |digest| {
+        desk.library.manifest(&name, &Reference::Digest(digest)).await.unwrap().is_some()
+    };
     for digest in [first.digest, first.children[0], own.digest] {
         assert!(!is_there(digest).await, "{digest}");
     }
     assert!(is_there(second.digest).await && is_there(shared.digest).await);
     let notes = dir.path().join("puna-registry/repositories/team+m/lists");
-    let notes: Vec<_> = std::fs::read_dir(notes).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let notes: Vec<_> =
+        std::fs::read_dir(notes).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(notes, [std::ffi::OsString::from(shared.digest.hex())]);
 }

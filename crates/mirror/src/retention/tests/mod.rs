@@ -33,7 +33,9 @@ fn digest(of: &str) -> Digest {
 
 #[test]
 fn rules_say_what_stays_and_are_shown_as_they_are_read() {
-    for text in ["team-*=last:5 pulled:30d keep:latest keep:v* own", "anna=all", "hf.co/u/r*=last:1"] {
+    for text in
+        ["team-*=last:5 pulled:30d keep:latest keep:v* own", "anna=all", "hf.co/u/r*=last:1"]
+    {
         assert_eq!(text.parse::<Rule>().unwrap().to_string(), text);
     }
     assert_eq!("*=pulled:2w".parse::<Rule>().unwrap().pulled, Some(14));
@@ -105,8 +107,9 @@ impl Shelf {
 
     fn plan(&self, texts: &[&str]) -> Plan {
         let ask = |name: &Repository, tag: Option<&str>, _: Digest| {
-            let is =
-                |known: &&(Repository, Option<String>, u64)| known.0 == *name && known.1.as_deref() == tag;
+            let is = |known: &&(Repository, Option<String>, u64)| {
+                known.0 == *name && known.1.as_deref() == tag
+            };
             let days = self.used.iter().find(is).map_or(0, |known| known.2);
             Times { arrived: NOW - days * DAY, used: NOW - days * DAY, is_brought: self.brought }
         };
@@ -116,7 +119,10 @@ impl Shelf {
     /// The tags that go, and the bytes that they free.
     fn gone(&self, texts: &[&str]) -> Vec<(String, u64)> {
         let removals = self.plan(texts).removals;
-        removals.into_iter().map(|removal| (removal.tag.unwrap_or("-".into()), removal.bytes)).collect()
+        removals
+            .into_iter()
+            .map(|removal| (removal.tag.unwrap_or("-".into()), removal.bytes))
+            .collect()
     }
 }
 
@@ -184,7 +190,9 @@ fn what_was_pulled_stays_beside_the_newest() {
 #[test]
 fn models_of_the_machines_user_stay_unless_a_rule_says_own() {
     let mut shelf = Shelf::default();
-    for (tag, whose) in [("mine", Whose::Store), ("share", Whose::Elsewhere), ("pushed", Whose::Registry)] {
+    for (tag, whose) in
+        [("mine", Whose::Store), ("share", Whose::Elsewhere), ("pushed", Whose::Registry)]
+    {
         shelf.tag("library/m", tag, tag, 90).whose = whose;
     }
     for held in &mut shelf.holdings {
@@ -224,7 +232,8 @@ fn a_manifest_goes_with_its_last_tag_unless_a_list_needs_it() {
     }
     shelf.used.push((named("a/m"), None, 40));
     let plan = shelf.plan(&["a=pulled:30d"]);
-    let found: Vec<_> = plan.removals.iter().map(|r| (r.tag.as_deref(), r.is_last, r.bytes)).collect();
+    let found: Vec<_> =
+        plan.removals.iter().map(|r| (r.tag.as_deref(), r.is_last, r.bytes)).collect();
     let expected = [
         (Some("child"), false, 0),
         (Some("old"), false, 0),
@@ -285,7 +294,10 @@ impl Desk {
             r#"{{"mediaType":"{OCI_MANIFEST}","layers":[{{"mediaType":"x","digest":"{blob}","size":{size}}}]}}"#
         );
         let manifest = Manifest::parse(text.into_bytes().into(), None).unwrap();
-        self.library.put_manifest(name, &Reference::Tag(tag.into()), manifest.clone()).await.unwrap();
+        self.library
+            .put_manifest(name, &Reference::Tag(tag.into()), manifest.clone())
+            .await
+            .unwrap();
         self.history.arrived(name, &Reference::Tag(tag.into()), manifest.digest, By::Push, None);
         manifest
     }
@@ -322,7 +334,10 @@ async fn what_nobody_pulls_goes_and_the_rest_is_served() {
     for reference in [Reference::Tag("old".into()), Reference::Digest(old.digest)] {
         assert_eq!(desk.library.manifest(&name, &reference).await.unwrap(), None);
     }
-    assert_eq!(desk.library.manifest(&name, &Reference::Tag("used".into())).await.unwrap(), Some(used));
+    assert_eq!(
+        desk.library.manifest(&name, &Reference::Tag("used".into())).await.unwrap(),
+        Some(used)
+    );
 }
 
 #[tokio::test]
@@ -370,5 +385,7 @@ async fn two_runs_at_once_remove_each_thing_and_nothing_that_moved() {
     assert!(a.len() + b.len() >= 19, "{a:?} {b:?}");
     assert_eq!(one.library.tags(&name).await.unwrap().unwrap(), ["t7"]);
     let moved = one.push(&name, "t7", "new weights").await;
-    assert!(one.library.manifest(&name, &Reference::Tag("t7".into())).await.unwrap() == Some(moved));
+    assert!(
+        one.library.manifest(&name, &Reference::Tag("t7".into())).await.unwrap() == Some(moved)
+    );
 }

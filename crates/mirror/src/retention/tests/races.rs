@@ -13,8 +13,10 @@ async fn push_model(desk: &Desk, name: &Repository, tag: &str, content: &str) ->
         r#"{{"mediaType":"application/vnd.ollama.image.model","digest":"{blob}","size":{}}}"#,
         content.len()
     );
-    let text =
-        format!(r#"{{"schemaVersion":2,"mediaType":"{}","layers":[{layer}]}}"#, puna_store::media::MANIFEST);
+    let text = format!(
+        r#"{{"schemaVersion":2,"mediaType":"{}","layers":[{layer}]}}"#,
+        puna_store::media::MANIFEST
+    );
     let manifest = Manifest::parse(text.into_bytes().into(), None).unwrap();
     put(desk, name, Some(tag), &manifest).await;
     manifest
@@ -50,13 +52,17 @@ async fn what_was_pushed_again_since_it_was_seen_stays() {
         std::thread::sleep(Duration::from_millis(20));
         put(&other, name, tag, manifest).await;
         assert!(!retire(&one, doomed).await, "{tag:?} of {name}");
-        let of = tag.map_or(Reference::Digest(manifest.digest), |tag| Reference::Tag(tag.to_owned()));
+        let of =
+            tag.map_or(Reference::Digest(manifest.digest), |tag| Reference::Tag(tag.to_owned()));
         assert_eq!(one.library.manifest(name, &of).await.unwrap().as_ref(), Some(manifest));
         // As it is seen now it goes.
         let doomed = seen(&*one.library, name, tag, manifest.digest).await;
         assert!(retire(&one, doomed.clone()).await, "{tag:?} of {name}");
         assert!(!retire(&one, doomed).await, "it is gone");
-        assert_eq!(one.library.manifest(name, &Reference::Digest(manifest.digest)).await.unwrap(), None);
+        assert_eq!(
+            one.library.manifest(name, &Reference::Digest(manifest.digest)).await.unwrap(),
+            None
+        );
     }
 }
 
@@ -73,12 +79,22 @@ async fn nobody_writes_a_manifest_while_another_process_looks() {
     let library = &desk.library;
     let tag = Reference::Tag("v1".into());
     let mut works: Vec<(&str, futures_util::future::BoxFuture<'_, ()>)> = vec![
-        ("a push", Box::pin(async { _ = library.put_manifest(&images, &tag, image.clone()).await.unwrap() })),
+        (
+            "a push",
+            Box::pin(async {
+                _ = library.put_manifest(&images, &tag, image.clone()).await.unwrap()
+            }),
+        ),
         (
             "a model",
-            Box::pin(async { _ = library.put_manifest(&models, &tag, model.clone()).await.unwrap() }),
+            Box::pin(async {
+                _ = library.put_manifest(&models, &tag, model.clone()).await.unwrap()
+            }),
         ),
-        ("a removal by a rule", Box::pin(async { _ = library.retire(vec![doomed]).await.unwrap() })),
+        (
+            "a removal by a rule",
+            Box::pin(async { _ = library.retire(vec![doomed]).await.unwrap() }),
+        ),
         ("clearing away", Box::pin(async { library.tidy().await.unwrap() })),
     ];
     for (what, work) in &mut works {
@@ -158,7 +174,8 @@ async fn a_pull_elsewhere_that_is_noted_before_the_removal_counts() {
         one.push(&name, tag, tag).await;
     }
     one.pass(40);
-    let judged = retain(&*one.library, &one.history, &rules(&["team=pulled:30d"]), true).await.unwrap();
+    let judged =
+        retain(&*one.library, &one.history, &rules(&["team=pulled:30d"]), true).await.unwrap();
     assert_eq!(judged.removals.len(), 2);
     other.history.pulled(&name, &Reference::Tag("b".into()));
     other.history.write(other.library.notes()).await.unwrap();

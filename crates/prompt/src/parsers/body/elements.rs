@@ -25,7 +25,9 @@ pub(super) fn read(mark: &str, text: &str, tools: &Tools) -> Result<Vec<Function
     let mut at = 0;
     while let Some((tag, inside)) = tags.get(at).copied() {
         at += 1;
-        if let Some(name) = tag.strip_prefix("invoke name=\"").and_then(|rest| rest.strip_suffix('"')) {
+        if let Some(name) =
+            tag.strip_prefix("invoke name=\"").and_then(|rest| rest.strip_suffix('"'))
+        {
             calls.push(call(name, Map::new()));
             continue;
         }
@@ -47,7 +49,12 @@ type Tag<'t> = (&'t str, &'t str);
 
 /// The list or object in an element whose opening tag stands before `at`, `None` if there is only a text, and where the
 /// tag behind its closing one is; nothing for an element that lacks its end.
-fn element(tags: &[Tag<'_>], mut at: usize, name: &str, depth: usize) -> Option<(Option<Json>, usize)> {
+fn element(
+    tags: &[Tag<'_>],
+    mut at: usize,
+    name: &str,
+    depth: usize,
+) -> Option<(Option<Json>, usize)> {
     let (mut list, mut object) = (Vec::new(), Map::new());
     loop {
         let (tag, inside) = *tags.get(at)?;

@@ -21,8 +21,11 @@ impl Gemma {
     /// What models get wrong is repaired: other quotes, a missing closing quote or brace, strings without quotes.
     pub(super) fn read(&self, text: &str, tools: &Tools) -> Result<FunctionCall, CallError> {
         let form = || CallError::Form("call:NAME{KEY:VALUE,…}");
-        let (name, inside) =
-            text.trim().strip_prefix("call:").and_then(|text| text.split_once('{')).ok_or_else(form)?;
+        let (name, inside) = text
+            .trim()
+            .strip_prefix("call:")
+            .and_then(|text| text.split_once('{'))
+            .ok_or_else(form)?;
         let name = name.trim();
         let is_text = |key: &str| tools.is_text(name, key);
         let mut reader = Reader { quote: &self.quote, rest: inside.trim_start() };
@@ -39,7 +42,11 @@ struct Reader<'t> {
 
 impl<'t> Reader<'t> {
     /// The inside of an object, and its closing brace unless the text ends.
-    fn object(&mut self, depth: usize, is_text: &dyn Fn(&str) -> bool) -> Option<Map<String, Json>> {
+    fn object(
+        &mut self,
+        depth: usize,
+        is_text: &dyn Fn(&str) -> bool,
+    ) -> Option<Map<String, Json>> {
         let mut object = Map::new();
         while !self.eat("}") && !self.rest.is_empty() {
             let key = match self.quoted() {
@@ -112,8 +119,11 @@ impl<'t> Reader<'t> {
             }
         }
         let whole = &self.rest[..end];
-        let text =
-            if end == self.rest.len() { whole.trim_end().strip_suffix('}').unwrap_or(whole) } else { whole };
+        let text = if end == self.rest.len() {
+            whole.trim_end().strip_suffix('}').unwrap_or(whole)
+        } else {
+            whole
+        };
         let word = text.trim();
         self.advance(text.len());
         if word == "null" { Json::Null } else { word.into() }

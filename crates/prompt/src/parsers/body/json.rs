@@ -56,7 +56,9 @@ pub(in super::super) fn arguments(value: Json) -> Result<Map<String, Json>, Call
         Json::Object(object) => Ok(object),
         Json::Null => Ok(Map::new()),
         Json::String(text) if text.trim().is_empty() => Ok(Map::new()),
-        Json::String(text) => serde_json::from_str(&text).map_err(|e| CallError::Json(e.to_string())),
+        Json::String(text) => {
+            serde_json::from_str(&text).map_err(|e| CallError::Json(e.to_string()))
+        }
         _ => Err(FORM),
     }
 }

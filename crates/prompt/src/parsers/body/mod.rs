@@ -64,14 +64,17 @@ impl Body {
 
     /// How values are written where arguments are no JSON object, and what none of them can hold.
     pub(super) fn values(&self) -> Option<(Style, Vec<String>)> {
-        let bare = |barred: &[&str]| (Style::Bare, barred.iter().map(|tag| (*tag).to_owned()).collect());
+        let bare =
+            |barred: &[&str]| (Style::Bare, barred.iter().map(|tag| (*tag).to_owned()).collect());
         Some(match self {
             Self::Json | Self::NameJson(_) => return None,
             Self::Xml(form) => bare(&[&form.end]),
             Self::Elements(mark) => bare(&[&format!("{mark}<")]),
             Self::Pairs(tags) => bare(&tags.all()),
             Self::Python => (Style::Json, Vec::new()),
-            Self::Gemma(form) => (Style::Quoted(form.quote.to_string()), vec![form.quote.to_string()]),
+            Self::Gemma(form) => {
+                (Style::Quoted(form.quote.to_string()), vec![form.quote.to_string()])
+            }
         })
     }
 

@@ -46,14 +46,19 @@ impl NameJson {
         name = name.trim();
         if self.numbered {
             name = name.strip_prefix("functions.").unwrap_or(name);
-            let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-            name = name.rsplit_once(':').filter(|(_, n)| is_number(n)).map_or(name, |(name, _)| name);
+            let is_number =
+                |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+            name =
+                name.rsplit_once(':').filter(|(_, n)| is_number(n)).map_or(name, |(name, _)| name);
         }
         Some((name, end + self.separator.len()))
     }
 
     pub(super) fn tags(&self) -> Vec<&str> {
         let optional = [&self.before, &self.id, &self.after];
-        std::iter::once(&self.separator).chain(optional.into_iter().flatten()).map(AsRef::as_ref).collect()
+        std::iter::once(&self.separator)
+            .chain(optional.into_iter().flatten())
+            .map(AsRef::as_ref)
+            .collect()
     }
 }

@@ -40,7 +40,11 @@ impl Pairs {
 }
 
 /// Models leave out tags: what stands where a key or a value is due counts as one.
-pub(in super::super) fn read(tags: &Pairs, text: &str, tools: &Tools) -> Result<FunctionCall, CallError> {
+pub(in super::super) fn read(
+    tags: &Pairs,
+    text: &str,
+    tools: &Tools,
+) -> Result<FunctionCall, CallError> {
     let all = tags.all();
     let next = |from| match first_tag(text, from, &all) {
         Found::Tag { at, tag } => Some((at, tag)),

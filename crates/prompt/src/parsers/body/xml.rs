@@ -35,9 +35,14 @@ impl Xml {
     };
 
     /// `<invoke name="f"><parameter name="a">x</parameter></invoke>`.
-    pub(in super::super) const INVOKE: Xml = Xml { call: Text::Borrowed("<invoke"), ..Xml::FUNCTION };
+    pub(in super::super) const INVOKE: Xml =
+        Xml { call: Text::Borrowed("<invoke"), ..Xml::FUNCTION };
 
-    pub(in super::super) fn read(&self, text: &str, tools: &Tools) -> Result<Vec<FunctionCall>, CallError> {
+    pub(in super::super) fn read(
+        &self,
+        text: &str,
+        tools: &Tools,
+    ) -> Result<Vec<FunctionCall>, CallError> {
         let mut calls = Vec::new();
         let mut reader = Reader {
             text,
@@ -53,7 +58,11 @@ impl Xml {
             let name = name_in(head).ok_or(CallError::NoName)?;
             calls.push(call(name, reader.arguments(name, tools)));
         }
-        if calls.is_empty() { Err(CallError::Form("<function=NAME>…</function>")) } else { Ok(calls) }
+        if calls.is_empty() {
+            Err(CallError::Form("<function=NAME>…</function>"))
+        } else {
+            Ok(calls)
+        }
     }
 
     pub(super) fn tags(&self) -> Vec<&str> {
@@ -93,17 +102,23 @@ impl<'t> Reader<'t> {
             let Some(head) = self.head(find) else { return arguments };
             let from = self.at;
             let (end, behind) = self.end.from(self.text, from).unwrap_or_else(|| {
-                let next = self.argument.from(self.text, from).or_else(|| self.closing.from(self.text, from));
+                let next = self
+                    .argument
+                    .from(self.text, from)
+                    .or_else(|| self.closing.from(self.text, from));
                 next.map_or((self.text.len(), self.text.len()), |(at, _)| (at, at))
             });
             self.at = behind;
             let Some(key) = name_in(head) else { continue };
             let value = value_in(&self.text[from..end], self.form.bare);
-            let literal = value.strip_prefix("<![CDATA[").and_then(|value| value.strip_suffix("]]>"));
+            let literal =
+                value.strip_prefix("<![CDATA[").and_then(|value| value.strip_suffix("]]>"));
             let value = literal.unwrap_or(value);
             let value = match attribute(head, "string") {
                 Some("true") => Json::from(value),
-                Some("false") => serde_json::from_str(value.trim()).unwrap_or_else(|_| value.into()),
+                Some("false") => {
+                    serde_json::from_str(value.trim()).unwrap_or_else(|_| value.into())
+                }
                 _ => match tools.value(name, key, value) {
                     Json::String(text) if self.form.python => {
                         tools.python_value(name, key, &text).unwrap_or(Json::String(text))

@@ -109,7 +109,8 @@ impl Cohere {
             let length = Brackets::default().end(&rest[at..]).unwrap_or(rest.len() - at);
             let object = &rest[at..at + length];
             let value = serde_json::from_str(object).map_err(|e| CallError::Json(e.to_string()));
-            let read = value.and_then(|value| object_call(value, &self.tools)).map(|call| vec![call]);
+            let read =
+                value.and_then(|value| object_call(value, &self.tools)).map(|call| vec![call]);
             out.calls(read, |_| object.to_owned());
             rest = &rest[at + length..];
             found = true;

@@ -20,7 +20,9 @@ pub(super) fn deepseek3(input: &ParserInput<'_>) -> Rules {
     let start = if input.thinks() && !input.continues() { Start::Thought } else { Start::Answer };
     Rules {
         think: Some(Thought::tags("<think>", "</think>", start)),
-        calls: Some(calls(NameJson { separator: "<｜tool▁sep｜>".into(), ..NameJson::default() })),
+        calls: Some(calls(NameJson {
+            separator: "<｜tool▁sep｜>".into(), ..NameJson::default()
+        })),
         dropped: &["<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"],
         keep_tail: true,
         ..Rules::PLAIN

@@ -120,7 +120,10 @@ impl Functionary {
         let whole = |json: &str| format!("{name}\n{json}");
         if !text.is_empty() && !text.rest().starts_with('{') {
             let name = whole("");
-            out.malformed(name, CallError::Form("a function's name, a line break and a JSON object"));
+            out.malformed(
+                name,
+                CallError::Form("a function's name, a line break and a JSON object"),
+            );
             self.state = State::Answer;
             return true;
         }

@@ -51,7 +51,14 @@ pub(in super::super) struct Glimmer {
 impl Glimmer {
     pub(in super::super) fn new(input: &ParserInput<'_>) -> Self {
         let (tools, shows) = (Tools::new(input.tools), input.thinks_unless_told());
-        Self { state: State::Header, tools, shows, answers: false, closed: false, answer: TO_USER.into() }
+        Self {
+            state: State::Header,
+            tools,
+            shows,
+            answers: false,
+            closed: false,
+            answer: TO_USER.into(),
+        }
     }
 
     fn header(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
@@ -94,7 +101,8 @@ impl Glimmer {
 
     fn body(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
         let flow = text.flow_blank(&ENDS);
-        let body = flow.text + &if end && flow.tag.is_none() { text.take_all() } else { String::new() };
+        let body =
+            flow.text + &if end && flow.tag.is_none() { text.take_all() } else { String::new() };
         match self.state {
             State::Thinking if self.shows => out.thinking(&body),
             State::Thinking => {}
@@ -102,7 +110,8 @@ impl Glimmer {
         }
         if let Some(tag) = flow.tag {
             self.state = State::Header;
-            self.answer = if ENDS[tag] == HEADER { TO_USER.into() } else { format!("{HEADER}{TO_USER}") };
+            self.answer =
+                if ENDS[tag] == HEADER { TO_USER.into() } else { format!("{HEADER}{TO_USER}") };
         }
         flow.tag.is_some()
     }
@@ -150,7 +159,9 @@ impl Glimmer {
                 return false;
             }
         };
-        let State::Call(recipient) = std::mem::replace(&mut self.state, State::Header) else { return true };
+        let State::Call(recipient) = std::mem::replace(&mut self.state, State::Header) else {
+            return true;
+        };
         self.closed = false;
         let body = text.take(length).to_owned();
         text.take(tag);
@@ -164,14 +175,19 @@ impl Glimmer {
 
     fn read(&self, recipient: &str, body: &str) -> Result<Vec<FunctionCall>, CallError> {
         let form = CallError::Form("<atem:function_calls>…</atem:function_calls>");
-        let inside = body.strip_prefix(OPEN).and_then(|body| body.strip_suffix(CLOSE)).ok_or(form)?;
+        let inside =
+            body.strip_prefix(OPEN).and_then(|body| body.strip_suffix(CLOSE)).ok_or(form)?;
         // The model's slips: the tag of a message instead of, or before, the end of the opening tag.
         let inside = inside.replace(&format!("{MESSAGE}\">"), "\">").replace(MESSAGE, "\">");
         let mut calls = Vec::new();
         for one in XML.read(&inside, &self.tools)? {
-            let name = self.declared(&one.name).ok_or_else(|| CallError::Undeclared(one.name.clone()))?;
+            let name =
+                self.declared(&one.name).ok_or_else(|| CallError::Undeclared(one.name.clone()))?;
             if !recipient.is_empty() && name != recipient {
-                return Err(CallError::Recipient { recipient: recipient.to_owned(), name: one.name });
+                return Err(CallError::Recipient {
+                    recipient: recipient.to_owned(),
+                    name: one.name,
+                });
             }
             calls.push(call(name, one.arguments));
         }
@@ -197,7 +213,8 @@ impl Grammar for Glimmer {
     }
 
     fn thought_end(&self) -> Option<String> {
-        let between = matches!(self.state, State::Header | State::Thinking) && !self.answer.is_empty();
+        let between =
+            matches!(self.state, State::Header | State::Thinking) && !self.answer.is_empty();
         Some(self.answer.clone()).filter(|_| between && !self.answers)
     }
 

@@ -10,5 +10,9 @@ pub(super) fn glm(thinks: bool) -> Rules {
         ..Calls::between("<tool_call>", "</tool_call>", Body::Pairs(Pairs::default()))
     };
     let start = if thinks { Start::Thought } else { Start::MayOpen };
-    Rules { think: Some(Thought::tags("<think>", "</think>", start)), calls: Some(calls), ..Rules::PLAIN }
+    Rules {
+        think: Some(Thought::tags("<think>", "</think>", start)),
+        calls: Some(calls),
+        ..Rules::PLAIN
+    }
 }

@@ -104,7 +104,9 @@ impl Harmony {
             _ if end => (text.rest().len(), 0),
             _ => return false,
         };
-        let State::Call(recipient) = std::mem::replace(&mut self.state, State::Outside) else { return true };
+        let State::Call(recipient) = std::mem::replace(&mut self.state, State::Outside) else {
+            return true;
+        };
         let json = text.take(length).to_owned();
         text.take(tag);
         let name = recipient.strip_prefix("functions.").unwrap_or(&recipient);

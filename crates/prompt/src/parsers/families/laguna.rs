@@ -15,8 +15,12 @@ const END_USER: &str = "</user>";
 const PAIRS: [&str; 4] = ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"];
 
 /// Names that the model takes for others.
-const ALIASES: [(&str, &str); 4] =
-    [("read_file", "read"), ("write_file", "write"), ("edit_file", "edit"), ("web_fetch", "webfetch")];
+const ALIASES: [(&str, &str); 4] = [
+    ("read_file", "read"),
+    ("write_file", "write"),
+    ("edit_file", "edit"),
+    ("web_fetch", "webfetch"),
+];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -134,7 +138,11 @@ impl Laguna {
         let Some(inside) = text.take_through(END_USER) else {
             if end {
                 let rest = text.take_all();
-                out.content(&format!("{}{USER}{}", std::mem::take(&mut self.blank), rest.trim_end()));
+                out.content(&format!(
+                    "{}{USER}{}",
+                    std::mem::take(&mut self.blank),
+                    rest.trim_end()
+                ));
                 self.go(State::Content, false);
             }
             return false;
@@ -146,7 +154,10 @@ impl Laguna {
                 self.go(State::Opening, true)
             }
             None => {
-                out.content(&format!("{}{USER}{inside}{END_USER}", std::mem::take(&mut self.blank)));
+                out.content(&format!(
+                    "{}{USER}{inside}{END_USER}",
+                    std::mem::take(&mut self.blank)
+                ));
                 self.go(State::Content, false)
             }
         }
@@ -168,13 +179,15 @@ impl Laguna {
     /// An object counts as a call if it names a tool; the brace itself has been taken.
     fn object(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
         let seen = text.seen();
-        let Some(length) = self.brackets.end(&text.rest()[seen..]).map(|length| seen + length) else {
+        let Some(length) = self.brackets.end(&text.rest()[seen..]).map(|length| seen + length)
+        else {
             let length = text.rest().len();
             text.set_seen(length);
             return end && self.no_call(text, length, out);
         };
         let json = format!("{{{}", &text.rest()[..length]);
-        let call = serde_json::from_str(&json).ok().and_then(|value| object_call(value, &self.tools).ok());
+        let call =
+            serde_json::from_str(&json).ok().and_then(|value| object_call(value, &self.tools).ok());
         match call.map(|call| self.named(call)).filter(|call| self.tools.has(&call.name)) {
             Some(call) => {
                 out.calls(Ok(vec![call]), |_| String::new());
@@ -216,7 +229,8 @@ impl Laguna {
         while let Some(rest) = text.strip_prefix(CALL) {
             text = rest.trim();
         }
-        let json = |text: &str| serde_json::from_str(text).map_err(|e| CallError::Json(e.to_string()));
+        let json =
+            |text: &str| serde_json::from_str(text).map_err(|e| CallError::Json(e.to_string()));
         if text.starts_with('{') {
             return object_call(json(text)?, &self.tools).map(|call| self.named(call));
         }
@@ -237,7 +251,8 @@ impl Laguna {
 
     fn named(&self, mut call: FunctionCall) -> FunctionCall {
         let alias = ALIASES.iter().find(|(alias, _)| *alias == call.name).map(|(_, name)| *name);
-        if let Some(name) = alias.filter(|name| !self.tools.has(&call.name) && self.tools.has(name)) {
+        if let Some(name) = alias.filter(|name| !self.tools.has(&call.name) && self.tools.has(name))
+        {
             name.clone_into(&mut call.name);
         }
         call

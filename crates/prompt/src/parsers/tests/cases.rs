@@ -23,8 +23,10 @@ const NAMELESS: &str = "p0153";
 fn rows() -> Vec<Json> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cases/parsers.jsonl");
     let text = std::fs::read_to_string(path).expect("the case file is part of the repository");
-    let rows: Vec<Json> =
-        text.lines().map(|line| serde_json::from_str(line).expect("a row is one JSON object")).collect();
+    let rows: Vec<Json> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("a row is one JSON object"))
+        .collect();
     assert_eq!(rows.len(), 365);
     rows
 }
@@ -54,10 +56,15 @@ fn run(row: &Json, chunks: &[&str]) -> Whole {
     let name = row["parser"].as_str().expect("a parser");
     let tools = row["tools"].as_array().cloned().unwrap_or_default();
     let think = row["think"].as_bool().map(Think::Switch);
-    let last: Option<Message> =
-        row.get("last_message").map(|last| serde_json::from_value(last.clone()).expect("a message"));
-    let input =
-        ParserInput { tools: &tools, think: think.as_ref(), last: last.as_ref(), ..ParserInput::default() };
+    let last: Option<Message> = row
+        .get("last_message")
+        .map(|last| serde_json::from_value(last.clone()).expect("a message"));
+    let input = ParserInput {
+        tools: &tools,
+        think: think.as_ref(),
+        last: last.as_ref(),
+        ..ParserInput::default()
+    };
     let parser = OutputParser::by_name(name, &input).unwrap_or_else(|| panic!("parser {name}"));
     Whole::of(parser, chunks.iter().copied())
 }
@@ -70,7 +77,10 @@ fn check(row: &Json, got: &Whole, how: &str) {
         let (_, found, content, thinking) =
             got.malformed.first().unwrap_or_else(|| panic!("no error: {what}"));
         // What is wrong with JSON everybody says in other words.
-        if !error.contains("invalid character") && !error.contains("unexpected end") && error != "EOF" {
+        if !error.contains("invalid character")
+            && !error.contains("unexpected end")
+            && error != "EOF"
+        {
             assert!(
                 error.ends_with(found.trim_start_matches("incomplete tool call: ")),
                 "{error:?} {found:?}"
@@ -83,9 +93,12 @@ fn check(row: &Json, got: &Whole, how: &str) {
         return;
     }
     let cut = CUT.iter().find(|(id, ..)| row["id"] == *id);
-    let thinking =
-        cut.map_or_else(|| expect["thinking"].as_str().expect("thoughts"), |(_, thinking, _)| thinking);
-    let content = cut.map_or_else(|| expect["content"].as_str().expect("content"), |(.., content)| content);
+    let thinking = cut.map_or_else(
+        || expect["thinking"].as_str().expect("thoughts"),
+        |(_, thinking, _)| thinking,
+    );
+    let content =
+        cut.map_or_else(|| expect["content"].as_str().expect("content"), |(.., content)| content);
     assert_eq!(got.thinking, thinking, "{what}");
     assert_eq!(got.content, content, "{what}");
     if row["id"] == "p0321" || row["id"] == "p0325" {
@@ -96,7 +109,9 @@ fn check(row: &Json, got: &Whole, how: &str) {
         .as_array()
         .expect("calls")
         .iter()
-        .map(|call| (call["name"].as_str().unwrap_or_default().to_owned(), call["arguments"].clone()))
+        .map(|call| {
+            (call["name"].as_str().unwrap_or_default().to_owned(), call["arguments"].clone())
+        })
         .collect();
     if row["id"] == NAMELESS {
         calls.clear();
@@ -109,7 +124,9 @@ fn check(row: &Json, got: &Whole, how: &str) {
 fn every_recorded_case_comes_out_in_its_chunkings_and_cut_everywhere() {
     let (mut cases, mut cuts) = (0, 0);
     let all = rows();
-    for row in all.iter().filter(|row| !row["parser"].as_str().is_some_and(|name| name.starts_with('@'))) {
+    for row in
+        all.iter().filter(|row| !row["parser"].as_str().is_some_and(|name| name.starts_with('@')))
+    {
         // The result that counts for a text is the one of the row that has it in one piece.
         let whole = |other: &&Json| {
             !is_artefact(other)
@@ -170,7 +187,9 @@ fn steps(mut parser: OutputParser, chunks: &[String]) -> Vec<Json> {
 #[test]
 fn text_comes_out_as_early_as_recorded() {
     let mut seen = 0;
-    for row in rows().iter().filter(|row| row.get("chunks").is_some() && row.get("last_message").is_none()) {
+    for row in
+        rows().iter().filter(|row| row.get("chunks").is_some() && row.get("last_message").is_none())
+    {
         let name = row["parser"].as_str().expect("a parser");
         if name.starts_with('@') || CUT.iter().any(|(id, ..)| row["id"] == *id) {
             continue;
@@ -179,7 +198,12 @@ fn text_comes_out_as_early_as_recorded() {
         let think = row["think"].as_bool().map(Think::Switch);
         let input = ParserInput { tools: &tools, think: think.as_ref(), ..ParserInput::default() };
         let parser = OutputParser::by_name(name, &input).expect("a parser");
-        assert_eq!(Json::from(steps(parser, &chunks_of(row))), row["expect"]["steps"], "{}", row["id"]);
+        assert_eq!(
+            Json::from(steps(parser, &chunks_of(row))),
+            row["expect"]["steps"],
+            "{}",
+            row["id"]
+        );
         seen += 1;
     }
     assert_eq!(seen, 15 - CUT.len());
@@ -188,8 +212,11 @@ fn text_comes_out_as_early_as_recorded() {
 fn thinking(row: &Json) -> OutputParser {
     let tag = |key: &str| row[key].as_str().expect("a tag").to_string();
     let tags = ThinkTags { open: tag("open"), close: tag("close") };
-    let prompt =
-        if row["prompt_ends_with_open_tag"] == true { format!("Q\n{}\n", tags.open) } else { "Q".into() };
+    let prompt = if row["prompt_ends_with_open_tag"] == true {
+        format!("Q\n{}\n", tags.open)
+    } else {
+        "Q".into()
+    };
     OutputParser::thinking(tags, &prompt)
 }
 
@@ -201,7 +228,8 @@ fn every_case_of_the_thinking_parser_splits_step_by_step_as_recorded_and_cut_eve
         let mut got = steps(thinking(&row), &chunks_of(&row));
         // What comes at the end was not recorded.
         got.pop();
-        let both: Vec<Json> = got.iter().map(|step| serde_json::json!([step[0], step[1]])).collect();
+        let both: Vec<Json> =
+            got.iter().map(|step| serde_json::json!([step[0], step[1]])).collect();
         assert_eq!(Json::from(both), row["expect"]["steps"], "{}", row["id"]);
         cut_everywhere(&row, || thinking(&row));
     }
@@ -223,7 +251,11 @@ fn scan(row: &Json) -> OutputParser {
     let tools = row["tools"].as_array().cloned().unwrap_or_default();
     let tag = row["tag"].as_str().expect("a tag").to_owned();
     OutputParser::new(
-        Box::new(generic::Generic::new(None, "", Some(generic::Scan::new(tag, Tools::new(&tools))))),
+        Box::new(generic::Generic::new(
+            None,
+            "",
+            Some(generic::Scan::new(tag, Tools::new(&tools))),
+        )),
         &tools,
     )
 }
@@ -258,7 +290,9 @@ fn every_case_of_the_tool_parser_comes_out_step_by_step_as_recorded_and_cut_ever
         assert_eq!(whole.content, text("content") + &end, "{}", row["id"]);
         let calls = expect["tool_calls"].as_array().expect("calls").iter();
         let calls: Vec<(String, Json)> = calls
-            .map(|call| (call["name"].as_str().unwrap_or_default().into(), call["arguments"].clone()))
+            .map(|call| {
+                (call["name"].as_str().unwrap_or_default().into(), call["arguments"].clone())
+            })
             .collect();
         assert_eq!(whole.calls, calls, "{}", row["id"]);
     }
@@ -269,7 +303,8 @@ fn tags_and_variables_are_inferred_from_go_templates_as_recorded() {
     let rows = rows_of("@infer");
     assert_eq!(rows.len(), 12);
     for row in rows {
-        let template = GoTemplate::parse(row["template"].as_str().expect("a template")).expect("it parses");
+        let template =
+            GoTemplate::parse(row["template"].as_str().expect("a template")).expect("it parses");
         let (open, close) = template.think_tags();
         let got = serde_json::json!({
             "tool_tag": template.tool_tag(), "think_open": open, "think_close": close,

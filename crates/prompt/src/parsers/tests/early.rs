@@ -11,7 +11,8 @@ fn tools() -> Vec<Json> {
 /// What comes of a text in single characters, pieces of arguments joined by `|`; a call is `f{…}`, its whole `!`.
 fn told(name: &str, text: &str) -> String {
     let tools = tools();
-    let input = ParserInput { tools: &tools, think: Some(&Think::Switch(false)), ..ParserInput::default() };
+    let input =
+        ParserInput { tools: &tools, think: Some(&Think::Switch(false)), ..ParserInput::default() };
     let parser = match Template::parse(crate::Kind::Go, name) {
         Ok(template) if name.contains("{{") => OutputParser::for_template(&template, None, &input),
         _ => OutputParser::by_name(name, &input).expect("a name"),
@@ -47,7 +48,10 @@ fn arguments_pass_as_they_are_written() {
             r#"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "}"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"#,
         ),
         ("harmony", r#"<|channel|>commentary to=functions.f<|message|>{"a": "}"}<|call|>"#),
-        ("{{ if .ToolCalls }}<call>{{ end }}", r#"<call>{"name": "f", "parameters": {"a": "}"}}</call>"#),
+        (
+            "{{ if .ToolCalls }}<call>{{ end }}",
+            r#"<call>{"name": "f", "parameters": {"a": "}"}}</call>"#,
+        ),
         ("{{ if .ToolCalls }}{ {{ end }}", r#"{"name": "f", "parameters": {"a": "}"}}"#),
     ] {
         assert_eq!(told(name, text), format!("f{all}"), "{name}");
@@ -73,7 +77,10 @@ fn what_is_not_certain_is_told_when_it_is_complete() {
 #[test]
 fn a_call_that_breaks_off_or_changes_after_it_was_told_of_is_malformed() {
     for (text, want) in [
-        (r#"<tool_call>{"name": "f", "arguments": {"a"#, "f|{|\"|a<the text ends inside of the call>"),
+        (
+            r#"<tool_call>{"name": "f", "arguments": {"a"#,
+            "f|{|\"|a<the text ends inside of the call>",
+        ),
         (r#"<tool_call>{"name": "f", "arguments": {a}}</tool_call>"#, "f|{<failed to parse JSON: "),
         (
             r#"<tool_call>{"name": "f", "arguments": {}, "name": "g"}</tool_call> so"#,
@@ -90,7 +97,10 @@ fn a_call_that_breaks_off_or_changes_after_it_was_told_of_is_malformed() {
 fn an_object_that_is_no_call_after_all_is_over_before_the_next_one() {
     let text = r#"<call>{"name": "f", "arguments": {"a": 1},} {"name": "f", "arguments": {"a": 2}}</call>"#;
     let told = told("{{ if .ToolCalls }}<call>{{ end }}", text);
-    assert!(told.starts_with("f|{|\"|a|\"|:| |1|}<a call has the form") && told.contains("!"), "{told}");
+    assert!(
+        told.starts_with("f|{|\"|a|\"|:| |1|}<a call has the form") && told.contains("!"),
+        "{told}"
+    );
 }
 
 #[test]
@@ -98,17 +108,26 @@ fn a_call_that_was_told_of_never_comes_again_as_text() {
     let tools = tools();
     for (name, call) in [
         ("qwen3", r#"<tool_call>{"name": "f", "arguments": {"a":}}</tool_call>"#),
-        ("{{ if .ToolCalls }}<call>{{ end }}", r#"<call>{"name": "f", "arguments": {"a":}}</call>"#),
-        ("{{ if .ToolCalls }}<call>{{ end }}", r#"<call>{"name": "f", "arguments": {"a": 'b'}}</call> so"#),
+        (
+            "{{ if .ToolCalls }}<call>{{ end }}",
+            r#"<call>{"name": "f", "arguments": {"a":}}</call>"#,
+        ),
+        (
+            "{{ if .ToolCalls }}<call>{{ end }}",
+            r#"<call>{"name": "f", "arguments": {"a": 'b'}}</call> so"#,
+        ),
         ("{{ if .ToolCalls }}{ {{ end }}", r#"{"name": "f", "arguments": {"a": 1e999}}"#),
     ] {
         let input = ParserInput { tools: &tools, ..ParserInput::default() };
         let parser = match Template::parse(crate::Kind::Go, name) {
-            Ok(template) if name.contains("{{") => OutputParser::for_template(&template, None, &input),
+            Ok(template) if name.contains("{{") => {
+                OutputParser::for_template(&template, None, &input)
+            }
             _ => OutputParser::by_name(name, &input).expect("a name"),
         };
         let (mut parser, mut is_open) = (parser.telling_early(), false);
-        let mut parts: Vec<_> = pieces(call, 1).into_iter().flat_map(|piece| parser.push(piece)).collect();
+        let mut parts: Vec<_> =
+            pieces(call, 1).into_iter().flat_map(|piece| parser.push(piece)).collect();
         parts.extend(parser.finish());
         for part in parts {
             match part {
@@ -143,7 +162,10 @@ fn of_a_list_what_is_complete_stays_whatever_comes_behind_it() {
     for (rest, want) in [
         // One that is told of late; then nothing is told early any more.
         (format!(r#"{call}, {{"arguments": {{}}, "name": "f"}}, {call}]"#), "f|{|}!!!so"),
-        (format!("{call}, 5] "), "f|{|}!<a call has the form {\"name\": \"f\", \"arguments\": {…}}> so"),
+        (
+            format!("{call}, 5] "),
+            "f|{|}!<a call has the form {\"name\": \"f\", \"arguments\": {…}}> so",
+        ),
         (
             format!("{call}, {{\"name\": \"f\", \"arguments\": {{}}, \"name\": \"g\"}}]"),
             "f|{|}!f|{|}<a name or arguments come twice>so",
@@ -163,8 +185,11 @@ fn a_call_that_is_cut_is_text_also_where_its_end_may_be_left_out() {
     for name in ["glm-4.7", "glm-ocr", "laguna", "poolside-v1"] {
         for cut in 1..=text.len() {
             let tools = tools();
-            let input =
-                ParserInput { tools: &tools, think: Some(&Think::Switch(false)), ..ParserInput::default() };
+            let input = ParserInput {
+                tools: &tools,
+                think: Some(&Think::Switch(false)),
+                ..ParserInput::default()
+            };
             let parser = || OutputParser::by_name(name, &input).expect("a name");
             let is_call = |parts: &[Part]| parts.iter().any(|part| matches!(part, Part::Call(_)));
             let mut cut_off = parser();
@@ -177,8 +202,11 @@ fn a_call_that_is_cut_is_text_also_where_its_end_may_be_left_out() {
         }
         // The model's own end is another matter.
         let tools = tools();
-        let input =
-            ParserInput { tools: &tools, think: Some(&Think::Switch(false)), ..ParserInput::default() };
+        let input = ParserInput {
+            tools: &tools,
+            think: Some(&Think::Switch(false)),
+            ..ParserInput::default()
+        };
         let mut ended = OutputParser::by_name(name, &input).expect("a name");
         let mut parts = ended.push(text.strip_suffix("</tool_call>").unwrap());
         parts.extend(ended.finish());
@@ -191,8 +219,7 @@ fn a_call_that_is_cut_behind_its_name_is_a_call_and_no_text() {
     let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}});
     let tools = [tool("get"), tool("get_weather")];
     let go = "{{ if .ToolCalls }}<tool_call>{{ end }}";
-    let tagged =
-        "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
+    let tagged = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
     let twice = format!("{tagged}\n{tagged}");
     let xml = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>";
     let glm = "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>";
@@ -207,11 +234,16 @@ fn a_call_that_is_cut_behind_its_name_is_a_call_and_no_text() {
         ("harmony", harmony),
         ("ministral", "[TOOL_CALLS]get_weather[ARGS]{\"city\": \"Rome\"}"),
     ] {
-        let input =
-            ParserInput { tools: &tools, think: Some(&Think::Switch(false)), ..ParserInput::default() };
+        let input = ParserInput {
+            tools: &tools,
+            think: Some(&Think::Switch(false)),
+            ..ParserInput::default()
+        };
         let parser = || {
             let parser = match Template::parse(crate::Kind::Go, name) {
-                Ok(template) if name.contains("{{") => OutputParser::for_template(&template, None, &input),
+                Ok(template) if name.contains("{{") => {
+                    OutputParser::for_template(&template, None, &input)
+                }
                 _ => OutputParser::by_name(name, &input).expect("a name"),
             };
             parser.telling_early()
@@ -222,11 +254,18 @@ fn a_call_that_is_cut_behind_its_name_is_a_call_and_no_text() {
             let mut parser = parser();
             let mut parts = parser.push(&text[..at]);
             parts.extend(parser.break_off());
-            let begun = parts.iter().filter(|part| **part == Part::CallBegins("get_weather".into())).count();
+            let begun = parts
+                .iter()
+                .filter(|part| **part == Part::CallBegins("get_weather".into()))
+                .count();
             // The text of a call that has begun is not said.
-            let is_said =
-                |part: &Part| matches!(part, Part::Content(text) | Part::Thinking(text) if !text.is_empty());
-            assert_eq!(begun, text.matches("get_weather").count(), "{name}: {:?}: {parts:?}", &text[..at]);
+            let is_said = |part: &Part| matches!(part, Part::Content(text) | Part::Thinking(text) if !text.is_empty());
+            assert_eq!(
+                begun,
+                text.matches("get_weather").count(),
+                "{name}: {:?}: {parts:?}",
+                &text[..at]
+            );
             assert!(!parts.iter().any(is_said), "{name}: {:?}: {parts:?}", &text[..at]);
         }
     }
@@ -251,9 +290,10 @@ fn nothing_is_left_of_a_second_call_that_is_cut_before_its_name() {
 #[test]
 fn a_name_between_tags_is_a_call_without_arguments() {
     let go = "{{ if .ToolCalls }}<call>{{ end }}";
-    for text in
-        ["<call>{\"name\": \"f\"}</call>", "<call>\n{\"name\": \"f\", \"arguments\": null}\n</call>\n"]
-    {
+    for text in [
+        "<call>{\"name\": \"f\"}</call>",
+        "<call>\n{\"name\": \"f\", \"arguments\": null}\n</call>\n",
+    ] {
         assert_eq!(told(go, text), "!");
         assert_eq!(told(go, &text.repeat(2)), "!!");
         assert_eq!(

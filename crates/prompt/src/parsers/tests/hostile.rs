@@ -72,7 +72,9 @@ pub(super) const BITS: [&str; 62] = [
 
 fn tools() -> Vec<Json> {
     let parameters = serde_json::json!({"type": "object", "properties": {"a": {"type": "string"}}});
-    vec![serde_json::json!({"type": "function", "function": {"name": "f", "parameters": parameters}})]
+    vec![
+        serde_json::json!({"type": "function", "function": {"name": "f", "parameters": parameters}}),
+    ]
 }
 
 /// Every parser there is, with and without thoughts.
@@ -82,9 +84,13 @@ fn every_parser(tools: &[Json]) -> Vec<(String, OutputParser)> {
         let think = Think::Switch(think);
         let input = ParserInput { tools, think: Some(&think), ..ParserInput::default() };
         for name in OutputParser::names() {
-            all.push((format!("{name}, {think:?}"), OutputParser::by_name(name, &input).expect("a name")));
+            all.push((
+                format!("{name}, {think:?}"),
+                OutputParser::by_name(name, &input).expect("a name"),
+            ));
         }
-        for source in ["{{ if .ToolCalls }}<tool_call>{{ end }}", "{{ if .ToolCalls }}{ {{ end }}"] {
+        for source in ["{{ if .ToolCalls }}<tool_call>{{ end }}", "{{ if .ToolCalls }}{ {{ end }}"]
+        {
             let template = Template::parse(crate::Kind::Go, source).expect("a template");
             let tags = ThinkTags { open: "<think>".into(), close: "</think>".into() };
             all.push((source.into(), OutputParser::for_template(&template, Some(tags), &input)));
@@ -98,7 +104,8 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % n
     }
 }
@@ -108,9 +115,11 @@ fn random_texts_come_out_the_same_however_they_are_cut_and_nothing_is_made_up() 
     let tools = tools();
     let mut random = Random(7);
     for round in 0..150 {
-        let text: String = (0..1 + random.below(14)).map(|_| BITS[random.below(BITS.len())]).collect();
+        let text: String =
+            (0..1 + random.below(14)).map(|_| BITS[random.below(BITS.len())]).collect();
         let size = 1 + random.below(9);
-        for ((name, whole), (_, cut)) in every_parser(&tools).into_iter().zip(every_parser(&tools)) {
+        for ((name, whole), (_, cut)) in every_parser(&tools).into_iter().zip(every_parser(&tools))
+        {
             let whole = Whole::of(whole, [text.as_str()]);
             let cut = Whole::of(cut, pieces(&text, size));
             assert_eq!(cut, whole, "round {round}, {name} in pieces of {size}: {text}");
@@ -141,7 +150,8 @@ fn time_and_memory_grow_with_the_text_and_no_faster() {
         " to=f<|message|>",
         "<｜tool▁calls▁begin｜>",
     ];
-    let fillers = [" ", "<", "x", "{", "<parameter=a>", "<tool_call>", "<|tool_call_end|>", "<think>", "f "];
+    let fillers =
+        [" ", "<", "x", "{", "<parameter=a>", "<tool_call>", "<|tool_call_end|>", "<think>", "f "];
     for (at, start) in starts.iter().enumerate() {
         let filler = fillers[at % fillers.len()];
         for filler in [filler, fillers[(at + 4) % fillers.len()]] {
@@ -154,7 +164,10 @@ fn time_and_memory_grow_with_the_text_and_no_faster() {
                 }
                 out += parser.finish().len();
                 let took = started.elapsed();
-                assert!(took < Duration::from_secs(4), "{name} took {took:?} for {start:?} and {filler:?}");
+                assert!(
+                    took < Duration::from_secs(4),
+                    "{name} took {took:?} for {start:?} and {filler:?}"
+                );
                 assert!(out <= text.len());
             }
         }
@@ -184,12 +197,17 @@ fn behind_a_call_of_no_tool_the_answer_goes_on() {
     let source = "{{ if .ToolCalls }}<tool_call>{{ end }}";
     let template = Template::parse(crate::Kind::Go, source).expect("a template");
     let no_tool = "<tool_call>{\"name\": \"g\", \"arguments\": {}}</tool_call>";
-    let text =
-        format!("{no_tool}{no_tool} Well. <tool_call>{{\"name\": \"f\", \"arguments\": {{}}}}</tool_call>");
+    let text = format!(
+        "{no_tool}{no_tool} Well. <tool_call>{{\"name\": \"f\", \"arguments\": {{}}}}</tool_call>"
+    );
     for size in [1, 2, 1000] {
-        let whole = Whole::of(OutputParser::for_template(&template, None, &input), pieces(&text, size));
+        let whole =
+            Whole::of(OutputParser::for_template(&template, None, &input), pieces(&text, size));
         let lost: Vec<&str> = whole.malformed.iter().map(|(text, ..)| text.as_str()).collect();
-        assert_eq!((lost, whole.content.as_str(), whole.calls.len()), (vec![no_tool; 2], " Well. ", 1));
+        assert_eq!(
+            (lost, whole.content.as_str(), whole.calls.len()),
+            (vec![no_tool; 2], " Well. ", 1)
+        );
     }
 }
 
@@ -203,7 +221,10 @@ fn what_cannot_be_read_as_a_call_is_not_lost() {
         ("qwen3", "so <tool_ca"),
         ("qwen3-coder", "<tool_call>nothing</tool_call>"),
         ("lfm2", "<|tool_call_start|>oops<|tool_call_end|>"),
-        ("deepseek3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{oops<｜tool▁call▁end｜>"),
+        (
+            "deepseek3",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{oops<｜tool▁call▁end｜>",
+        ),
         ("gemma4", "<|tool_call>f{}<tool_call|>"),
         ("harmony", "<|channel|>commentary to=functions.f<|message|>{\"a\":"),
     ] {

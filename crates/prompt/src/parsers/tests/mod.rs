@@ -29,7 +29,9 @@ impl Whole {
             };
             match part {
                 Part::CallBegins(name) => self.told = Some((name, String::new())),
-                Part::Arguments(text) => self.told.as_mut().expect("a call has begun").1.push_str(&text),
+                Part::Arguments(text) => {
+                    self.told.as_mut().expect("a call has begun").1.push_str(&text)
+                }
                 Part::Thinking(text) => self.thinking += &text,
                 Part::Content(text) => self.content += &text,
                 Part::Call(call) => {
@@ -37,7 +39,10 @@ impl Whole {
                     if let Some((name, arguments)) = told {
                         let arguments: Json =
                             serde_json::from_str(&arguments).expect("what was told is whole");
-                        assert_eq!((name, arguments), (call.name.clone(), call.arguments.clone().into()));
+                        assert_eq!(
+                            (name, arguments),
+                            (call.name.clone(), call.arguments.clone().into())
+                        );
                     }
                     self.calls.push((call.name, Json::Object(call.arguments)));
                 }

@@ -9,15 +9,16 @@ fn rows() -> Vec<Json> {
 
 fn rows_of(name: &str) -> Vec<Json> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cases/");
-    let text =
-        std::fs::read_to_string(format!("{folder}{name}")).expect("the case file is part of the repository");
+    let text = std::fs::read_to_string(format!("{folder}{name}"))
+        .expect("the case file is part of the repository");
     text.lines().map(|line| serde_json::from_str(line).expect("a row is one JSON object")).collect()
 }
 
 /// `templates` beside the test models: the folder `models/templates` of llama.cpp, as the cases name it.
 fn source(file: &str) -> Option<String> {
     let models = std::env::var_os("PUNA_TEST_MODELS").map(std::path::PathBuf::from);
-    let models = models.unwrap_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/../../.cache/models").into());
+    let models = models
+        .unwrap_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/../../.cache/models").into());
     let name = file.rsplit('/').next()?;
     let source = std::fs::read_to_string(models.join("templates").join(name)).ok();
     if source.is_none() {
@@ -30,8 +31,10 @@ fn source(file: &str) -> Option<String> {
 fn the_call_that_a_template_writes_is_read_back() {
     let (mut read, mut silent) = (0, 0);
     let rows = rows();
-    let conversation = rows.iter().find(|row| row["kind"] == "conversation" && row["name"] == "tool_round");
-    let tools = conversation.and_then(|row| row["variables"]["tools"].as_array()).cloned().expect("tools");
+    let conversation =
+        rows.iter().find(|row| row["kind"] == "conversation" && row["name"] == "tool_round");
+    let tools =
+        conversation.and_then(|row| row["variables"]["tools"].as_array()).cloned().expect("tools");
     for row in rows.iter().filter(|row| row["conversation"] == "tool_round") {
         let file = row["file"].as_str().expect("a file");
         let Some(text) = row["expect"].as_str() else { continue };
@@ -51,9 +54,12 @@ fn the_call_that_a_template_writes_is_read_back() {
             let parser = OutputParser::for_template(&template, template.think_tags(), &input);
             Whole::of(parser, pieces(text, cut))
         };
-        let expect = vec![("tide_table".to_owned(), serde_json::json!({"harbour": "Wick", "days": 2}))];
+        let expect =
+            vec![("tide_table".to_owned(), serde_json::json!({"harbour": "Wick", "days": 2}))];
         // Bare JSON counts only where the answer begins.
-        let bare = after.find("{\"name\": \"tide_table\", \"parameters\"").map_or(after, |at| &after[at..]);
+        let bare = after
+            .find("{\"name\": \"tide_table\", \"parameters\"")
+            .map_or(after, |at| &after[at..]);
         let after = if file.contains("Llama-3") { bare } else { after };
         assert_eq!(whole(after, 3).calls, expect, "{file}: {after}");
         assert_eq!(whole(after, 1000), whole(after, 1), "{file}");
@@ -102,12 +108,14 @@ fn a_call_in_the_form_of_a_template_is_read_back() {
                 continue;
             }
         };
-        let tools =
-            [serde_json::json!({"type": "function", "function": {"name": "tide_table", "parameters": {}}})];
+        let tools = [
+            serde_json::json!({"type": "function", "function": {"name": "tide_table", "parameters": {}}}),
+        ];
         let input = ParserInput { tools: &tools, ..ParserInput::default() };
         let arguments = serde_json::json!({"harbour": "Wick", "deep": {"a": [1, "}"]}});
         let text = format!("{before}tide_table{between}{arguments}{after}");
-        let whole = Whole::of(OutputParser::for_template(&template, tags, &input), pieces(&text, 3));
+        let whole =
+            Whole::of(OutputParser::for_template(&template, tags, &input), pieces(&text, 3));
         assert_eq!(whole.calls, [("tide_table".to_owned(), arguments)], "{file}: {text}");
         json += 1;
     }
@@ -146,17 +154,22 @@ fn check_written(file: &str, template: &Template, before: &str, written: &crate:
         let tags = template.think_tags();
         let whole = Whole::of(OutputParser::for_template(template, tags, &input), pieces(&text, 3));
         let some = expect.as_object().unwrap().iter().skip(range.start).take(range.len());
-        let some: serde_json::Map<_, _> = some.map(|(key, value)| (key.clone(), value.clone())).collect();
+        let some: serde_json::Map<_, _> =
+            some.map(|(key, value)| (key.clone(), value.clone())).collect();
         assert_eq!(whole.calls, [("tide_table".to_owned(), Json::Object(some))], "{file}: {text}");
     }
 }
 
 #[test]
 fn what_a_template_only_mentions_is_read_as_well() {
-    let tools = vec![serde_json::json!({"type": "function", "function": {"name": "f", "parameters": {}}})];
+    let tools =
+        vec![serde_json::json!({"type": "function", "function": {"name": "f", "parameters": {}}})];
     let input = ParserInput { tools: &tools, ..ParserInput::default() };
     for (file, text) in [
-        ("ibm-granite-granite-3.3-2B-Instruct.jinja", "<|tool_call|>[{\"name\": \"f\", \"arguments\": {}}]"),
+        (
+            "ibm-granite-granite-3.3-2B-Instruct.jinja",
+            "<|tool_call|>[{\"name\": \"f\", \"arguments\": {}}]",
+        ),
         ("LFM2-8B-A1B.jinja", "<|tool_call_start|>[f()]<|tool_call_end|>"),
     ] {
         let Some(source) = source(file) else { return };
@@ -178,8 +191,9 @@ fn recipients_of_functionary_get_what_is_theirs() {
         .map(|name| serde_json::json!({"type": "function", "function": {"name": name, "parameters": {}}}));
     let offered = ParserInput { tools: &tools, ..ParserInput::default() };
     let read = |text: &str, input: &ParserInput<'_>| {
-        let whole =
-            |cut: usize| Whole::of(OutputParser::for_template(&template, None, input), pieces(text, cut));
+        let whole = |cut: usize| {
+            Whole::of(OutputParser::for_template(&template, None, input), pieces(text, cut))
+        };
         assert_eq!(whole(1000), whole(1), "{text}");
         whole(1)
     };
@@ -193,13 +207,18 @@ fn recipients_of_functionary_get_what_is_theirs() {
     assert_eq!(content("Hello!\nf"), "Hello!\nf", "it has forgotten the recipient");
     assert_eq!(content("all"), "");
     assert_eq!(content("all\na>>>>>b>>>"), "a>>>>>b>>>");
-    assert_eq!(read("all\nHello!", &ParserInput::default()).content, "Hello!", "without tools, too");
+    assert_eq!(
+        read("all\nHello!", &ParserInput::default()).content,
+        "Hello!",
+        "without tools, too"
+    );
 
     let arguments = serde_json::json!({"a": "}>>>all\n"});
     let one = ("f".to_owned(), arguments.clone());
     let called = read(&format!("f\n{arguments}"), &offered);
     assert_eq!((called.content.as_str(), called.calls), ("", vec![one.clone()]));
-    let called = read(&format!("all\nI look.>>>f\n{arguments}\n>>>all_of\n{{}}>>>all\nSo."), &offered);
+    let called =
+        read(&format!("all\nI look.>>>f\n{arguments}\n>>>all_of\n{{}}>>>all\nSo."), &offered);
     assert_eq!(
         (called.content.as_str(), called.calls),
         ("I look.So.", vec![one, ("all_of".into(), serde_json::json!({}))])
@@ -213,8 +232,8 @@ fn recipients_of_functionary_get_what_is_theirs() {
         assert!(whole.calls.is_empty() && whole.malformed[0].1.starts_with(error), "{whole:?}");
         assert_eq!(whole.malformed[0].0.clone() + &whole.content, text);
     }
-    let form =
-        crate::CallForm::of(&template, None, None, &["<|eot_id|>".to_owned()]).expect("it writes calls");
+    let form = crate::CallForm::of(&template, None, None, &["<|eot_id|>".to_owned()])
+        .expect("it writes calls");
     let arguments = crate::Arguments::Object { between: "\n".into(), after: String::new() };
     assert_eq!(form, crate::CallForm { before: String::new(), arguments });
 }
@@ -225,7 +244,8 @@ fn a_template_of_an_unknown_form_is_searched_for_json_behind_its_tag() {
                   %%call%% {\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\
                   {% endfor %}</{{ m.role }}>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
     let template = Template::parse(Kind::Jinja, source).expect("it parses");
-    let tools = vec![serde_json::json!({"type": "function", "function": {"name": "f", "parameters": {}}})];
+    let tools =
+        vec![serde_json::json!({"type": "function", "function": {"name": "f", "parameters": {}}})];
     let input = ParserInput { tools: &tools, ..ParserInput::default() };
     let text = "I look. %%call%% {\"name\": \"f\", \"arguments\": {\"a\": 1}}";
     let whole = Whole::of(OutputParser::for_template(&template, None, &input), pieces(text, 2));
@@ -243,7 +263,8 @@ fn answers_with_difficult_values_are_read_back_however_they_are_cut() {
     let mut wrong = Vec::new();
     let mut count = 0;
     for row in &rows[1..] {
-        let (file, text) = (row["file"].as_str().expect("a file"), row["text"].as_str().expect("a text"));
+        let (file, text) =
+            (row["file"].as_str().expect("a file"), row["text"].as_str().expect("a text"));
         let Some(source) = source(file) else { return };
         let template = Template::parse(Kind::Jinja, &source).expect("it parses");
         let prompt = row["prompt"].as_str().expect("a prompt");

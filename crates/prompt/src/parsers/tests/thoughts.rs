@@ -29,7 +29,11 @@ fn the_end_of_a_thought_ends_it_and_the_answer_begins() {
         let Some(end) = parser.thought_end() else { continue };
         known.push(name);
         parser.push(&end);
-        assert_eq!((parser.stage(), parser.thought_end()), (Stage::Answer, None), "{name}: {end:?}");
+        assert_eq!(
+            (parser.stage(), parser.thought_end()),
+            (Stage::Answer, None),
+            "{name}: {end:?}"
+        );
         let mut parts = parser.push("42");
         parts.extend(parser.finish());
         assert!(parts.iter().any(|part| *part == Part::Content("42".into())), "{name}: {parts:?}");
@@ -69,7 +73,8 @@ fn a_model_that_writes_to_itself_answers_between_its_messages_too() {
 
 #[test]
 fn a_thought_that_surely_goes_on_does() {
-    let template = Template::parse(Kind::Jinja, "{{ '<think>\\n' }}{{ messages }}</think>").unwrap();
+    let template =
+        Template::parse(Kind::Jinja, "{{ '<think>\\n' }}{{ messages }}</think>").unwrap();
     let tags = template.think_tags();
     let generic = OutputParser::for_template(
         &template,
@@ -78,14 +83,18 @@ fn a_thought_that_surely_goes_on_does() {
     );
     let mut sure = 0;
     for (name, parser) in thinking().chain([("template", generic)]) {
-        for bit in BITS.iter().copied().chain(["and so", " 1 < 2", "\n", "<", "[", "\n</thi", "é"]) {
+        for bit in BITS.iter().copied().chain(["and so", " 1 < 2", "\n", "<", "[", "\n</thi", "é"])
+        {
             if parser.keeps_thinking(bit) {
                 sure += 1;
                 assert_eq!(parser.peek_stage(bit), Stage::Thinking, "{name}: {bit:?}");
                 // Nor does what comes behind end it earlier than in one piece.
                 let mut parser = parser.copy();
                 parser.push(bit);
-                assert!(parser.is_thinking() && !parser.keeps_thinking("</think>"), "{name}: {bit:?}");
+                assert!(
+                    parser.is_thinking() && !parser.keeps_thinking("</think>"),
+                    "{name}: {bit:?}"
+                );
             }
         }
     }

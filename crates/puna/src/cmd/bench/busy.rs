@@ -22,7 +22,8 @@ impl Busy {
         let out = child.stdout.take();
         let busy = Self(child);
         if let Some(mut out) = out {
-            std::io::Read::read_exact(&mut out, &mut word).context("the busy process did not start")?;
+            std::io::Read::read_exact(&mut out, &mut word)
+                .context("the busy process did not start")?;
         }
         Ok(busy)
     }

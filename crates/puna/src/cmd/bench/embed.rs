@@ -31,7 +31,11 @@ fn texts(test: &Test, n_vocab: usize) -> Vec<Vec<u32>> {
 }
 
 /// Runs a test: the same steps once by hand, to count, once to warm up, then timed. Memory is that of the loaded model.
-pub fn run(file: &ModelFile, test: &Test, plan: &Plan) -> Result<(Vec<Measured>, Option<Resident>)> {
+pub fn run(
+    file: &ModelFile,
+    test: &Test,
+    plan: &Plan,
+) -> Result<(Vec<Measured>, Option<Resident>)> {
     let options = EngineOptions {
         num_ctx: plan.compute.num_ctx,
         num_batch: plan.compute.num_batch,

@@ -39,7 +39,8 @@ impl Test {
     /// The kind, with depth, sequences and neighbours where they are not the usual ones.
     pub fn name(&self) -> String {
         let depth = if self.depth > 0 { format!(" @ d{}", self.depth) } else { String::new() };
-        let sequences = if self.sequences > 1 { format!(" × {}", self.sequences) } else { String::new() };
+        let sequences =
+            if self.sequences > 1 { format!(" × {}", self.sequences) } else { String::new() };
         let busy = if self.busy > 0 { format!(", {} busy", self.busy) } else { String::new() };
         format!("{}{depth}{sequences}{busy}", self.kind())
     }
@@ -80,7 +81,8 @@ impl Measured {
 
     /// Half the distance between the slowest and the fastest repetition.
     pub fn spread(&self) -> f64 {
-        let (min, max) = self.runs.iter().fold((f64::MAX, f64::MIN), |(lo, hi), &x| (lo.min(x), hi.max(x)));
+        let (min, max) =
+            self.runs.iter().fold((f64::MAX, f64::MIN), |(lo, hi), &x| (lo.min(x), hi.max(x)));
         if self.runs.is_empty() { 0.0 } else { (max - min) / 2.0 }
     }
 }
@@ -183,7 +185,8 @@ fn once(evaluator: &mut Evaluator, test: &Test, n_vocab: u32) -> Result<()> {
     }
     for at in (first..length).step_by(step) {
         let end = (at + step).min(length);
-        let outputs = if test.generate > 0 || end == length { Outputs::Last } else { Outputs::None };
+        let outputs =
+            if test.generate > 0 || end == length { Outputs::Last } else { Outputs::None };
         let feed = |(sequence, text)| Feed { sequence, tokens: text, outputs };
         let pieces = texts.iter().map(|text| &text[at..end]);
         let feeds: Vec<Feed<'_>> = pieces.enumerate().map(feed).collect();
@@ -196,7 +199,8 @@ fn once(evaluator: &mut Evaluator, test: &Test, n_vocab: u32) -> Result<()> {
 pub fn tokens(count: usize, seed: usize, n_vocab: u32) -> Vec<u32> {
     let mut state = seed as u64 + 1;
     let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as u32 % n_vocab.max(1)
     };
     (0..count).map(|_| next()).collect()

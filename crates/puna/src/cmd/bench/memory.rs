@@ -40,8 +40,9 @@ fn sum(smaps: &str, files: &[PathBuf], cache: u64) -> Resident {
             found.file += if of_file { bytes } else { 0 };
         } else if first.contains('-') && !first.ends_with(':') {
             // The path follows five fields of addresses, rights and numbers, and may have blanks in it.
-            of_file =
-                line.find('/').is_some_and(|at| files.iter().any(|file| file == Path::new(&line[at..])));
+            of_file = line
+                .find('/')
+                .is_some_and(|at| files.iter().any(|file| file == Path::new(&line[at..])));
         }
     }
     found

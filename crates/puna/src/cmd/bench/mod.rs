@@ -36,7 +36,10 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let file = ModelFile::open(&args.model)?;
     for baseline in &baselines {
         if let Some(other) = baseline.only_other_model(&file.shown) {
-            out::note(format_args!("{} has results of {other}: compared as if of this model", baseline.name));
+            out::note(format_args!(
+                "{} has results of {other}: compared as if of this model",
+                baseline.name
+            ));
         }
     }
     let plan = Plan::new(args, &file)?;
@@ -50,7 +53,8 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let machine = plan.compute.backend()?.describe();
     out::note(format_args!("probing the machine: {}", report::machine(&machine)));
     let before = probe::limits(machine.threads, &machine.kernels)?;
-    let (measured, resident) = if plan.embeds() { embeddings(&file, &plan)? } else { steps(&file, &plan)? };
+    let (measured, resident) =
+        if plan.embeds() { embeddings(&file, &plan)? } else { steps(&file, &plan)? };
     // Others may have been busy at one end of the run: the machine can do what it did at its better one.
     let limits: Limits = before.best(probe::limits(machine.threads, &machine.kernels)?);
     let report = Report {
@@ -99,8 +103,13 @@ fn check_chart(path: &Path) -> Result<()> {
 /// Prompts and generation, fed by hand.
 fn steps(file: &ModelFile, plan: &Plan) -> Result<(Vec<Measured>, Option<Resident>)> {
     let mut evaluator = plan.compute.evaluator(file)?;
-    if evaluator.info().unmasking.is_some() && plan.tests.iter().any(|t| t.generate > 0 || t.depth > 0) {
-        bail!("{} fills masked places of whole texts: its steps are prompts; use -n 0 and -d 0", file.shown);
+    if evaluator.info().unmasking.is_some()
+        && plan.tests.iter().any(|t| t.generate > 0 || t.depth > 0)
+    {
+        bail!(
+            "{} fills masked places of whole texts: its steps are prompts; use -n 0 and -d 0",
+            file.shown
+        );
     }
     let mut results = Vec::new();
     for test in &plan.tests {

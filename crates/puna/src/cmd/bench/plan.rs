@@ -64,7 +64,10 @@ fn longest(tests: &[Test], n_ctx: usize) -> Result<usize> {
             bail!("{} needs more tokens than the context of {n_ctx} (-p, -n and -d)", test.name());
         }
         if test.sequences > MOST_SEQUENCES {
-            bail!("{} are more than {MOST_SEQUENCES} sequences or texts at once (-b)", test.sequences);
+            bail!(
+                "{} are more than {MOST_SEQUENCES} sequences or texts at once (-b)",
+                test.sequences
+            );
         }
         longest = longest.max(tokens);
     }
@@ -78,8 +81,12 @@ fn tests(args: &BenchArgs) -> Vec<Test> {
     for &depth in &args.depth {
         for &sequences in sequences {
             let test = Test { depth, sequences, ..Test::default() };
-            tests.extend(args.n_prompt.iter().filter(|n| **n > 0).map(|&prompt| Test { prompt, ..test }));
-            tests.extend(args.n_gen.iter().filter(|n| **n > 0).map(|&generate| Test { generate, ..test }));
+            tests.extend(
+                args.n_prompt.iter().filter(|n| **n > 0).map(|&prompt| Test { prompt, ..test }),
+            );
+            tests.extend(
+                args.n_gen.iter().filter(|n| **n > 0).map(|&generate| Test { generate, ..test }),
+            );
         }
     }
     tests
@@ -88,7 +95,8 @@ fn tests(args: &BenchArgs) -> Vec<Test> {
 /// A batch for every number of texts and every length of the longest, which is no longer than the model takes.
 fn embeddings(args: &BenchArgs, n_ctx: usize) -> Vec<Test> {
     let sequences = if args.sequences.is_empty() { &[TEXTS][..] } else { &args.sequences };
-    let mut longest: Vec<usize> = args.n_prompt.iter().filter(|n| **n > 0).map(|&n| n.min(n_ctx)).collect();
+    let mut longest: Vec<usize> =
+        args.n_prompt.iter().filter(|n| **n > 0).map(|&n| n.min(n_ctx)).collect();
     longest.dedup();
     let batch = |&sequences| {
         let test = Test { sequences, embed: true, ..Test::default() };
@@ -127,7 +135,8 @@ mod tests {
     #[test]
     fn numbers_beyond_the_model_and_the_machine_name_the_limit() {
         let most = usize::MAX.to_string();
-        let found = |line: &str| longest(&super::tests(&args(line)), 256).map_err(|e| e.to_string());
+        let found =
+            |line: &str| longest(&super::tests(&args(line)), 256).map_err(|e| e.to_string());
         assert_eq!(
             found("-p 200 -n 56 -d 200"),
             Err("pp200 @ d200 needs more tokens than the context of 256 (-p, -n and -d)".into())
@@ -141,7 +150,10 @@ mod tests {
             assert!(found(&line).is_err_and(|text| text.contains("the context of 256")), "{line}");
         }
         for line in ["-p 8 -b 4097".to_owned(), format!("-p 8 -b 1,{most}")] {
-            assert!(found(&line).is_err_and(|text| text.contains("more than 4096 sequences")), "{line}");
+            assert!(
+                found(&line).is_err_and(|text| text.contains("more than 4096 sequences")),
+                "{line}"
+            );
         }
         let texts = embeddings(&args(&format!("-b {most}")), 256);
         assert!(longest(&texts, 256).is_err());
@@ -150,6 +162,9 @@ mod tests {
     #[test]
     fn texts_are_no_longer_than_the_model_takes() {
         assert_eq!(names(&embeddings(&args(""), 256)), ["embed256 × 64"]);
-        assert_eq!(names(&embeddings(&args("-p 64,512 -b 8"), 256)), ["embed64 × 8", "embed256 × 8"]);
+        assert_eq!(
+            names(&embeddings(&args("-p 64,512 -b 8"), 256)),
+            ["embed64 × 8", "embed256 × 8"]
+        );
     }
 }

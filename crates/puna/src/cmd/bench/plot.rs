@@ -82,7 +82,9 @@ fn panels(results: &[Compared]) -> Vec<Panel<'_>> {
         results: results.iter().filter(|r| of(r)).collect(),
     };
     let all = [
-        kind("Reading prompts, tokens per second", |r| r.measured.test.prompt > 0 && !r.measured.test.embed),
+        kind("Reading prompts, tokens per second", |r| {
+            r.measured.test.prompt > 0 && !r.measured.test.embed
+        }),
         kind("Generating, tokens per second", |r| r.measured.test.generate > 0),
         kind("Embedding, tokens per second", |r| r.measured.test.embed),
     ];
@@ -146,7 +148,13 @@ fn group(out: &mut String, top: f64, result: &Compared, scale: f64, report: &Rep
         // Right of the bar, and of the mark if that would stand in the way.
         let mark = limit(result, report).map_or(0.0, |x| x * scale);
         let end = if mark > bar * scale && mark < bar * scale + 150.0 { mark } else { bar * scale };
-        text(out, if at == 0 { "strong small" } else { "soft small" }, LEFT + end + 8.0, y + 12.0, &label);
+        text(
+            out,
+            if at == 0 { "strong small" } else { "soft small" },
+            LEFT + end + 8.0,
+            y + 12.0,
+            &label,
+        );
     }
     if let Some(limit) = limit(result, report).filter(|x| x * scale <= WIDTH - LEFT - RIGHT + 1.0) {
         let x = LEFT + limit * scale;
@@ -188,7 +196,8 @@ fn class(at: usize) -> String {
 }
 
 fn text(out: &mut String, class: &str, x: f64, y: f64, text: &str) {
-    let _ = writeln!(out, "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escape(text));
+    let _ =
+        writeln!(out, "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escape(text));
 }
 
 fn rect(out: &mut String, class: &str, x: f64, y: f64, width: f64, height: f64) {
@@ -226,7 +235,8 @@ mod tests {
         let mut rest = text.trim_end();
         while let Some(start) = rest.find('<') {
             let between = &rest[..start];
-            let entity = |after: &str| ["amp;", "lt;", "gt;", "quot;"].iter().any(|e| after.starts_with(e));
+            let entity =
+                |after: &str| ["amp;", "lt;", "gt;", "quot;"].iter().any(|e| after.starts_with(e));
             assert!(!between.contains('>') && between.split('&').skip(1).all(entity), "{between}");
             assert!(!open.is_empty() || between.is_empty(), "text outside the root: {between}");
             let end = start + rest[start..].find('>').expect("a tag ends");
@@ -237,11 +247,14 @@ mod tests {
                     let name = tag.split([' ', '/']).next().unwrap();
                     let attributes = tag[name.len()..].trim_end_matches('/');
                     assert!(
-                        attributes.matches('"').count().is_multiple_of(2) && !attributes.contains('<'),
+                        attributes.matches('"').count().is_multiple_of(2)
+                            && !attributes.contains('<'),
                         "{tag}"
                     );
-                    for pair in
-                        attributes.split_inclusive("\" ").map(str::trim).filter(|pair| !pair.is_empty())
+                    for pair in attributes
+                        .split_inclusive("\" ")
+                        .map(str::trim)
+                        .filter(|pair| !pair.is_empty())
                     {
                         let (key, value) = pair.split_once('=').expect("a value");
                         assert!(
@@ -273,10 +286,17 @@ mod tests {
             ">b<",
         ];
         let tests = ["pp512", "tg32", "tg32, 2 busy"];
-        let values =
-            ["200 · 50 % of compute", "100 · puna 2.00×", "10 · 50 % of bandwidth", "8 · puna 1.25×"];
-        let heads =
-            ["Reading prompts, tokens per second", "Generating, tokens per second", "the machine's limit"];
+        let values = [
+            "200 · 50 % of compute",
+            "100 · puna 2.00×",
+            "10 · 50 % of bandwidth",
+            "8 · puna 1.25×",
+        ];
+        let heads = [
+            "Reading prompts, tokens per second",
+            "Generating, tokens per second",
+            "the machine's limit",
+        ];
         for label in labels.iter().chain(&tests).chain(&values).chain(&heads) {
             assert!(svg.contains(label), "{label} in\n{svg}");
         }

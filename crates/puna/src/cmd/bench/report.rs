@@ -110,7 +110,8 @@ impl Report<'_> {
             "bytes_per_token": measured.bytes_per_token, "macs_per_token": measured.macs_per_token,
         });
         if test.embed {
-            value["texts_per_second"] = json!(measured.tokens_per_second() * measured.texts_per_token);
+            value["texts_per_second"] =
+                json!(measured.tokens_per_second() * measured.texts_per_token);
         }
         if let Some((kept, fair)) = self.kept(measured) {
             value["kept"] = json!(kept);
@@ -190,9 +191,9 @@ impl Report<'_> {
             if busy {
                 row.push(if test.busy > 0 { format!("{} threads", test.busy) } else { dash() });
                 let kept = self.kept(measured);
-                row.push(
-                    kept.map_or_else(dash, |(kept, fair)| format!("{} ({})", percent(kept), percent(fair))),
-                );
+                row.push(kept.map_or_else(dash, |(kept, fair)| {
+                    format!("{} ({})", percent(kept), percent(fair))
+                }));
             }
             let ratio = |(_, other): &(String, Option<f64>)| {
                 other.map_or_else(dash, |o| format!("{:.2}×", speed / o))
@@ -215,8 +216,11 @@ fn percent(share: f64) -> String {
 
 fn ops(measured: &Measured) -> String {
     let row = |op: &super::measure::Share| {
-        let numbers =
-            [format!("{:.1} %", op.share * 100.0), format!("{:.1}", op.gbs), format!("{:.1}", op.gmacs)];
+        let numbers = [
+            format!("{:.1} %", op.share * 100.0),
+            format!("{:.1}", op.gbs),
+            format!("{:.1}", op.gmacs),
+        ];
         [op.op.to_string()].into_iter().chain(numbers).collect::<Vec<_>>()
     };
     let rows: Vec<Vec<String>> = measured.ops.iter().map(row).collect();
@@ -255,7 +259,16 @@ pub(super) mod tests {
         };
         let memory = Some(Some(Resident { total: 1_100_000, file: 1_000_000, cache: 20_000 }));
         let starts = vec![0.25, 0.5, 0.3];
-        Report { model: "m & n", facts: Value::Null, machine, limits, cores: 2, results, memory, starts }
+        Report {
+            model: "m & n",
+            facts: Value::Null,
+            machine,
+            limits,
+            cores: 2,
+            results,
+            memory,
+            starts,
+        }
     }
 
     #[test]
@@ -276,7 +289,10 @@ pub(super) mod tests {
             (&busy["kept"], &busy["fair_share"], &busy["ratio"]),
             (&json!(0.4), &json!(0.5), &json!(4.0))
         );
-        assert_eq!((&json["memory"]["beyond"], &json["start"]["seconds"]), (&json!(80_000), &json!(0.3)));
+        assert_eq!(
+            (&json["memory"]["beyond"], &json["start"]["seconds"]),
+            (&json!(80_000), &json!(0.3))
+        );
         let text = report.text();
         for part in [
             "40 % (50 %)",

@@ -21,8 +21,9 @@ pub fn dequantize(ty: &str, hex: &str, as_json: bool) -> Result<()> {
         let number = |x: &f32| if x.is_finite() { json!(x) } else { Value::String(x.to_string()) };
         return out::json(&json!({"values": values.iter().map(number).collect::<Vec<_>>()}));
     }
-    let lines =
-        values.chunks(8).map(|row| row.iter().map(|x| format!("{x:>12} ")).collect::<String>() + "\n");
+    let lines = values
+        .chunks(8)
+        .map(|row| row.iter().map(|x| format!("{x:>12} ")).collect::<String>() + "\n");
     out::text(&lines.collect::<String>())
 }
 
@@ -46,10 +47,15 @@ fn parse_hex(text: &str) -> Result<Vec<u8>> {
     let digits: Vec<u32> = text
         .chars()
         .filter(|c| !c.is_whitespace())
-        .map(|c| c.to_digit(16).ok_or_else(|| usage::wrong(format!("`{c}` is no hexadecimal digit"))))
+        .map(|c| {
+            c.to_digit(16).ok_or_else(|| usage::wrong(format!("`{c}` is no hexadecimal digit")))
+        })
         .collect::<Result<_>>()?;
     if !digits.len().is_multiple_of(2) {
-        return Err(usage::wrong(format!("{} hexadecimal digits are no whole bytes", digits.len())));
+        return Err(usage::wrong(format!(
+            "{} hexadecimal digits are no whole bytes",
+            digits.len()
+        )));
     }
     Ok(digits.chunks(2).map(|pair| (pair[0] * 16 + pair[1]) as u8).collect())
 }

@@ -17,9 +17,11 @@ pub fn run(model: &str, tokens: usize, dot: Option<&Path>, as_json: bool) -> Res
     let want = if model.shape().has_logits { Want::Logits } else { Want::Hidden };
     let graph = model.graph(want).context("the model has no graph")?;
     let plan = Plan::new(graph, Capacity { tokens: tokens.max(1), outputs: 1 });
-    let nodes: Vec<Value> = (0..plan.graph.nodes().len()).map(|at| node(&plan, &model, at)).collect();
+    let nodes: Vec<Value> =
+        (0..plan.graph.nodes().len()).map(|at| node(&plan, &model, at)).collect();
     if let Some(path) = dot {
-        std::fs::write(path, graphviz(&nodes)).with_context(|| format!("cannot write {}", path.display()))?;
+        std::fs::write(path, graphviz(&nodes))
+            .with_context(|| format!("cannot write {}", path.display()))?;
     }
     // An arena is counted in floats.
     let scratch = plan.arena as u64 * 4;
@@ -35,20 +37,29 @@ pub fn run(model: &str, tokens: usize, dot: Option<&Path>, as_json: bool) -> Res
                 .to_vec()
         })
         .collect();
-    let table = format::table(&["ID", "NAME", "OP", "TYPE", "SHAPE", "OFFSET", "INPUTS", "WEIGHTS"], &rows);
-    out::text(&format!("{table}\n{} operations, {} of scratch memory\n", rows.len(), format::bytes(scratch)))
+    let table =
+        format::table(&["ID", "NAME", "OP", "TYPE", "SHAPE", "OFFSET", "INPUTS", "WEIGHTS"], &rows);
+    out::text(&format!(
+        "{table}\n{} operations, {} of scratch memory\n",
+        rows.len(),
+        format::bytes(scratch)
+    ))
 }
 
 fn node(plan: &Plan, model: &Model, at: usize) -> Value {
     let node = &plan.graph.nodes()[at];
     let place = plan.place(node.out);
-    let name = node.layer.map_or_else(|| node.name.to_owned(), |layer| format!("{}-{layer}", node.name));
+    let name =
+        node.layer.map_or_else(|| node.name.to_owned(), |layer| format!("{}-{layer}", node.name));
     // Slices have no node of their own: they come from the node that fills their storage.
     let storage = |id| plan.graph.value(id).storage;
     let origin = |id| plan.graph.nodes()[..at].iter().rfind(|n| storage(n.out) == storage(id));
-    let inputs: Vec<usize> = node.op.inputs().filter_map(|id| Some(origin(id)?.out.index())).collect();
-    let weights: Vec<&str> =
-        weights(&node.op).iter().filter_map(|i| Some(model.weights().get(*i)?.name.as_str())).collect();
+    let inputs: Vec<usize> =
+        node.op.inputs().filter_map(|id| Some(origin(id)?.out.index())).collect();
+    let weights: Vec<&str> = weights(&node.op)
+        .iter()
+        .filter_map(|i| Some(model.weights().get(*i)?.name.as_str()))
+        .collect();
     json!({
         "id": node.out.index(), "name": name, "op": node.op.name(), "type": "f32",
         "shape": [place.cols, plan.capacity.rows(place.rows)],

@@ -19,7 +19,9 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
         "whole" => tokens.len(),
         "one" => 1,
         number => number.parse().ok().filter(|n| *n > 0).ok_or_else(|| {
-            usage::wrong(format!("--split must be whole, one or a number of tokens, not `{number}`"))
+            usage::wrong(format!(
+                "--split must be whole, one or a number of tokens, not `{number}`"
+            ))
         })?,
     };
     let copies = args.parallel.unwrap_or(1);
@@ -56,7 +58,8 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     let picked: Vec<&Vec<f32>> = positions.iter().map(|&p| &rows[p]).collect();
     let key = if info.can_generate { "logits" } else { "embeddings" };
     if args.json {
-        let picked: Vec<Value> = picked.iter().map(|row| row.iter().map(|x| number(*x)).collect()).collect();
+        let picked: Vec<Value> =
+            picked.iter().map(|row| row.iter().map(|x| number(*x)).collect()).collect();
         return out::json(&json!({
             "architecture": info.architecture, "n_vocab": info.n_vocab, "positions": positions, key: picked,
         }));
@@ -65,7 +68,8 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     for (position, row) in positions.iter().zip(picked) {
         let mut best: Vec<usize> = (0..row.len()).collect();
         best.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
-        let top: Vec<String> = best.iter().take(5).map(|&id| format!("{id}: {:.4}", row[id])).collect();
+        let top: Vec<String> =
+            best.iter().take(5).map(|&id| format!("{id}: {:.4}", row[id])).collect();
         text.push_str(&format!("position {position}: {}\n", top.join("  ")));
     }
     out::text(&text)
@@ -73,8 +77,9 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
 
 /// The copies, then as many sequences that differ from them.
 fn sequences(tokens: &[u32], copies: usize, others: usize) -> Vec<Vec<u32>> {
-    let turned =
-        |by: usize| tokens.iter().cycle().skip(by % tokens.len()).take(tokens.len()).copied().collect();
+    let turned = |by: usize| {
+        tokens.iter().cycle().skip(by % tokens.len()).take(tokens.len()).copied().collect()
+    };
     (0..copies).map(|_| tokens.to_vec()).chain((1..=others).map(turned)).collect()
 }
 
@@ -86,10 +91,14 @@ fn positions(text: &str, tokens: usize) -> Result<Vec<usize>> {
             .split(',')
             .map(|item| {
                 let position: usize = item.trim().parse().map_err(|_| {
-                    usage::wrong(format!("--positions must be all, last or a list of numbers, not `{list}`"))
+                    usage::wrong(format!(
+                        "--positions must be all, last or a list of numbers, not `{list}`"
+                    ))
                 })?;
                 if position >= tokens {
-                    return Err(usage::wrong(format!("position {position} is beyond the {tokens} tokens")));
+                    return Err(usage::wrong(format!(
+                        "position {position} is beyond the {tokens} tokens"
+                    )));
                 }
                 Ok(position)
             })

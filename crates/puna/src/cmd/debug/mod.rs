@@ -19,7 +19,9 @@ pub fn run(command: Debug) -> Result<()> {
         Debug::Logits(args) => logits::run(&args),
         Debug::Dequantize { ty, hex, json } => blocks::dequantize(&ty, &hex, json),
         Debug::QuantizeError { ty, json } => blocks::quantize_error(&ty, json),
-        Debug::Graph { model, tokens, dot, json } => graph::run(&model, tokens, dot.as_deref(), json),
+        Debug::Graph { model, tokens, dot, json } => {
+            graph::run(&model, tokens, dot.as_deref(), json)
+        }
         Debug::Kernels(args) => kernels::run(&args),
         Debug::Parse(args) => parse::run(&args),
         Debug::Render(args) => render::run(&args),

@@ -16,8 +16,8 @@ pub fn run(args: &ParseArgs) -> Result<()> {
     let mut parser = parser(args, &tools)?;
     let shown = args.chunks.display();
     let text = crate::local::read_text(&args.chunks)?;
-    let chunks: Vec<String> =
-        serde_json::from_str(&text).with_context(|| format!("{shown} is not a JSON list of texts"))?;
+    let chunks: Vec<String> = serde_json::from_str(&text)
+        .with_context(|| format!("{shown} is not a JSON list of texts"))?;
     let mut parts = Vec::new();
     for chunk in &chunks {
         parts.extend(parser.push(chunk));

@@ -2,8 +2,9 @@
 
 use anyhow::{Context, Result, anyhow, bail};
 use puna_prompt::{
-    Adaptation, Adaptations, Chat, Kind, Message, MessageRules, Renderer, Template, Think, conversation, fit,
-    generation, mark_written, marked_parts, prefer_jinja, render_insert, unmarked,
+    Adaptation, Adaptations, Chat, Kind, Message, MessageRules, Renderer, Template, Think,
+    conversation, fit, generation, mark_written, marked_parts, prefer_jinja, render_insert,
+    unmarked,
 };
 use puna_tokenizer::Tokenizer;
 use serde_json::{Value, json};
@@ -15,7 +16,8 @@ use crate::{out, usage};
 pub fn run(args: &RenderArgs) -> Result<()> {
     let shown = args.request.display();
     let text = crate::local::read_text(&args.request)?;
-    let request: Value = serde_json::from_str(&text).with_context(|| format!("{shown} is not JSON"))?;
+    let request: Value =
+        serde_json::from_str(&text).with_context(|| format!("{shown} is not JSON"))?;
     let file = args.model.as_ref().map(|model| ModelFile::open(model)).transpose()?;
     let tokenizer = file.as_ref().map(ModelFile::tokenizer).transpose()?;
     let template = template(args, file.as_ref())?;
@@ -36,8 +38,11 @@ pub fn run(args: &RenderArgs) -> Result<()> {
     if args.explain {
         let line = |kind: &Adaptation| format!("{kind}: {}\n", kind.description());
         let lines: String = rendered.adaptations.iter().map(line).collect();
-        let lines =
-            if lines.is_empty() { "nothing is changed in the conversation\n".to_owned() } else { lines };
+        let lines = if lines.is_empty() {
+            "nothing is changed in the conversation\n".to_owned()
+        } else {
+            lines
+        };
         return out::text(&format!("{lines}\n{}", rendered.prompt));
     }
     out::text(&rendered.prompt)
@@ -46,25 +51,33 @@ pub fn run(args: &RenderArgs) -> Result<()> {
 /// The given renderer or template, else that of the stored model, else that of the file.
 fn template(args: &RenderArgs, file: Option<&ModelFile>) -> Result<Template> {
     if let Some(name) = &args.renderer {
-        return Template::parse(Kind::BuiltIn, name)
-            .map_err(|e| anyhow!("{e}: known are {}", Renderer::names().collect::<Vec<_>>().join(", ")));
+        return Template::parse(Kind::BuiltIn, name).map_err(|e| {
+            anyhow!("{e}: known are {}", Renderer::names().collect::<Vec<_>>().join(", "))
+        });
     }
     if let Some(path) = &args.template {
-        let source =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let source = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
         let name = path.extension().unwrap_or_default().to_string_lossy();
         let kind = match args.kind {
             Some(TemplateKind::Jinja) => Kind::Jinja,
             Some(TemplateKind::Go) => Kind::Go,
             None if matches!(&*name, "jinja" | "jinja2" | "j2") => Kind::Jinja,
             None if matches!(&*name, "gotmpl" | "tmpl" | "go") => Kind::Go,
-            None => return Err(usage::wrong(format!("{}: say --kind jinja or --kind go", path.display()))),
+            None => {
+                return Err(usage::wrong(format!(
+                    "{}: say --kind jinja or --kind go",
+                    path.display()
+                )));
+            }
         };
         return Template::parse(kind, &source).with_context(|| path.display().to_string());
     }
     let file = file.context("a model, --template or --renderer is needed")?;
-    let renderer =
-        file.stored.as_ref().filter(|model| args.kind.is_none() && !model.config.renderer.is_empty());
+    let renderer = file
+        .stored
+        .as_ref()
+        .filter(|model| args.kind.is_none() && !model.config.renderer.is_empty());
     if let Some(model) = renderer {
         let size = model.details().parameter_size;
         let name = Renderer::resolve(&model.config.renderer, &model.name.to_string(), &size);
@@ -133,7 +146,8 @@ fn render<'a>(
     let text = |key: &str| request.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     let think: Option<Think> = field(request, "think")?;
     if let Some(suffix) = text("suffix") {
-        let prompt = render_insert(template, text("prompt").unwrap_or_default(), suffix, think.as_ref())?;
+        let prompt =
+            render_insert(template, text("prompt").unwrap_or_default(), suffix, think.as_ref())?;
         return Ok(Rendered::own(prompt, template.leading_bos()));
     }
     let stored = file.and_then(|file| file.stored.as_ref());
@@ -155,15 +169,19 @@ fn render<'a>(
         let bytes = id.zip(tokenizer).map(|(id, tokenizer)| tokenizer.piece(id).to_vec());
         String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
     };
-    let (bos, eos) = (piece(tokenizer.and_then(Tokenizer::bos)), piece(tokenizer.and_then(Tokenizer::eos)));
+    let (bos, eos) =
+        (piece(tokenizer.and_then(Tokenizer::bos)), piece(tokenizer.and_then(Tokenizer::eos)));
     let rules = may_be_marked.then(|| MessageRules::of(template));
     let chat = Chat { tools: &tools, think, bos: &bos, eos: &eos, rules, ..Chat::new(&all) };
     // Without a vocabulary nothing is too long.
-    let limit =
-        request.pointer("/options/num_ctx").and_then(Value::as_u64).map_or(usize::MAX, |n| n as usize);
+    let limit = request
+        .pointer("/options/num_ctx")
+        .and_then(Value::as_u64)
+        .map_or(usize::MAX, |n| n as usize);
     let leading_bos = template.leading_bos();
     let mut count = |text: &str| {
-        Ok(tokenizer.map_or(0, |t| t.encode_prompt_parts(&parts(text, may_be_marked), leading_bos).len()))
+        Ok(tokenizer
+            .map_or(0, |t| t.encode_prompt_parts(&parts(text, may_be_marked), leading_bos).len()))
     };
     let fitted = fit(template, &chat, limit, &mut count)?;
     let (truncated, adaptations) = (fitted.truncated(), fitted.adaptations);

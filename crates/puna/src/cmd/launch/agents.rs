@@ -76,13 +76,17 @@ impl Setup {
     fn hide_in(&mut self, value: &Value, is_secret: bool) {
         match value {
             Value::String(text)
-                if !text.is_empty() && !names_place(text) && (is_secret || has_secret_in_address(text)) =>
+                if !text.is_empty()
+                    && !names_place(text)
+                    && (is_secret || has_secret_in_address(text)) =>
             {
                 self.secrets.push(text.clone());
             }
             Value::Array(list) => list.iter().for_each(|item| self.hide_in(item, is_secret)),
             Value::Object(fields) => {
-                fields.iter().for_each(|(name, value)| self.hide_in(value, is_secret || holds_secrets(name)));
+                fields.iter().for_each(|(name, value)| {
+                    self.hide_in(value, is_secret || holds_secrets(name))
+                });
             }
             _ => {}
         }
@@ -108,7 +112,8 @@ fn has_secret_in_address(text: &str) -> bool {
 /// Whether a field of settings may hold secrets. `envKey` is the name of a variable.
 fn holds_secrets(name: &str) -> bool {
     let name = name.to_lowercase();
-    let may_hold = SECRET.iter().any(|part| name.contains(part)) || CONTAINERS.contains(&name.as_str());
+    let may_hold =
+        SECRET.iter().any(|part| name.contains(part)) || CONTAINERS.contains(&name.as_str());
     may_hold && !matches!(name.as_str(), "envkey" | "env_key")
 }
 

@@ -30,7 +30,9 @@ pub struct Suggestion {
 impl Suggestion {
     /// The window that the model would have on a machine with so many bytes of memory; `None` where it does not fit.
     pub fn window(&self, memory: u64) -> Option<u64> {
-        self.window_beside(memory.checked_sub(memory / 10)?.checked_sub(OTHER)?.checked_sub(self.size)?)
+        self.window_beside(
+            memory.checked_sub(memory / 10)?.checked_sub(OTHER)?.checked_sub(self.size)?,
+        )
     }
 
     /// The window for which so many bytes suffice beside the weights.
@@ -72,7 +74,8 @@ mod tests {
 
     #[test]
     fn there_is_a_model_for_every_machine_and_larger_ones_come_first() {
-        let best = |memory: u64| fitting(memory * GB, 32_768).first().map(|(model, _)| model.name.clone());
+        let best =
+            |memory: u64| fitting(memory * GB, 32_768).first().map(|(model, _)| model.name.clone());
         let expected = [
             (2, None),
             (4, Some("granite4:micro-h")),
@@ -93,7 +96,10 @@ mod tests {
         let list = suggestions();
         assert!(list.is_sorted_by_key(|model| model.size));
         for model in list {
-            assert!(model.size > GB && model.context >= 65_536 && model.cache_per_token >= 1024, "{model:?}");
+            assert!(
+                model.size > GB && model.context >= 65_536 && model.cache_per_token >= 1024,
+                "{model:?}"
+            );
             assert!(!model.purpose.is_empty() && !model.name.contains(' '), "{model:?}");
         }
     }

@@ -29,7 +29,13 @@ pub struct Chosen {
 ///
 /// # Errors
 /// There is none, or the server does not answer.
-pub fn choose(service: &Service, title: &str, least: u64, named: Option<&str>, asks: bool) -> Result<Chosen> {
+pub fn choose(
+    service: &Service,
+    title: &str,
+    least: u64,
+    named: Option<&str>,
+    asks: bool,
+) -> Result<Chosen> {
     if let Some(name) = named {
         return match show(service, name) {
             Err(error) if is_not_found(&error) => pull_named(service, name, asks),
@@ -41,7 +47,10 @@ pub fn choose(service: &Service, title: &str, least: u64, named: Option<&str>, a
         // One of the list may have been removed meanwhile, or be broken.
         let Ok(info) = show(service, &name) else { continue };
         let is_large = trained(&info).is_none_or(|trained| trained >= least);
-        if can(&info, "tools") && can(&info, "completion") && (is_large || last.as_ref() == Some(&name)) {
+        if can(&info, "tools")
+            && can(&info, "completion")
+            && (is_large || last.as_ref() == Some(&name))
+        {
             return Ok(Chosen { name, info });
         }
     }
@@ -71,7 +80,8 @@ fn candidates(service: &Service) -> Result<Vec<String>> {
     let stored = service.wait(service.client().list())?.models;
     // A server that does not list capabilities shows them.
     let may_call = |model: &&ModelSummary| {
-        model.capabilities.is_empty() || model.capabilities.iter().any(|capability| capability == "tools")
+        model.capabilities.is_empty()
+            || model.capabilities.iter().any(|capability| capability == "tools")
     };
     let stored = stored.iter().filter(may_call).map(|model| model.name.clone());
     Ok(loaded.into_iter().map(|model| model.name).chain(stored).collect())
@@ -96,14 +106,21 @@ fn pulled(service: &Service, name: &str) -> Result<Chosen> {
 
 /// Offers models of the list that fit this machine.
 fn offer(service: &Service, title: &str, least: u64, asks: bool) -> Result<Chosen> {
-    let none = format!("no stored model can call tools in a context of {least} tokens, as {title} needs");
+    let none =
+        format!("no stored model can call tools in a context of {least} tokens, as {title} needs");
     if !service.is_here() {
-        bail!("{none}: pull one on the server {}, or name one with --model", service.client().base());
+        bail!(
+            "{none}: pull one on the server {}, or name one with --model",
+            service.client().base()
+        );
     }
     let memory = puna_server::memory().total;
     let fitting = fitting(memory, least);
     let Some((best, _)) = fitting.first() else {
-        bail!("{none}, and none of the list fits in {}: name one with --model", format::bytes(memory));
+        bail!(
+            "{none}, and none of the list fits in {}: name one with --model",
+            format::bytes(memory)
+        );
     };
     if !asks {
         bail!(
@@ -130,13 +147,20 @@ fn sentence(message: &str) -> String {
 /// The list of models that fit, and the question.
 fn menu(memory: u64, fitting: &[(Suggestion, u64)]) -> String {
     let row = |(at, (model, window)): (usize, &(Suggestion, u64))| {
-        let numbers =
-            [format!("{}", at + 1), model.name.clone(), format::bytes(model.size), window.to_string()];
+        let numbers = [
+            format!("{}", at + 1),
+            model.name.clone(),
+            format::bytes(model.size),
+            window.to_string(),
+        ];
         numbers.into_iter().chain([model.purpose.clone()]).collect::<Vec<_>>()
     };
     let rows: Vec<Vec<String>> = fitting.iter().take(SHOWN).enumerate().map(row).collect();
     let table = format::table(&["", "NAME", "SIZE", "CONTEXT", "PURPOSE"], &rows);
-    format!("These fit this machine ({}):\n\n{table}\nPull which one? [1, or n] ", format::bytes(memory))
+    format!(
+        "These fit this machine ({}):\n\n{table}\nPull which one? [1, or n] ",
+        format::bytes(memory)
+    )
 }
 
 /// The model that an answer names by its number or its name; an empty answer is the first.
@@ -166,7 +190,8 @@ pub fn has_terminal() -> bool {
 
 /// The file that has the name of the model that was launched last.
 fn state_file() -> Option<PathBuf> {
-    let given = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let given =
+        std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let folder = given.or_else(|| Some(crate::env::home()?.join(".local/state")))?;
     Some(folder.join("puna/launch.json"))
 }
@@ -188,8 +213,10 @@ pub fn remember(model: &str) -> Result<()> {
         return Ok(());
     }
     let text = format!("{:#}\n", json!({"model": model}));
-    let written =
-        path.parent().map_or(Ok(()), std::fs::create_dir_all).and_then(|()| std::fs::write(&path, text));
+    let written = path
+        .parent()
+        .map_or(Ok(()), std::fs::create_dir_all)
+        .and_then(|()| std::fs::write(&path, text));
     written.with_context(|| format!("cannot write {}", path.display()))
 }
 
@@ -214,7 +241,9 @@ mod tests {
         let text = menu(32_000_000_000, &fitting(32_000_000_000, 32_768));
         let second = text.lines().find(|line| line.starts_with('2')).unwrap();
         assert!(
-            second.contains("qwen3-coder:30b") && second.contains("18 GB") && second.contains("made for"),
+            second.contains("qwen3-coder:30b")
+                && second.contains("18 GB")
+                && second.contains("made for"),
             "{text}"
         );
         assert!(text.ends_with("Pull which one? [1, or n] "), "{text}");

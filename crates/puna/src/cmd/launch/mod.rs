@@ -46,7 +46,8 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
         Err(error) => return Err(error),
     };
     // Nothing is left behind by a plan, not even a server.
-    let service = if args.print { Service::connect_or_own()? } else { Service::connect_or_start()? };
+    let service =
+        if args.print { Service::connect_or_own()? } else { Service::connect_or_start()? };
     let config = Config::from_env()?;
     if !args.print && service.is_own() {
         bail!("an agent needs a server at an address: OLLAMA_HOST has the port 0");
@@ -62,7 +63,9 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
     if let Some(missing) = missing {
         out::note(format_args!("warning: {missing}"));
     }
-    let Some(agent) = known else { return done(out::text(&plan::instructions(&args.client, &target))) };
+    let Some(agent) = known else {
+        return done(out::text(&plan::instructions(&args.client, &target)));
+    };
     if args.print {
         let folder = std::env::temp_dir().join("puna-launch");
         let setup = agent.setup(&target, &folder)?;
@@ -94,7 +97,9 @@ fn installed(agent: &'static dyn Agent) -> Result<PathBuf> {
     let path = std::env::var_os("PATH");
     let (title, program, install) = (agent.title(), agent.program(), agent.install());
     process::find(program, path.as_deref()).ok_or_else(|| {
-        anyhow!("{title} is not installed: no program {program} is on PATH; `{install}` installs it")
+        anyhow!(
+            "{title} is not installed: no program {program} is on PATH; `{install}` installs it"
+        )
     })
 }
 
@@ -113,7 +118,13 @@ fn target(service: &Service, config: &Config, chosen: &Chosen) -> Result<(Target
 }
 
 /// What keeps an agent from working well with a model, and what to do about it.
-fn warnings(title: &str, least: u64, target: &Target, meta: &ModelMeta, info: &ShowResponse) -> Vec<String> {
+fn warnings(
+    title: &str,
+    least: u64,
+    target: &Target,
+    meta: &ModelMeta,
+    info: &ShowResponse,
+) -> Vec<String> {
     let mut warnings = Vec::new();
     let model = &target.model;
     if !can(info, "tools") {

@@ -68,8 +68,9 @@ impl Agent for Opencode {
 fn given(content: Option<OsString>) -> Result<Value> {
     let Some(content) = content.filter(|content| !content.is_empty()) else { return Ok(json!({})) };
     let advice = "correct it, without comments in it, or unset it";
-    let text =
-        content.to_str().ok_or_else(|| anyhow!("cannot take over {CONFIG}: it is not UTF-8; {advice}"))?;
+    let text = content
+        .to_str()
+        .ok_or_else(|| anyhow!("cannot take over {CONFIG}: it is not UTF-8; {advice}"))?;
     // The parser's own words may repeat the configuration, which may have keys in it.
     let config: Map<String, Value> = serde_json::from_str(text).map_err(|error| {
         let (line, column) = (error.line(), error.column());
@@ -102,7 +103,10 @@ mod tests {
         );
         let expected = json!({"theme": "x", "model": "puna/m", "small_model": "puna/m", "provider": {"a": 1, "puna": {"name": "Puna"}}});
         assert_eq!(config, expected);
-        assert_eq!(with_provider(json!({"provider": 5}), "m", json!(1))["provider"], json!({"puna": 1}));
+        assert_eq!(
+            with_provider(json!({"provider": 5}), "m", json!(1))["provider"],
+            json!({"puna": 1})
+        );
     }
 
     #[test]

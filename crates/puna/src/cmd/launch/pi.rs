@@ -58,7 +58,8 @@ impl Agent for Pi {
         });
         let mut setup = Setup::default();
         setup.set(KEY, &target.key);
-        let extension = format!("export default (pi) => pi.registerProvider(\"puna\", {provider:#});\n");
+        let extension =
+            format!("export default (pi) => pi.registerProvider(\"puna\", {provider:#});\n");
         setup.files.push((FILE.to_owned(), extension));
         let path = folder.join(FILE).display().to_string();
         setup.arguments(&["--extension", &path, "--provider", "puna", "--model", &target.model]);

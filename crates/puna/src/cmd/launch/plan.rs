@@ -24,7 +24,8 @@ pub fn plan(
     for (name, content) in &setup.files {
         let path = folder.join(name);
         let content = hidden(content);
-        let _ = write!(text, "\n# {}, as long as {} runs:\n{content}", path.display(), agent.title());
+        let _ =
+            write!(text, "\n# {}, as long as {} runs:\n{content}", path.display(), agent.title());
     }
     text.push_str("\nenv");
     for name in &setup.removed {
@@ -90,8 +91,10 @@ fn shell(word: &str) -> String {
         return word.to_owned();
     }
     let quoted = |part: &str| format!("'{}'", part.replace('\'', r"'\''"));
-    let parts: Vec<String> =
-        word.split(KEY).map(|part| if part.is_empty() { String::new() } else { quoted(part) }).collect();
+    let parts: Vec<String> = word
+        .split(KEY)
+        .map(|part| if part.is_empty() { String::new() } else { quoted(part) })
+        .collect();
     match parts.len() {
         1 => quoted(word),
         _ => parts.join(&format!("\"{KEY}\"")),

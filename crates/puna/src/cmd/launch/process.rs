@@ -21,7 +21,8 @@ pub fn find(program: &str, path: Option<&OsStr>) -> Option<PathBuf> {
 
 fn is_executable(file: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
-    std::fs::metadata(file).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+    std::fs::metadata(file)
+        .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
 /// Runs a program to its end, with its files in a folder. Returns its exit status, or 128 and the number of the signal that ended it.
@@ -31,7 +32,8 @@ fn is_executable(file: &Path) -> bool {
 pub fn run(program: &Path, setup: &Setup, arguments: &[String], folder: &Path) -> Result<u8> {
     for (name, content) in &setup.files {
         let path = folder.join(name);
-        std::fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
+        std::fs::write(&path, content)
+            .with_context(|| format!("cannot write {}", path.display()))?;
     }
     let mut command = Command::new(program);
     for name in &setup.removed {
@@ -46,9 +48,11 @@ pub fn run(program: &Path, setup: &Setup, arguments: &[String], folder: &Path) -
 
 async fn wait(mut command: Command, program: &Path) -> Result<u8> {
     let listen = |kind| signal(kind).context("cannot listen to signals");
-    let (mut terminate, mut hang_up) = (listen(SignalKind::terminate())?, listen(SignalKind::hangup())?);
+    let (mut terminate, mut hang_up) =
+        (listen(SignalKind::terminate())?, listen(SignalKind::hangup())?);
     let (mut interrupt, mut quit) = (listen(SignalKind::interrupt())?, listen(SignalKind::quit())?);
-    let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
+    let mut child =
+        command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
     let id = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
     let send = |to: Signal| {
         if let Some(id) = id {

@@ -65,7 +65,9 @@ fn system_settings() -> Result<Value> {
     let path = path.map_or_else(|| PathBuf::from(usual), PathBuf::from);
     let text = match std::fs::read_to_string(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(json!({})),
-        text => text.with_context(|| format!("cannot read Qwen Code's settings {}", path.display()))?,
+        text => {
+            text.with_context(|| format!("cannot read Qwen Code's settings {}", path.display()))?
+        }
     };
     // The parser's own words may repeat the settings, which may have keys in them.
     let advice = |error: serde_json::Error| {
@@ -98,7 +100,8 @@ fn with_model(mut settings: Value, target: &Target) -> Value {
         }
     };
     field(&mut settings, "modelProviders");
-    let models = settings["modelProviders"]["openai"].as_array_mut().map(std::mem::take).unwrap_or_default();
+    let models =
+        settings["modelProviders"]["openai"].as_array_mut().map(std::mem::take).unwrap_or_default();
     let others = models.into_iter().filter(|other| other["id"] != target.model.as_str());
     settings["modelProviders"]["openai"] = others.chain([model]).collect();
     settings
@@ -115,7 +118,10 @@ mod tests {
         let settings = with_model(system, &target(Some(32768)));
         assert_eq!(settings["tools"]["exclude"][0], "x");
         let models = settings["modelProviders"]["openai"].as_array().unwrap();
-        assert_eq!((models.len(), &models[0]["id"], &models[1]["id"]), (2, &json!("other"), &json!("qwen3")));
+        assert_eq!(
+            (models.len(), &models[0]["id"], &models[1]["id"]),
+            (2, &json!("other"), &json!("qwen3"))
+        );
         assert_eq!(models[1]["generationConfig"]["contextWindowSize"], 32768);
         let settings = with_model(json!({"modelProviders": 5}), &target(None));
         let model = &settings["modelProviders"]["openai"][0];

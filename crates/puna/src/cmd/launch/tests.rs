@@ -32,7 +32,13 @@ fn variable<'a>(setup: &'a Setup, name: &str) -> Option<&'a str> {
 fn printed(name: &str, window: Option<u64>, arguments: &[&str]) -> String {
     let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
     let agent = agent(name).unwrap();
-    plan::plan(agent, &target(window), &setup(name, window), &arguments, Path::new("/tmp/puna-launch"))
+    plan::plan(
+        agent,
+        &target(window),
+        &setup(name, window),
+        &arguments,
+        Path::new("/tmp/puna-launch"),
+    )
 }
 
 #[test]
@@ -59,7 +65,10 @@ env -u ANTHROPIC_API_KEY -u CLAUDE_CODE_OAUTH_TOKEN -u CLAUDE_CODE_USE_BEDROCK -
     let claude = setup("claude", Some(65_536));
     let settings: Value = serde_json::from_str(&claude.files[0].1).unwrap();
     assert_eq!(settings["env"]["CLAUDE_CODE_MAX_CONTEXT_TOKENS"], "65536");
-    assert_eq!(settings["env"]["ANTHROPIC_API_KEY"], "", "a key in the user's settings is not sent either");
+    assert_eq!(
+        settings["env"]["ANTHROPIC_API_KEY"], "",
+        "a key in the user's settings is not sent either"
+    );
     assert_eq!(variable(&setup("claude", None), "CLAUDE_CODE_MAX_CONTEXT_TOKENS"), None);
 }
 
@@ -82,11 +91,16 @@ env \\
 #[test]
 fn opencode_is_told_by_a_configuration_in_a_variable() {
     let config = |window| -> Value {
-        serde_json::from_str(variable(&setup("opencode", window), "OPENCODE_CONFIG_CONTENT").unwrap())
-            .unwrap()
+        serde_json::from_str(
+            variable(&setup("opencode", window), "OPENCODE_CONFIG_CONTENT").unwrap(),
+        )
+        .unwrap()
     };
     let told = config(Some(131_072));
-    assert_eq!((&told["model"], &told["small_model"]), (&json!("puna/qwen3"), &json!("puna/qwen3")));
+    assert_eq!(
+        (&told["model"], &told["small_model"]),
+        (&json!("puna/qwen3"), &json!("puna/qwen3"))
+    );
     let provider = &told["provider"]["puna"];
     assert_eq!(provider["options"]["baseURL"], "http://127.0.0.1:11434/v1");
     assert_eq!(provider["options"]["apiKey"], "sk-secret");
@@ -107,7 +121,10 @@ fn qwen_code_is_told_by_variables_and_a_file_of_settings() {
     let [(name, content)] = &setup.files[..] else { panic!("{:?}", setup.files) };
     let settings: Value = serde_json::from_str(content).unwrap();
     let generation = &settings["modelProviders"]["openai"][0]["generationConfig"];
-    assert_eq!((name.as_str(), &generation["contextWindowSize"]), ("qwen-settings.json", &json!(65_536)));
+    assert_eq!(
+        (name.as_str(), &generation["contextWindowSize"]),
+        ("qwen-settings.json", &json!(65_536))
+    );
     assert!(!content.contains("sk-secret"), "the key stands in a variable alone");
 }
 
@@ -117,7 +134,8 @@ fn pi_is_told_by_an_extension_of_this_run() {
     let path = "/tmp/puna-launch/pi-puna.js";
     assert_eq!(setup.arguments, ["--extension", path, "--provider", "puna", "--model", "qwen3"]);
     let (_, content) = &setup.files[0];
-    let provider = content.strip_prefix("export default (pi) => pi.registerProvider(\"puna\", ").unwrap();
+    let provider =
+        content.strip_prefix("export default (pi) => pi.registerProvider(\"puna\", ").unwrap();
     let provider: Value = serde_json::from_str(provider.strip_suffix(");\n").unwrap()).unwrap();
     assert_eq!(provider["models"][0]["contextWindow"], 65_536);
     assert_eq!(
@@ -149,12 +167,17 @@ fn no_agent_prints_a_key_that_is_escaped_or_one_in_the_users_own_settings() {
             "env": {"CREDENTIALS": "{\"private\": \"pem-own\"}"}, "httpUrl": "https://x.test/mcp?k=query-own", "cookie": "c-own"});
         setup.hide(&own);
         setup.files.push(("own.json".into(), format!("{own:#}")));
-        let text = plan::plan(agent, &target, &setup, &["--api-key".to_owned(), key.to_owned()], folder);
+        let text =
+            plan::plan(agent, &target, &setup, &["--api-key".to_owned(), key.to_owned()], folder);
         assert!(
-            text.contains("$PUNA_API_KEY") && text.contains("OWN_VARIABLE") && text.contains("{env:OWN_KEY}"),
+            text.contains("$PUNA_API_KEY")
+                && text.contains("OWN_VARIABLE")
+                && text.contains("{env:OWN_KEY}"),
             "{text}"
         );
-        for part in ["secret", "quoted", "sk-own", "ghp-own", "Bearer", "pem-own", "query-own", "c-own"] {
+        for part in
+            ["secret", "quoted", "sk-own", "ghp-own", "Bearer", "pem-own", "query-own", "c-own"]
+        {
             assert!(!text.contains(part), "{}: {text}", agent.name());
         }
         let arguments = text.lines().last().unwrap();
@@ -191,7 +214,9 @@ fn a_window_that_is_too_small_is_named_with_what_to_set() {
     assert_eq!(said(Some(49_152), trained(131_072), ""), "");
     let small = said(Some(4096), trained(131_072), "");
     assert!(small.starts_with("Claude Code needs a context window of 49152 tokens, and qwen3 has 4096 here: set OLLAMA_CONTEXT_LENGTH=98304"), "{small}");
-    assert!(said(Some(4096), trained(131_072), "num_ctx    4096").contains("`PARAMETER num_ctx 98304`"));
+    assert!(
+        said(Some(4096), trained(131_072), "num_ctx    4096").contains("`PARAMETER num_ctx 98304`")
+    );
     assert!(
         said(Some(40_960), trained(40_960), "")
             .ends_with("it was trained for 40960, so choose another model with --model")
@@ -200,6 +225,8 @@ fn a_window_that_is_too_small_is_named_with_what_to_set() {
     let plain = warnings("pi", 1, &target(Some(9)), &trained(9), &ShowResponse::default());
     assert_eq!(
         plain,
-        ["the model qwen3 cannot call tools: the server refuses requests of pi; choose another with --model"]
+        [
+            "the model qwen3 cannot call tools: the server refuses requests of pi; choose another with --model"
+        ]
     );
 }

@@ -122,7 +122,8 @@ impl Chart {
         let mut chart = Self { parts, lexer, items, waits, rows, at, compact_at: COMPACTED_MIN };
         let rules = Arc::clone(&chart.parts);
         let rules = &rules.rules;
-        let first = rules.symbol(rules.start).rules.iter().map(|&dot| Item { dot, row: 0 }).collect();
+        let first =
+            rules.symbol(rules.start).rules.iter().map(|&dot| Item { dot, row: 0 }).collect();
         chart.push_row(first, None).then_some(chart)
     }
 
@@ -152,7 +153,8 @@ impl Chart {
             }
         }
         is_needed[0] = true;
-        let (old_items, old_waits) = (std::mem::take(&mut self.items), std::mem::take(&mut self.waits));
+        let (old_items, old_waits) =
+            (std::mem::take(&mut self.items), std::mem::take(&mut self.waits));
         let old_rows = std::mem::take(&mut self.rows);
         // The numbers of rows and the first items of rows, before and after.
         let mut numbers = vec![0; old_rows.len()];
@@ -165,8 +167,10 @@ impl Chart {
             self.rows.push(Row { items: self.items.len(), waits: self.waits.len(), ..row.clone() });
             let renumbered = |item: &Item| Item { row: numbers[item.row as usize], ..*item };
             self.items.extend(old_items[items].iter().map(renumbered));
-            let item = |wait: &Wait| if wait.item == WHOLE { WHOLE } else { wait.item - moved as u32 };
-            self.waits.extend(old_waits[waits].iter().map(|wait| Wait { item: item(wait), ..*wait }));
+            let item =
+                |wait: &Wait| if wait.item == WHOLE { WHOLE } else { wait.item - moved as u32 };
+            self.waits
+                .extend(old_waits[waits].iter().map(|wait| Wait { item: item(wait), ..*wait }));
         }
         self.compact_at = COMPACTED_MIN.max(2 * self.entries());
     }
@@ -243,7 +247,8 @@ impl Chart {
         let rules = &parts.rules;
         let is_next = |item: &&Item| {
             let symbol = rules.behind(item.dot);
-            symbol != END && rules.symbol(symbol).lexeme.is_some_and(|lexeme| lexemes.contains(&lexeme))
+            symbol != END
+                && rules.symbol(symbol).lexeme.is_some_and(|lexeme| lexemes.contains(&lexeme))
         };
         let items = self.row_items(self.rows.len() - 1).iter().filter(is_next);
         let items = items.map(|item| Item { dot: item.dot + 1, ..*item }).collect();
@@ -282,13 +287,16 @@ impl Chart {
         };
         let is_complete =
             items.iter().any(whole) || row == 0 && parts.rules.symbol(parts.rules.start).nullable;
-        let terminals = waits.iter().filter(|wait| parts.rules.symbol(wait.symbol).lexeme.is_some());
+        let terminals =
+            waits.iter().filter(|wait| parts.rules.symbol(wait.symbol).lexeme.is_some());
         let total = |wait: &Wait| wait.cost.saturating_add(parts.rules.symbol(wait.symbol).cost);
         let next = terminals.map(|wait| (total(wait), wait.symbol)).min();
         let (cost, next) = if is_complete { (0, END) } else { next.unwrap_or((ENDLESS, END)) };
         // Also those of which no end is known.
-        let behind = items.iter().map(|item| parts.rules.behind(item.dot)).filter(|symbol| *symbol != END);
-        let allowed: Vec<u32> = behind.filter_map(|symbol| parts.rules.symbol(symbol).lexeme).collect();
+        let behind =
+            items.iter().map(|item| parts.rules.behind(item.dot)).filter(|symbol| *symbol != END);
+        let allowed: Vec<u32> =
+            behind.filter_map(|symbol| parts.rules.symbol(symbol).lexeme).collect();
         let blanks = blanks(&parts.spec, &allowed, last);
         let state = self.lexer.start(&parts.spec, allowed.into_iter().chain(blanks));
         self.rows.push(Row { items: self.items.len(), waits: self.waits.len(), state, cost, next });
@@ -441,8 +449,9 @@ impl Chart {
 
 /// The terminal that is one of some lexemes, with the cheapest rest behind it.
 fn terminal(rules: &Rules, waits: &[Wait], lexemes: &[u32]) -> Option<Wait> {
-    let is_one =
-        |wait: &&Wait| rules.symbol(wait.symbol).lexeme.is_some_and(|lexeme| lexemes.contains(&lexeme));
+    let is_one = |wait: &&Wait| {
+        rules.symbol(wait.symbol).lexeme.is_some_and(|lexeme| lexemes.contains(&lexeme))
+    };
     waits.iter().filter(is_one).min_by_key(|wait| wait.cost).copied()
 }
 

@@ -132,12 +132,13 @@ impl Lexer {
         let mut found = VisitedStates::new(from);
         let mut distances = vec![0_u64];
         let mut best: Option<Best> = None;
-        let mut offer = |cost: u64, at: usize, last: Option<u8>, rest: Result<Vec<u32>, StateID>| {
-            if cost != ENDLESS && best.as_ref().is_none_or(|best| cost < best.cost) {
-                best = Some(Best { cost, at, last, rest });
-            }
-            best.as_ref().map_or(ENDLESS, |best| best.cost)
-        };
+        let mut offer =
+            |cost: u64, at: usize, last: Option<u8>, rest: Result<Vec<u32>, StateID>| {
+                if cost != ENDLESS && best.as_ref().is_none_or(|best| cost < best.cost) {
+                    best = Some(Best { cost, at, last, rest });
+                }
+                best.as_ref().map_or(ENDLESS, |best| best.cost)
+            };
         // Where most of the work is done already, an eighth of it remains for ends that are near.
         let eighths = if self.is_nearly_exhausted() { 7 } else { 6 };
         let (mut at, mut least) = (0, ENDLESS);
@@ -264,7 +265,8 @@ impl Lexer {
     ) -> Ending {
         let mut way = found.way(at);
         way.push((found.states[at].0, byte));
-        let cost = self.remembered_cost(to, behind).unwrap_or(ENDLESS).saturating_add(way.len() as u64);
+        let cost =
+            self.remembered_cost(to, behind).unwrap_or(ENDLESS).saturating_add(way.len() as u64);
         if let Some(waypoint) = self.long_endings.states.get(&to).copied() {
             self.long_endings.add(&way, waypoint.distance, waypoint.end);
         }
@@ -274,7 +276,11 @@ impl Lexer {
     }
 
     /// The cost of the end that is remembered for a state, where there is one that fits.
-    fn remembered_cost(&self, state: StateID, behind: &mut impl FnMut(&[u32]) -> u64) -> Option<u64> {
+    fn remembered_cost(
+        &self,
+        state: StateID,
+        behind: &mut impl FnMut(&[u32]) -> u64,
+    ) -> Option<u64> {
         let waypoint = self.long_endings.states.get(&state)?;
         let cost = behind(&self.long_endings.lexemes[waypoint.end]);
         (cost != ENDLESS).then(|| cost.saturating_add(waypoint.distance))

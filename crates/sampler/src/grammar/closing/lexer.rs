@@ -44,7 +44,10 @@ impl Lexer {
         states.set_fuel(FUEL);
         let mut kinds = HashSet::new();
         let plain = (b'a'..=b'z').chain(b'0'..=b'9').chain(b'A'..=b'Z').chain(b' '..=b'~');
-        let bytes = plain.chain(0..=u8::MAX).filter(|byte| kinds.insert(states.alpha().map(*byte))).collect();
+        let bytes = plain
+            .chain(0..=u8::MAX)
+            .filter(|byte| kinds.insert(states.alpha().map(*byte)))
+            .collect();
         Some(Self { states, bytes, long_endings: LongEndings::default() })
     }
 

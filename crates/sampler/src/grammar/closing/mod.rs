@@ -106,13 +106,26 @@ impl Closing {
         let speller = Speller::default();
         let (path, end, end_behind) = (None, None, None);
         let (is_refused, is_lost) = (false, false);
-        Ok(Self { chart, env, numbers, speller, path, end, end_behind, is_refused, is_lost, has_unknown })
+        Ok(Self {
+            chart,
+            env,
+            numbers,
+            speller,
+            path,
+            end,
+            end_behind,
+            is_refused,
+            is_lost,
+            has_unknown,
+        })
     }
 
     /// Why no path is known.
     pub fn error(&mut self) -> EndError {
         match self.chart.cost().0 {
-            _ if self.is_lost || self.is_refused || self.chart.is_nearly_full() => EndError::Unknown,
+            _ if self.is_lost || self.is_refused || self.chart.is_nearly_full() => {
+                EndError::Unknown
+            }
             ENDLESS if self.has_unknown => EndError::Unknown,
             ENDLESS => EndError::Endless,
             bytes if bytes > BYTES_MAX as u64 => {
@@ -135,7 +148,9 @@ impl Closing {
         if !self.is_lost {
             self.is_lost = !self.push(token);
             if self.is_lost {
-                tracing::debug!("a token of a constrained answer cannot be followed: its limit may cut it");
+                tracing::debug!(
+                    "a token of a constrained answer cannot be followed: its limit may cut it"
+                );
             }
             self.chart.compact();
         }
@@ -195,7 +210,9 @@ impl Closing {
         if !path.is_checked {
             let in_order: Vec<u32> = path.tokens.iter().rev().copied().collect();
             if !check(&in_order) {
-                tracing::debug!("the grammar refuses the end that was found for a constrained answer");
+                tracing::debug!(
+                    "the grammar refuses the end that was found for a constrained answer"
+                );
                 (self.path, self.is_refused) = (None, true);
                 return None;
             }
@@ -241,7 +258,9 @@ impl Closing {
             return;
         }
         let possible = self.chart.lexer.possible(at.state);
-        if possible.is_empty() || !possible.iter().all(|lexeme| self.chart.parts.numbers[*lexeme as usize]) {
+        if possible.is_empty()
+            || !possible.iter().all(|lexeme| self.chart.parts.numbers[*lexeme as usize])
+        {
             return;
         }
         let trie = self.env.tok_trie();

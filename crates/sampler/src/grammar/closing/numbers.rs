@@ -46,8 +46,10 @@ impl NumberTokens {
     pub fn of(trie: &TokTrie) -> Self {
         let is_part = |byte: &u8| byte.is_ascii_digit() || b"+-.eE".contains(byte);
         let all = 0..u32::try_from(trie.vocab_size()).unwrap_or(u32::MAX);
-        let tokens: Vec<u32> = all.filter(|token| trie.token(*token).first().is_some_and(is_part)).collect();
-        let digits = |token: &u32| trie.token(*token).iter().filter(|byte| byte.is_ascii_digit()).count();
+        let tokens: Vec<u32> =
+            all.filter(|token| trie.token(*token).first().is_some_and(is_part)).collect();
+        let digits =
+            |token: &u32| trie.token(*token).iter().filter(|byte| byte.is_ascii_digit()).count();
         let longest = tokens.iter().map(digits).max().unwrap_or(0);
         Self { tokens, longest: u16::try_from(longest).unwrap_or(u16::MAX) }
     }
@@ -65,7 +67,8 @@ impl NumberTokens {
         if !is_near {
             return;
         }
-        let long: Vec<u32> = self.tokens.iter().copied().filter(|token| allowed.is_allowed(*token)).collect();
+        let long: Vec<u32> =
+            self.tokens.iter().copied().filter(|token| allowed.is_allowed(*token)).collect();
         let too_long = |token: &u32| is_too_long(trie.token(*token), lexer, state, run);
         for token in long.into_iter().filter(too_long).collect::<Vec<_>>() {
             allowed.disallow_token(token);
@@ -76,7 +79,11 @@ impl NumberTokens {
 /// Whether a text adds a digit to a number which could end, has enough digits, and would have no bound.
 fn is_too_long(text: &[u8], lexer: &mut Lexer, mut state: StateID, mut run: Run) -> bool {
     for &byte in text {
-        if byte.is_ascii_digit() && run.is_full() && lexer.may_end(state) && is_endless(lexer, state) {
+        if byte.is_ascii_digit()
+            && run.is_full()
+            && lexer.may_end(state)
+            && is_endless(lexer, state)
+        {
             return true;
         }
         state = lexer.follow(state, byte);

@@ -43,8 +43,13 @@ pub struct Rules {
 impl Rules {
     /// Reads the rules that a grammar's start leads to. `lexeme_cost` tells the bytes of the shortest text of a lexeme.
     pub fn read(grammar: &CGrammar, lexeme_cost: impl Fn(u32) -> u64) -> Self {
-        let mut rules =
-            Self { right: Vec::new(), left: Vec::new(), rest: Vec::new(), symbols: Vec::new(), start: 0 };
+        let mut rules = Self {
+            right: Vec::new(),
+            left: Vec::new(),
+            rest: Vec::new(),
+            symbols: Vec::new(),
+            start: 0,
+        };
         let mut numbers = HashMap::from([(grammar.start(), 0)]);
         let mut found = vec![grammar.start()];
         let mut at = 0;
@@ -106,7 +111,8 @@ impl Rules {
         }
         self.rest = vec![0; self.right.len()];
         for at in (0..self.right.len()).rev().filter(|at| self.right[*at] != END) {
-            self.rest[at] = self.symbols[self.right[at] as usize].cost.saturating_add(self.rest[at + 1]);
+            self.rest[at] =
+                self.symbols[self.right[at] as usize].cost.saturating_add(self.rest[at + 1]);
         }
     }
 

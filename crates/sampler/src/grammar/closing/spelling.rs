@@ -50,7 +50,8 @@ impl Speller {
 
 impl Run {
     fn write(&mut self, trie: &TokTrie, bytes: &[u8], tokens: &mut Vec<u32>) -> Option<()> {
-        let alike = self.bytes.iter().zip(bytes.iter().rev()).take_while(|(old, new)| old == new).count();
+        let alike =
+            self.bytes.iter().zip(bytes.iter().rev()).take_while(|(old, new)| old == new).count();
         self.bytes.truncate(alike);
         self.rest.truncate(alike);
         for byte in bytes.iter().rev().skip(alike) {

@@ -16,8 +16,12 @@ impl Vocabulary {
         let longer = "{\" \": \",  {\" [\" \"} }} ]] ],[ \"] [[ \":\" \":\\\" null true false 00 12 123 0000 .5 e5 -1 :0 abc hello \
                       the \\n \\u00 \"a \"name \"name\": {\"a\":0} ,\"";
         let mut words: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
-        words.extend(longer.split(' ').filter(|word| word.len() > 1).map(|word| word.as_bytes().to_vec()));
-        words.extend([", ", "\": ", "  ", "\n  ", " a", " hello"].map(|word| word.as_bytes().to_vec()));
+        words.extend(
+            longer.split(' ').filter(|word| word.len() > 1).map(|word| word.as_bytes().to_vec()),
+        );
+        words.extend(
+            [", ", "\": ", "  ", "\n  ", " a", " hello"].map(|word| word.as_bytes().to_vec()),
+        );
         words.extend(["0, ", "1]", "\u{e4}\u{f6}"].map(|word| word.as_bytes().to_vec()));
         let end = words.len() as u32;
         Self { words, end }
@@ -41,15 +45,24 @@ fn draw(
     let (mut bytes, mut logits) = (Vec::new(), vec![0.0; vocabulary.words.len() + 1]);
     for drawn in 0..limit {
         logits.fill(0.0);
-        grammar.mask(&mut logits).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&bytes)));
-        let allowed: Vec<u32> =
-            (0..).zip(&logits).filter(|(_, logit)| **logit == 0.0).map(|(token, _)| token).collect();
+        grammar
+            .mask(&mut logits)
+            .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&bytes)));
+        let allowed: Vec<u32> = (0..)
+            .zip(&logits)
+            .filter(|(_, logit)| **logit == 0.0)
+            .map(|(token, _)| token)
+            .collect();
         let mut token = choose(&allowed, vocabulary);
         if (grammar.must_end() || !grammar.has_room_for(token, limit - drawn))
             && let Some(end) = grammar.next_of_end()
         {
             token = end;
-            assert!(allowed.contains(&token), "the end is not allowed: {}", String::from_utf8_lossy(&bytes));
+            assert!(
+                allowed.contains(&token),
+                "the end is not allowed: {}",
+                String::from_utf8_lossy(&bytes)
+            );
         }
         if token == vocabulary.end {
             return (String::from_utf8(bytes).unwrap(), Some(drawn + 1));
@@ -78,12 +91,15 @@ fn longest(allowed: &[u32], vocabulary: &Vocabulary) -> u32 {
 /// Several dozen schemas as people write them, and some that mean ill.
 fn schemas() -> Vec<Value> {
     let object = |properties: Value, required: Value| json!({"type": "object", "properties": properties, "required": required});
-    let many: serde_json::Map<String, Value> =
-        (0..30).map(|n| (format!("field_{n}"), json!({"type": ["string", "integer", "null"]}))).collect();
+    let many: serde_json::Map<String, Value> = (0..30)
+        .map(|n| (format!("field_{n}"), json!({"type": ["string", "integer", "null"]})))
+        .collect();
     let names: Vec<String> = many.keys().cloned().collect();
     let node = json!({"type": "object", "properties": {"child": {"$ref": "#/$defs/node"}, "value": {"type": "integer"}}, "required": ["value"], "additionalProperties": false});
-    let person =
-        object(json!({"name": {"type": "string"}, "age": {"type": "integer"}}), json!(["name", "age"]));
+    let person = object(
+        json!({"name": {"type": "string"}, "age": {"type": "integer"}}),
+        json!(["name", "age"]),
+    );
     vec![
         person.clone(),
         json!({"type": "integer"}),
@@ -138,7 +154,10 @@ fn schemas() -> Vec<Value> {
             json!({"text": {"type": "string", "maxLength": 5}, "tags": {"type": "array", "items": {"enum": ["x", "yy"]}, "minItems": 1, "maxItems": 4}}),
             json!(["text", "tags"]),
         ),
-        object(json!({"\u{e4}\"\\": {"type": "string", "pattern": "^\u{e4}+$"}}), json!(["\u{e4}\"\\"])),
+        object(
+            json!({"\u{e4}\"\\": {"type": "string", "pattern": "^\u{e4}+$"}}),
+            json!(["\u{e4}\"\\"]),
+        ),
         json!({"allOf": [object(json!({"a": {"type": "integer"}}), json!(["a"])), object(json!({"b": {"type": "string", "minLength": 2}}), json!(["b"]))]}),
     ]
 }
@@ -149,12 +168,14 @@ fn an_answer_within_any_limit_is_whole() {
     let grammars = vocabulary.grammars();
     for (number, schema) in schemas().into_iter().enumerate() {
         let constraint = Constraint::schema(schema.clone());
-        let mut grammar = grammars.compile_whole(&constraint).unwrap_or_else(|e| panic!("{schema}: {e}"));
+        let mut grammar =
+            grammars.compile_whole(&constraint).unwrap_or_else(|e| panic!("{schema}: {e}"));
         let least = grammar.shortest_end().unwrap_or_else(|| panic!("no end is known: {schema}"));
         let plain = grammars.compile(&constraint).unwrap();
         for limit in least..=least + 40 {
             let mut seed = (number * 1000 + limit) as u64;
-            let mut uniform = |allowed: &[u32], _: &Vocabulary| allowed[random(&mut seed, allowed.len())];
+            let mut uniform =
+                |allowed: &[u32], _: &Vocabulary| allowed[random(&mut seed, allowed.len())];
             let mut first = |allowed: &[u32], _: &Vocabulary| allowed[0];
             let choosers: [Chooser<'_>; 3] = [&mut uniform, &mut longest, &mut first];
             for (chooser, choose) in choosers.into_iter().enumerate() {
@@ -163,9 +184,11 @@ fn an_answer_within_any_limit_is_whole() {
                     tokens.is_some_and(|tokens| tokens <= limit),
                     "{limit} of {schema}, {chooser}: {text}"
                 );
-                serde_json::from_str::<Value>(&text).unwrap_or_else(|e| panic!("{schema}: {text}: {e}"));
+                serde_json::from_str::<Value>(&text)
+                    .unwrap_or_else(|e| panic!("{schema}: {text}: {e}"));
                 let mut check = plain.clone();
-                let fits = text.bytes().all(|byte| check.accept(byte.into()).is_ok()) && check.is_complete();
+                let fits = text.bytes().all(|byte| check.accept(byte.into()).is_ok())
+                    && check.is_complete();
                 assert!(fits, "{schema}: {text}");
             }
         }
@@ -222,7 +245,10 @@ fn numbers_have_a_bounded_number_of_digits() {
     assert_eq!(taken(json!({"type": "number"}), &format!("3.{digits}")), 18);
     assert_eq!(taken(json!({"type": "number"}), "1e4000"), 4);
     assert_eq!(taken(json!({"type": "integer", "minimum": 5}), digits), 16);
-    assert_eq!(taken(json!({"type": "number", "minimum": 0, "maximum": 1}), &format!("0.{digits}")), 18);
+    assert_eq!(
+        taken(json!({"type": "number", "minimum": 0, "maximum": 1}), &format!("0.{digits}")),
+        18
+    );
     assert_eq!(taken(json!({"type": "array"}), &format!("[{digits}")), 17);
     // A bound of the schema's own may have more.
     let wide = json!({"type": "integer", "minimum": 0, "maximum": 9_000_000_000_000_000_000_u64});
@@ -233,7 +259,8 @@ fn numbers_have_a_bounded_number_of_digits() {
     // Digits in strings are no numbers.
     assert_eq!(taken(json!({"type": "string"}), &format!("\"{digits}")), 41);
     // Longer tokens count by their digits.
-    let mut grammar = grammars.compile_whole(&Constraint::schema(json!({"type": "integer"}))).unwrap();
+    let mut grammar =
+        grammars.compile_whole(&Constraint::schema(json!({"type": "integer"}))).unwrap();
     let mut longest = |allowed: &[u32], vocabulary: &Vocabulary| {
         let digits = |token: &&u32| {
             vocabulary
@@ -257,7 +284,12 @@ fn hostile_schemas_have_no_end_that_takes_long_to_find() {
         |inner, _| json!({"type": "object", "properties": {"a": inner, "b": inner}, "required": ["a"]}),
     );
     let wide: serde_json::Map<String, Value> = (0..200)
-        .map(|n| (format!("p{n}"), json!({"type": "string", "pattern": format!("^[a-z]{{{}}}$", n % 50)})))
+        .map(|n| {
+            (
+                format!("p{n}"),
+                json!({"type": "string", "pattern": format!("^[a-z]{{{}}}$", n % 50)}),
+            )
+        })
         .collect();
     let names: Vec<String> = wide.keys().cloned().collect();
     let cases = [
@@ -276,7 +308,8 @@ fn hostile_schemas_have_no_end_that_takes_long_to_find() {
         let Ok(mut grammar) = grammar else { continue };
         let end = grammar.shortest_end();
         let mut seed = 1;
-        let mut uniform = |allowed: &[u32], _: &Vocabulary| allowed[random(&mut seed, allowed.len())];
+        let mut uniform =
+            |allowed: &[u32], _: &Vocabulary| allowed[random(&mut seed, allowed.len())];
         let limit = end.unwrap_or_else(|| panic!("no end is known: {name}")) + 60;
         let (_, tokens) = draw(&grammar, limit, &vocabulary, &mut uniform);
         assert!(tokens.is_some(), "{name}");
@@ -309,7 +342,8 @@ fn long_answers_have_a_known_end() {
         if is_quick {
             let limit = least + 50 * (i % 2);
             let mut seed = limit as u64;
-            let mut uniform = |allowed: &[u32], _: &Vocabulary| allowed[random(&mut seed, allowed.len())];
+            let mut uniform =
+                |allowed: &[u32], _: &Vocabulary| allowed[random(&mut seed, allowed.len())];
             let (text, tokens) = draw(&grammar, limit, &vocabulary, &mut uniform);
             assert!(tokens.is_some_and(|tokens| tokens <= limit), "{limit} of {name}");
             serde_json::from_str::<Value>(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -320,10 +354,15 @@ fn long_answers_have_a_known_end() {
 #[test]
 fn answers_that_are_too_long_to_follow_are_refused() {
     let grammars = Vocabulary::new().grammars();
-    let refused = |schema: Value| grammars.compile_whole(&Constraint::Schema(schema.into())).unwrap_err();
+    let refused =
+        |schema: Value| grammars.compile_whole(&Constraint::Schema(schema.into())).unwrap_err();
     let list = json!({"type": "array", "items": {"type": "string"}, "minItems": 100_000});
-    assert!(matches!(refused(list), GrammarError::TooLong { bytes: 300_001, tokens } if tokens > 10_000));
-    for long in [json!({"const": "x".repeat(50_000)}), json!({"type": "string", "minLength": 100_000})] {
+    assert!(
+        matches!(refused(list), GrammarError::TooLong { bytes: 300_001, tokens } if tokens > 10_000)
+    );
+    for long in
+        [json!({"const": "x".repeat(50_000)}), json!({"type": "string", "minLength": 100_000})]
+    {
         let error = refused(long);
         assert!(matches!(error, GrammarError::NoEndKnown), "{error}");
         assert!(error.to_string().contains("minLength"), "{error}");
@@ -373,7 +412,8 @@ fn what_is_kept_of_a_long_answer_is_bounded() {
     let mut grammar = grammars.compile_whole(&Constraint::Schema(schema.into())).unwrap();
     let item: String = (0..60).map(|n| format!("\"p{n}\":{n},")).collect();
     let mut most = 0;
-    for (number, text) in std::iter::repeat_n(format!("{{{}}},", item.trim_end_matches(',')), 40).enumerate()
+    for (number, text) in
+        std::iter::repeat_n(format!("{{{}}},", item.trim_end_matches(',')), 40).enumerate()
     {
         for byte in if number == 0 { format!("[{text}") } else { text }.bytes() {
             grammar.accept(u32::from(byte)).unwrap();
@@ -447,7 +487,11 @@ fn a_search_ends_before_the_lexer_fails() {
     for (pattern, shortest) in cases {
         let mut grammar = grammars.compile_whole(&Constraint::schema(object(pattern))).unwrap();
         let text = end_behind_refused_tokens(&mut grammar, "{\"x\":1,\"t\":\"", &vocabulary);
-        assert!(text == format!("{{\"x\":1,\"t\":\"{shortest}\"}}"), "{pattern}: {} bytes", text.len());
+        assert!(
+            text == format!("{{\"x\":1,\"t\":\"{shortest}\"}}"),
+            "{pattern}: {} bytes",
+            text.len()
+        );
         let eighths = grammar.closing.as_ref().unwrap().used_eighths();
         assert!(eighths <= 7, "{pattern}: {eighths} eighths are used");
     }
@@ -464,7 +508,10 @@ fn an_end_that_the_library_refuses_is_looked_for_behind_the_next_token() {
     let closing = grammar.closing.as_mut().unwrap();
     assert!(closing.path(|_| false).is_none());
     assert!(closing.path(|_| panic!("it is looked at again")).is_none());
-    assert!(!closing.has_room_behind(u32::from(b'a'), 2) && closing.has_room_behind(u32::from(b'a'), 10));
+    assert!(
+        !closing.has_room_behind(u32::from(b'a'), 2)
+            && closing.has_room_behind(u32::from(b'a'), 10)
+    );
     assert!(!grammar.must_end());
     grammar.accept(u32::from(b'a')).unwrap();
     assert_eq!(grammar.shortest_end(), Some(2));

@@ -4,11 +4,12 @@ use super::*;
 
 #[test]
 fn schemas_without_a_finite_value_are_refused_with_their_place() {
-    let node =
-        json!({"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["next"]});
+    let node = json!({"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["next"]});
     let list = json!({"type": "array", "items": {"$ref": "#/$defs/list"}, "minItems": 1});
-    let one = json!({"type": "object", "properties": {"b": {"$ref": "#/$defs/b"}}, "required": ["b"]});
-    let other = json!({"type": "array", "prefixItems": [{"$ref": "#/definitions/inner/a"}], "minItems": 1});
+    let one =
+        json!({"type": "object", "properties": {"b": {"$ref": "#/$defs/b"}}, "required": ["b"]});
+    let other =
+        json!({"type": "array", "prefixItems": [{"$ref": "#/definitions/inner/a"}], "minItems": 1});
     let cases = [
         (json!({"$defs": {"node": node}, "$ref": "#/$defs/node"}), "#/$defs/node"),
         (json!({"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}), "#:"),

@@ -45,15 +45,21 @@ fn ends(rules: &[Expr], expr: &Expr, text: &[char], at: usize, depth: usize) -> 
     match expr {
         Expr::Text(word) => {
             let word: Vec<char> = word.chars().collect();
-            if text[at..].starts_with(&word) { BTreeSet::from([at + word.len()]) } else { BTreeSet::new() }
+            if text[at..].starts_with(&word) {
+                BTreeSet::from([at + word.len()])
+            } else {
+                BTreeSet::new()
+            }
         }
-        Expr::Class { ranges, negated } => {
-            one(text.get(at).is_some_and(|c| ranges.iter().any(|(a, b)| (a..=b).contains(&c)) != *negated))
-        }
+        Expr::Class { ranges, negated } => one(text
+            .get(at)
+            .is_some_and(|c| ranges.iter().any(|(a, b)| (a..=b).contains(&c)) != *negated)),
         Expr::Any => one(at < text.len()),
         Expr::Rule(index) => ends(rules, &rules[*index], text, at, depth + 1),
         Expr::Token(_) => BTreeSet::new(),
-        Expr::Sequence(list) => list.iter().fold(BTreeSet::from([at]), |from, expr| go(expr, &from)),
+        Expr::Sequence(list) => {
+            list.iter().fold(BTreeSet::from([at]), |from, expr| go(expr, &from))
+        }
         Expr::Choice(list) => list.iter().flat_map(|expr| go(expr, &[at].into())).collect(),
         Expr::Repeat { what, least, most } => {
             let mut from = BTreeSet::from([at]);
@@ -78,7 +84,10 @@ fn translated_grammars_take_what_gbnf_takes() {
     let cases: [(&str, &[&str]); 9] = [
         ("root ::= \"yes\" | \"no\"", &["yes", "no", "ye", "yesno", ""]),
         ("root ::= ", &["", "a"]),
-        ("root ::= [0-9]+ (\".\" [0-9]{2,3})? # a price", &["1", "12.50", "12.5", "12.5000", ".50", "12."]),
+        (
+            "root ::= [0-9]+ (\".\" [0-9]{2,3})? # a price",
+            &["1", "12.50", "12.5", "12.5000", ".50", "12."],
+        ),
         ("root ::= \"a\"* [ab]* \"c\"", &["c", "aac", "abbac", "aab", "abcc"]),
         (
             "root ::= item{2}\nitem ::= \"- \" [^\\r\\n\\x22]+ \"\\n\"",
@@ -117,7 +126,8 @@ fn translated_grammars_take_what_gbnf_takes() {
         ),
     ];
     for (source, texts) in cases {
-        let grammar = compile(&Constraint::Gbnf(source.into())).unwrap_or_else(|e| panic!("{source}: {e}"));
+        let grammar =
+            compile(&Constraint::Gbnf(source.into())).unwrap_or_else(|e| panic!("{source}: {e}"));
         let parsed = gbnf::parse(source).unwrap();
         let mut verdicts = HashMap::new();
         for text in texts {

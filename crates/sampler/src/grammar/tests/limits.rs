@@ -10,9 +10,12 @@ fn a_multiple_that_is_hard_to_find_is_refused_soon_and_others_can_be_written() {
         let error = grammars.compile(&number("number", n)).unwrap_err().to_string();
         assert!(error.contains("multipleOf"), "{error}");
     }
-    let lark = Constraint::Lark("start: %json {\"type\": \"integer\", \"multipleOf\": 1000003}".into());
+    let lark =
+        Constraint::Lark("start: %json {\"type\": \"integer\", \"multipleOf\": 1000003}".into());
     assert!(grammars.compile(&lark).unwrap_err().to_string().contains("multipleOf"));
-    for (kind, n) in [("integer", json!(1999)), ("number", json!(1234.567)), ("number", json!(0.01))] {
+    for (kind, n) in
+        [("integer", json!(1999)), ("number", json!(1234.567)), ("number", json!(0.01))]
+    {
         let mut grammar = grammars.compile(&number(kind, n.clone())).unwrap();
         for byte in b"9173648520551" {
             grammar.mask(&mut [0.0; TOKENS]).unwrap_or_else(|error| panic!("{n}: {error}"));
@@ -47,7 +50,11 @@ fn what_is_so_anyway_and_listed_names_are_taken() {
         "propertyNames": {"enum": ["a", "b"]},
         "additionalProperties": {"type": "integer"},
     });
-    check(&schema(listed), &["{}", "{\"a\": 1}", "{\"a\": 1, \"b\": 2}"], &["{\"c\": 1}", "{\"a\": \"x\"}"]);
+    check(
+        &schema(listed),
+        &["{}", "{\"a\": 1}", "{\"a\": 1, \"b\": 2}"],
+        &["{\"c\": 1}", "{\"a\": \"x\"}"],
+    );
     let fitting = json!({"type": "object", "propertyNames": {"pattern": "^a"}});
     check(&schema(fitting), &["{\"ab\": 1}"], &["{\"b\": 1}"]);
 }

@@ -48,8 +48,16 @@ fn schemas_are_enforced() {
 #[test]
 fn formats_patterns_bounds_and_unions_are_enforced() {
     let cases: [(Value, &[&str], &[&str]); 8] = [
-        (json!({"type": "string", "format": "date"}), &["\"2026-02-28\""], &["\"2026-13-01\"", "\"soon\""]),
-        (json!({"type": "string", "pattern": "^[a-z]{2}-\\d+$"}), &["\"ab-12\""], &["\"ab-\"", "\"xab-1\""]),
+        (
+            json!({"type": "string", "format": "date"}),
+            &["\"2026-02-28\""],
+            &["\"2026-13-01\"", "\"soon\""],
+        ),
+        (
+            json!({"type": "string", "pattern": "^[a-z]{2}-\\d+$"}),
+            &["\"ab-12\""],
+            &["\"ab-\"", "\"xab-1\""],
+        ),
         (
             json!({"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 2}),
             &["[1]", "[1.5,2]"],
@@ -79,8 +87,7 @@ fn formats_patterns_bounds_and_unions_are_enforced() {
 
 #[test]
 fn parts_of_one_object_do_not_shut_each_other_out() {
-    let part =
-        |name: &str| json!({"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]});
+    let part = |name: &str| json!({"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]});
     let cases: [(Value, &[&str], &[&str]); 3] = [
         (
             json!({"$defs": {"A": part("a")}, "allOf": [{"$ref": "#/$defs/A"}, part("b")]}),
@@ -109,7 +116,10 @@ fn what_cannot_be_enforced_is_refused_by_name() {
     let refused = [
         (json!({"not": {}}), "no value fits"),
         (json!({"type": "integer", "minimum": 1e19}), "minimum"),
-        (json!({"properties": {"id": {"enum": [9_007_199_254_740_993u64]}}}), "enum at #/properties/id"),
+        (
+            json!({"properties": {"id": {"enum": [9_007_199_254_740_993u64]}}}),
+            "enum at #/properties/id",
+        ),
         (json!({"const": {"a": [i64::MIN]}}), "-9223372036854775808"),
         (json!({"type": "nonsense"}), "nonsense"),
         (json!({"$ref": "https://example.com/a.json"}), "example.com"),
@@ -162,7 +172,8 @@ fn formats_that_nobody_knows_are_remarks() {
         });
         check(&schema(inside), &["{\"format\":[\"a\"]}"], &["{\"format\":[1]}", "{}"]);
     }
-    let date = json!({"properties": {"a": {"type": "string", "format": "date"}}, "required": ["a"]});
+    let date =
+        json!({"properties": {"a": {"type": "string", "format": "date"}}, "required": ["a"]});
     check(&schema(date), &["{\"a\":\"2026-02-28\"}"], &["{\"a\":\"soon\"}"]);
 }
 
@@ -189,7 +200,11 @@ fn bounds_of_the_types_of_other_languages_are_kept() {
             &["-7", "7"],
             &["x"],
         ),
-        (json!({"type": "number", "maximum": f64::MAX, "minimum": f64::MIN}), &["1e300", "-2.5"], &["\"1\""]),
+        (
+            json!({"type": "number", "maximum": f64::MAX, "minimum": f64::MIN}),
+            &["1e300", "-2.5"],
+            &["\"1\""],
+        ),
         (json!({"type": "number", "minimum": 0, "maximum": f64::MAX}), &["0", "3.25"], &["-1"]),
         (json!({"type": "number", "maximum": f32::MAX}), &["-1", "3.25", "1000000000000"], &["x"]),
         (
@@ -200,7 +215,8 @@ fn bounds_of_the_types_of_other_languages_are_kept() {
         (json!({"type": "number", "maximum": -2e18}), &["-2000000000000000001"], &["1", "-1"]),
     ];
     for (given, yes, no) in cases {
-        let grammar = compile(&Constraint::schema(given.clone())).unwrap_or_else(|e| panic!("{given}: {e}"));
+        let grammar =
+            compile(&Constraint::schema(given.clone())).unwrap_or_else(|e| panic!("{given}: {e}"));
         check(&grammar, yes, no);
     }
 }
@@ -235,15 +251,19 @@ fn dialects_that_nobody_knows_are_read_as_the_newest() {
 #[test]
 fn objects_may_be_nested_as_deep_as_requests() {
     let nested = |n: usize| {
-        let outer = |inner, _| json!({"type": "object", "properties": {"a": inner}, "required": ["a"]});
+        let outer =
+            |inner, _| json!({"type": "object", "properties": {"a": inner}, "required": ["a"]});
         (0..n).fold(json!({"type": "integer"}), outer)
     };
     for n in [39, 41, 50] {
         let text = format!("{}1{}", "{\"a\":".repeat(n), "}".repeat(n));
         check(&schema(nested(n)), &[&text], &["1"]);
         assert!(
-            compile(&Constraint::Lark(format!("start: a\na: {}", lark_json(&nested(n).into()).unwrap())))
-                .is_ok(),
+            compile(&Constraint::Lark(format!(
+                "start: a\na: {}",
+                lark_json(&nested(n).into()).unwrap()
+            )))
+            .is_ok(),
             "{n}"
         );
     }

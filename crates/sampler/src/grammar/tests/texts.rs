@@ -12,7 +12,8 @@ fn text(text: &BareText<'_>) -> Grammar {
 fn bare_strings_go_up_to_their_end() {
     let barred = ["</parameter>", "</tool_call>", "]<]x[>["].map(str::to_owned);
     let null = ["[nN]ull"];
-    let free = BareText { unlike: &null, barred: &barred, end: "\n</parameter>\n", ..BareText::default() };
+    let free =
+        BareText { unlike: &null, barred: &barred, end: "\n</parameter>\n", ..BareText::default() };
     let end = |text: &str| format!("{text}\n</parameter>\n");
     let good = [
         "",
@@ -27,14 +28,23 @@ fn bare_strings_go_up_to_their_end() {
         "]<]<]x[>",
     ];
     let good = good.map(end);
-    let bad =
-        ["null", "Null", "</parameter>", "<</parameter>", "</tool</tool_call>x", "]<]<]x[>[", "]<]x[>[ "]
-            .map(end);
+    let bad = [
+        "null",
+        "Null",
+        "</parameter>",
+        "<</parameter>",
+        "</tool</tool_call>x",
+        "]<]<]x[>[",
+        "]<]x[>[ ",
+    ]
+    .map(end);
     check(&text(&free), &good.each_ref().map(String::as_str), &bad.each_ref().map(String::as_str));
     let open = BareText { barred: &barred, ..BareText::default() };
     check(&text(&open), &["", "a<b"], &["a</parameter>"]);
     let all: Vec<String> =
-        ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"].map(str::to_owned).into();
+        ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"]
+            .map(str::to_owned)
+            .into();
     let glm = BareText { unlike: &null, barred: &all, end: "</arg_value>", ..BareText::default() };
     check(
         &text(&glm),
@@ -56,7 +66,9 @@ fn what_schemas_say_of_bare_strings_is_kept() {
     ];
     for (schema, yes, no) in cases {
         for end in ["", "$"] {
-            let with = |texts: &[&str]| texts.iter().map(|text| format!("{text}{end}")).collect::<Vec<_>>();
+            let with = |texts: &[&str]| {
+                texts.iter().map(|text| format!("{text}{end}")).collect::<Vec<_>>()
+            };
             let (yes, no) = (with(yes), with(no));
             let (yes, no): (Vec<&str>, Vec<&str>) =
                 (yes.iter().map(String::as_str).collect(), no.iter().map(String::as_str).collect());
@@ -70,5 +82,9 @@ fn what_schemas_say_of_bare_strings_is_kept() {
             );
         }
     }
-    assert!(BareText { schemas: &given(json!({"minLength": "2"})), ..BareText::default() }.lark().is_err());
+    assert!(
+        BareText { schemas: &given(json!({"minLength": "2"})), ..BareText::default() }
+            .lark()
+            .is_err()
+    );
 }

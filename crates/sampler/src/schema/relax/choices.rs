@@ -83,7 +83,9 @@ impl<'a> Relaxer<'a> {
         let mut parts: Vec<(String, &'a Value)> = Vec::new();
         if map.contains_key("if") {
             let keywords = ["then", "else"].into_iter();
-            parts.extend(keywords.filter_map(|keyword| Some((child(pointer, keyword), map.get(keyword)?))));
+            parts.extend(
+                keywords.filter_map(|keyword| Some((child(pointer, keyword), map.get(keyword)?))),
+            );
         }
         for keyword in ["dependentSchemas", "dependencies"] {
             let named = map.get(keyword).and_then(Value::as_object).into_iter().flatten();
@@ -93,7 +95,9 @@ impl<'a> Relaxer<'a> {
         self.quiet += 1;
         let done: Result<(), String> = parts.iter().try_for_each(|(pointer, part)| {
             let part = self.referred(part);
-            for (name, schema) in part.get("properties").and_then(Value::as_object).into_iter().flatten() {
+            for (name, schema) in
+                part.get("properties").and_then(Value::as_object).into_iter().flatten()
+            {
                 let pointer = child(&child(pointer, "properties"), name);
                 found.push((name.clone(), self.schema(schema, &pointer, false)?));
             }
@@ -132,6 +136,7 @@ fn types_without(map: &Object, denied: &Value) -> Option<Vec<String>> {
     if is_integer && own.contains(&"number") {
         return None;
     }
-    let is_denied = |name: &str| allows(denied, name) || (name == "integer" && allows(denied, "number"));
+    let is_denied =
+        |name: &str| allows(denied, name) || (name == "integer" && allows(denied, "number"));
     Some(own.into_iter().filter(|name| !is_denied(name)).map(str::to_owned).collect())
 }

@@ -22,7 +22,8 @@ impl<'a> Relaxer<'a> {
         out: &mut Object,
     ) -> Result<(), String> {
         let bound = |keyword: &str| out.get(keyword).and_then(Value::as_u64);
-        let (least, most) = (bound("minProperties").filter(|least| *least > 0), bound("maxProperties"));
+        let (least, most) =
+            (bound("minProperties").filter(|least| *least > 0), bound("maxProperties"));
         if least.is_none() {
             out.shift_remove("minProperties");
         }
@@ -42,12 +43,21 @@ impl<'a> Relaxer<'a> {
         let required = out.get("required").and_then(Value::as_array).into_iter().flatten();
         let required: HashSet<&str> = required.filter_map(Value::as_str).collect();
         let declared = out.get("properties").and_then(Value::as_object);
-        let declared = declared.into_iter().flatten().filter(|(_, schema)| **schema != Value::Bool(false));
-        let optional: Vec<String> =
-            declared.map(|(name, _)| name.clone()).filter(|name| !required.contains(name.as_str())).collect();
+        let declared =
+            declared.into_iter().flatten().filter(|(_, schema)| **schema != Value::Bool(false));
+        let optional: Vec<String> = declared
+            .map(|(name, _)| name.clone())
+            .filter(|name| !required.contains(name.as_str()))
+            .collect();
         let few = required.len() as u64;
         if is_closed && !is_composed {
-            return self.count_declared(pointer, has_branches, (few, &optional), (least, most), out);
+            return self.count_declared(
+                pointer,
+                has_branches,
+                (few, &optional),
+                (least, most),
+                out,
+            );
         }
         // A name may come more than once where names are not declared: an object has one property of it.
         if !is_composed && optional.is_empty() {
@@ -56,9 +66,10 @@ impl<'a> Relaxer<'a> {
             }
             return Ok(());
         }
-        for (keyword, is_asked) in
-            [("minProperties", least.is_some_and(|least| least > few)), ("maxProperties", most.is_some())]
-        {
+        for (keyword, is_asked) in [
+            ("minProperties", least.is_some_and(|least| least > few)),
+            ("maxProperties", most.is_some()),
+        ] {
             out.shift_remove(keyword);
             if is_asked {
                 self.note(keyword, pointer);
@@ -97,7 +108,8 @@ impl<'a> Relaxer<'a> {
         let is_object = out.get("type").is_some_and(|kind| kind == "object");
         let branches = Some(()).filter(|()| is_object && !has_branches);
         let branches = branches.and_then(|()| branches_of(optional, least, most));
-        let branches = branches.filter(|branches| self.branches + branches.len() <= ALL_BRANCHES_MAX);
+        let branches =
+            branches.filter(|branches| self.branches + branches.len() <= ALL_BRANCHES_MAX);
         match branches {
             Some(branches) => {
                 self.branches += branches.len();
@@ -106,7 +118,10 @@ impl<'a> Relaxer<'a> {
             }
             None => {
                 let keywords = [("minProperties", least), ("maxProperties", most)];
-                keywords.iter().filter(|(_, n)| n.is_some()).for_each(|(k, _)| self.note(k, pointer));
+                keywords
+                    .iter()
+                    .filter(|(_, n)| n.is_some())
+                    .for_each(|(k, _)| self.note(k, pointer));
             }
         }
         Ok(())
@@ -114,7 +129,11 @@ impl<'a> Relaxer<'a> {
 }
 
 /// One schema for each choice of properties; `None` where there are too many choices.
-fn branches_of(optional: &[String], least: Option<usize>, most: Option<usize>) -> Option<Vec<Value>> {
+fn branches_of(
+    optional: &[String],
+    least: Option<usize>,
+    most: Option<usize>,
+) -> Option<Vec<Value>> {
     let count = optional.len();
     let mut branches = Vec::new();
     let absent = |names: &mut dyn Iterator<Item = &String>| -> Object {
@@ -151,7 +170,9 @@ fn branches_of(optional: &[String], least: Option<usize>, most: Option<usize>) -
                 }
             });
             // The next choice in order.
-            let Some(at) = (0..size).rev().find(|at| chosen[*at] < count - size + at) else { break };
+            let Some(at) = (0..size).rev().find(|at| chosen[*at] < count - size + at) else {
+                break;
+            };
             chosen[at] += 1;
             for next in at + 1..size {
                 chosen[next] = chosen[next - 1] + 1;

@@ -88,7 +88,8 @@ impl<'a> Graph<'a> {
         let pointer = self.nodes[number].pointer.clone().unwrap_or_default();
         let mut needs = Vec::new();
         if let Some(reference) = map.get("$ref").and_then(Value::as_str)
-            && let Some(target) = reference.strip_prefix('#').and_then(|path| self.root.pointer(path))
+            && let Some(target) =
+                reference.strip_prefix('#').and_then(|path| self.root.pointer(path))
         {
             let given = pointers.get(reference).copied().unwrap_or_else(|| &reference[1..]);
             needs.push(self.schema(target, given.to_owned()));
@@ -138,7 +139,8 @@ impl<'a> Graph<'a> {
     /// The properties that an object must have.
     fn properties(&mut self, map: &'a Object, pointer: &str) -> usize {
         let declared = map.get("properties").and_then(Value::as_object);
-        let others = map.get("additionalProperties").filter(|_| !map.contains_key("patternProperties"));
+        let others =
+            map.get("additionalProperties").filter(|_| !map.contains_key("patternProperties"));
         let inner = child(pointer, "properties");
         let required = map.get("required").and_then(Value::as_array).into_iter().flatten();
         let required: HashSet<&str> = required.filter_map(Value::as_str).collect();
@@ -146,7 +148,9 @@ impl<'a> Graph<'a> {
         for name in &required {
             match (declared.and_then(|declared| declared.get(*name)), others) {
                 (Some(property), _) => needs.push(self.part(property, child(&inner, name))),
-                (None, Some(others)) => needs.push(self.part(others, child(pointer, "additionalProperties"))),
+                (None, Some(others)) => {
+                    needs.push(self.part(others, child(pointer, "additionalProperties")))
+                }
                 (None, None) => {}
             }
         }
@@ -154,8 +158,10 @@ impl<'a> Graph<'a> {
         if least > required.len() as u64
             && let Some(others) = others
         {
-            let optional =
-                declared.into_iter().flatten().filter(|(name, _)| !required.contains(name.as_str()));
+            let optional = declared
+                .into_iter()
+                .flatten()
+                .filter(|(name, _)| !required.contains(name.as_str()));
             let mut further: Vec<usize> =
                 optional.map(|(name, property)| self.part(property, child(&inner, name))).collect();
             further.push(self.part(others, child(pointer, "additionalProperties")));

@@ -5,7 +5,12 @@ use serde_json::{Value, json};
 use super::{Object, Relaxer, allows, child, count};
 
 impl<'a> Relaxer<'a> {
-    pub(super) fn lists(&mut self, map: &'a Object, pointer: &str, out: &mut Object) -> Result<(), String> {
+    pub(super) fn lists(
+        &mut self,
+        map: &'a Object,
+        pointer: &str,
+        out: &mut Object,
+    ) -> Result<(), String> {
         if !allows(map, "array") {
             return Ok(());
         }
@@ -42,14 +47,20 @@ impl<'a> Relaxer<'a> {
         }
     }
 
-    fn unevaluated_items(&mut self, map: &'a Object, pointer: &str, out: &mut Object) -> Result<(), String> {
+    fn unevaluated_items(
+        &mut self,
+        map: &'a Object,
+        pointer: &str,
+        out: &mut Object,
+    ) -> Result<(), String> {
         let Some(rest) = map.get("unevaluatedItems") else { return Ok(()) };
         let is_tuple = matches!(map.get("items"), Some(Value::Array(_)));
         let all = map.contains_key("items") && !is_tuple || map.contains_key("additionalItems");
         if all || *rest == Value::Bool(true) {
             return Ok(());
         }
-        let others = ["allOf", "anyOf", "oneOf", "if", "contains", "$ref", "$dynamicRef", "$recursiveRef"];
+        let others =
+            ["allOf", "anyOf", "oneOf", "if", "contains", "$ref", "$dynamicRef", "$recursiveRef"];
         if others.iter().any(|keyword| map.contains_key(*keyword)) {
             self.note("unevaluatedItems", pointer);
             return Ok(());

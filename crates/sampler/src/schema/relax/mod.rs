@@ -154,7 +154,8 @@ fn relax_here(root: &Value) -> Result<RelaxedSchema, String> {
         }
     }
     let schema = Value::Object(schema);
-    let pointers = relaxer.definitions.iter().map(|(pointer, written)| (written.as_str(), pointer.as_str()));
+    let pointers =
+        relaxer.definitions.iter().map(|(pointer, written)| (written.as_str(), pointer.as_str()));
     finite::check_finite(&schema, &pointers.collect(), relaxer.unfit_pattern)?;
     Ok(RelaxedSchema { schema, unenforced: relaxer.unenforced.into_iter().collect() })
 }
@@ -282,23 +283,34 @@ impl<'a> Relaxer<'a> {
             ("properties", Value::Object(named)) => {
                 let mut properties = Object::new();
                 for (name, schema) in named {
-                    properties.insert(name.clone(), self.schema(schema, &child(&inner, name), false)?);
+                    properties
+                        .insert(name.clone(), self.schema(schema, &child(&inner, name), false)?);
                 }
                 Value::Object(properties)
             }
-            ("properties" | "patternProperties" | "prefixItems", _) if !value.is_object() => value.clone(),
+            ("properties" | "patternProperties" | "prefixItems", _) if !value.is_object() => {
+                value.clone()
+            }
             ("oneOf", Value::Array(list)) => {
                 if !self.overlaps.exclude_each_other(list) {
                     self.note("oneOf", pointer);
                 }
                 self.listed(list, &inner, part)?
             }
-            (_, Value::Array(list)) if SAME.contains(&keyword) => self.listed(list, &inner, part)?,
-            _ if KEPT.contains(&keyword) && COUNTS.contains(&keyword) => match count(map, keyword) {
-                Some(count) if count <= COUNTED_MAX => count.into(),
-                _ if keyword.starts_with("max") => return Ok(None),
-                _ => return Err(format!("{keyword} {value} at #{pointer} is more than any answer has")),
-            },
+            (_, Value::Array(list)) if SAME.contains(&keyword) => {
+                self.listed(list, &inner, part)?
+            }
+            _ if KEPT.contains(&keyword) && COUNTS.contains(&keyword) => {
+                match count(map, keyword) {
+                    Some(count) if count <= COUNTED_MAX => count.into(),
+                    _ if keyword.starts_with("max") => return Ok(None),
+                    _ => {
+                        return Err(format!(
+                            "{keyword} {value} at #{pointer} is more than any answer has"
+                        ));
+                    }
+                }
+            }
             _ if SAME.contains(&keyword) || KEPT.contains(&keyword) => value.clone(),
             _ if PART.contains(&keyword) => self.schema(value, &inner, false)?,
             _ => return Ok(None),
@@ -307,7 +319,8 @@ impl<'a> Relaxer<'a> {
 
     fn listed(&mut self, list: &'a [Value], pointer: &str, part: bool) -> Result<Value, String> {
         let schemas = list.iter().enumerate();
-        let schemas = schemas.map(|(i, schema)| self.schema(schema, &child(pointer, &i.to_string()), part));
+        let schemas =
+            schemas.map(|(i, schema)| self.schema(schema, &child(pointer, &i.to_string()), part));
         Ok(Value::Array(schemas.collect::<Result<_, _>>()?))
     }
 
@@ -358,7 +371,9 @@ impl<'a> Relaxer<'a> {
     fn referred(&self, schema: &'a Value) -> &'a Value {
         let mut schema = schema;
         for _ in 0..REFERENCES_MAX {
-            let Some(reference) = schema.as_object().and_then(References::of) else { return schema };
+            let Some(reference) = schema.as_object().and_then(References::of) else {
+                return schema;
+            };
             let Some((_, target)) = self.references.resolve(reference) else { return schema };
             schema = target;
         }
@@ -385,14 +400,19 @@ impl<'a> Relaxer<'a> {
 
     /// Whether a schema says more than one thing about the properties of a value.
     fn is_composed(&self, map: &'a Object) -> bool {
-        let parts = ["properties", "anyOf", "oneOf"].into_iter().filter(|k| map.contains_key(*k)).count();
+        let parts =
+            ["properties", "anyOf", "oneOf"].into_iter().filter(|k| map.contains_key(*k)).count();
         let parts = parts + usize::from(References::of(map).is_some());
         map.contains_key("allOf") && self.only_part(map).is_none() || parts > 1
     }
 
     fn find_shared(&mut self, schema: &'a Value, part: bool) {
         let Value::Object(map) = schema else {
-            return schema.as_array().into_iter().flatten().for_each(|one| self.find_shared(one, false));
+            return schema
+                .as_array()
+                .into_iter()
+                .flatten()
+                .for_each(|one| self.find_shared(one, false));
         };
         let part = part || self.is_composed(map);
         if let (true, Some(reference)) = (part, References::of(map)) {
@@ -419,7 +439,8 @@ impl<'a> Relaxer<'a> {
 /// A count, which may be written as a fraction of which nothing is left, such as 2.0.
 fn count(map: &Object, keyword: &str) -> Option<u64> {
     let value = map.get(keyword)?;
-    let is_whole = |number: &f64| number.fract() == 0.0 && (0.0..=COUNTED_MAX as f64 + 1.0).contains(number);
+    let is_whole =
+        |number: &f64| number.fract() == 0.0 && (0.0..=COUNTED_MAX as f64 + 1.0).contains(number);
     value.as_u64().or_else(|| value.as_f64().filter(is_whole).map(|number| number as u64))
 }
 
@@ -455,8 +476,11 @@ fn allows(map: &Object, kind: &str) -> bool {
 
 /// A schema that `null` fits as well.
 fn nullable(schema: Value) -> Value {
-    let Value::Object(mut map) = schema else { return json!({"anyOf": [schema, {"type": "null"}]}) };
-    let is_composed = ["$ref", "allOf", "anyOf", "oneOf", "const"].iter().any(|key| map.contains_key(*key));
+    let Value::Object(mut map) = schema else {
+        return json!({"anyOf": [schema, {"type": "null"}]});
+    };
+    let is_composed =
+        ["$ref", "allOf", "anyOf", "oneOf", "const"].iter().any(|key| map.contains_key(*key));
     match map.get_mut("type") {
         Some(Value::String(name)) if !is_composed => {
             let types = json!([name, "null"]);

@@ -24,7 +24,13 @@ enum Names {
 }
 
 impl<'a> Relaxer<'a> {
-    pub(super) fn property_names(&mut self, map: &'a Object, pointer: &str, part: bool, out: &mut Object) {
+    pub(super) fn property_names(
+        &mut self,
+        map: &'a Object,
+        pointer: &str,
+        part: bool,
+        out: &mut Object,
+    ) {
         let Some(names) = map.get("propertyNames") else { return };
         let kept = match self.names(names, 0) {
             Names::Any => true,
@@ -79,11 +85,17 @@ impl<'a> Relaxer<'a> {
         if only(&["pattern", "format", "minLength", "maxLength"]) {
             return fitting(map);
         }
-        let parts = ["allOf", "anyOf", "oneOf"].into_iter().find_map(|k| Some((k, map.get(k)?.as_array()?)));
+        let parts = ["allOf", "anyOf", "oneOf"]
+            .into_iter()
+            .find_map(|k| Some((k, map.get(k)?.as_array()?)));
         match parts {
-            Some((keyword, parts)) if only(&[keyword]) && (keyword != "allOf" || parts.len() == 1) => {
-                let parts: Vec<Names> = parts.iter().map(|part| self.names(part, depth + 1)).collect();
-                let patterns = parts.iter().filter(|names| matches!(names, Names::Fitting(..))).count();
+            Some((keyword, parts))
+                if only(&[keyword]) && (keyword != "allOf" || parts.len() == 1) =>
+            {
+                let parts: Vec<Names> =
+                    parts.iter().map(|part| self.names(part, depth + 1)).collect();
+                let patterns =
+                    parts.iter().filter(|names| matches!(names, Names::Fitting(..))).count();
                 if patterns > PATTERNS_MAX {
                     return Names::Unknown;
                 }
@@ -94,7 +106,13 @@ impl<'a> Relaxer<'a> {
     }
 
     /// Binds names to a pattern; `false` where declared properties stand against it.
-    fn bind_names(&mut self, names: &'a Value, pointer: &str, pattern: String, out: &mut Object) -> bool {
+    fn bind_names(
+        &mut self,
+        names: &'a Value,
+        pointer: &str,
+        pattern: String,
+        out: &mut Object,
+    ) -> bool {
         let others = out.get("additionalProperties").cloned();
         let mut fits_some = false;
         if let Some(Value::Object(properties)) = out.get_mut("properties") {
@@ -156,7 +174,8 @@ impl Names {
 /// The names that `format`, `pattern` and lengths describe: the first of these is enforced.
 fn fitting(map: &Object) -> Names {
     let (least, most) = (count(map, "minLength").unwrap_or(0), count(map, "maxLength"));
-    let format = map.get("format").and_then(Value::as_str).filter(|format| FORMATS.contains(format));
+    let format =
+        map.get("format").and_then(Value::as_str).filter(|format| FORMATS.contains(format));
     let format = format.and_then(format_pattern).map(|pattern| (format!("^(?:{pattern})$"), true));
     let pattern = map.get("pattern").and_then(Value::as_str).filter(|pattern| is_pattern(pattern));
     let has_pattern = pattern.is_some();
@@ -168,7 +187,10 @@ fn fitting(map: &Object) -> Names {
         let most = most.map_or(String::new(), |most| most.to_string());
         (format!("^(?s:.){{{least},{most}}}$"), true)
     });
-    let asked = [format.is_some(), has_pattern, length.is_some()].into_iter().filter(|asked| *asked).count();
+    let asked = [format.is_some(), has_pattern, length.is_some()]
+        .into_iter()
+        .filter(|asked| *asked)
+        .count();
     match (format.or(pattern).or(length), asked) {
         (None, 0) => Names::Any,
         (None, _) => Names::Unknown,

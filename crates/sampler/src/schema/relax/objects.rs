@@ -38,7 +38,8 @@ impl<'a> Relaxer<'a> {
         if will_close(out, part) {
             let conditional = self.conditional_properties(map, pointer)?;
             let required = out.get("required").and_then(Value::as_array).into_iter().flatten();
-            let required: Vec<String> = required.filter_map(Value::as_str).map(str::to_owned).collect();
+            let required: Vec<String> =
+                required.filter_map(Value::as_str).map(str::to_owned).collect();
             if let Some(Value::Object(properties)) = out.get_mut("properties") {
                 let declared: HashSet<String> = properties.keys().cloned().collect();
                 for (name, schema) in conditional {
@@ -58,7 +59,12 @@ impl<'a> Relaxer<'a> {
     }
 
     /// Writes `patternProperties`. Where grammars cannot run a pattern, its schema is that of all names that are not declared.
-    fn pattern_properties(&mut self, map: &'a Object, pointer: &str, out: &mut Object) -> Result<(), String> {
+    fn pattern_properties(
+        &mut self,
+        map: &'a Object,
+        pointer: &str,
+        out: &mut Object,
+    ) -> Result<(), String> {
         let Some(Value::Object(named)) = map.get("patternProperties") else { return Ok(()) };
         let inner = child(pointer, "patternProperties");
         let (mut written, mut loose): (Object, Option<Value>) = (Object::new(), None);

@@ -22,12 +22,14 @@ impl<'a> Relaxer<'a> {
     /// Writes the keywords of texts, and the formats of numbers; `false` where no text fits the pattern.
     pub(super) fn texts(&mut self, map: &'a Object, pointer: &str, out: &mut Object) -> bool {
         let format = map.get("format").and_then(Value::as_str);
-        let is_enforced = format.is_some_and(|format| FORMATS.contains(&format)) && allows(map, "string");
+        let is_enforced =
+            format.is_some_and(|format| FORMATS.contains(&format)) && allows(map, "string");
         if let (true, Some(format)) = (is_enforced, format) {
             out.insert("format".into(), format.into());
         }
         let integer = INTEGERS.iter().find(|(name, ..)| Some(*name) == format);
-        if let (Some((_, least, most)), true) = (integer, allows(map, "integer") && map.contains_key("type"))
+        if let (Some((_, least, most)), true) =
+            (integer, allows(map, "integer") && map.contains_key("type"))
         {
             bound(out, ["minimum", "exclusiveMinimum"], *least);
             bound(out, ["maximum", "exclusiveMaximum"], *most);
@@ -43,7 +45,8 @@ impl<'a> Relaxer<'a> {
             self.note("pattern", pointer);
             let lengths = (count(map, "minLength").unwrap_or(0), count(map, "maxLength"));
             let is_bound = is_enforced || map.contains_key("enum") || map.contains_key("const");
-            let wide = Some(pattern).filter(|_| !is_bound).and_then(|pattern| widened(pattern, lengths));
+            let wide =
+                Some(pattern).filter(|_| !is_bound).and_then(|pattern| widened(pattern, lengths));
             if let Some(wide) = wide {
                 out.insert("pattern".into(), wide.into());
             }
@@ -91,8 +94,9 @@ pub(super) fn remove_strings(map: &Object, out: &mut Object) -> bool {
 /// Sets a bound, unless there is one.
 fn bound(out: &mut Object, keywords: [&str; 2], value: i128) {
     let is_bound = keywords.iter().any(|keyword| out.contains_key(*keyword));
-    let value =
-        i64::try_from(value).map(|value| json!(value)).or_else(|_| u64::try_from(value).map(|v| json!(v)));
+    let value = i64::try_from(value)
+        .map(|value| json!(value))
+        .or_else(|_| u64::try_from(value).map(|v| json!(v)));
     if let (false, Ok(value)) = (is_bound, value) {
         out.insert(keywords[0].into(), value);
     }

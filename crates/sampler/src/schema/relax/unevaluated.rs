@@ -46,7 +46,8 @@ impl<'a> Relaxer<'a> {
             && !self.refers_to_itself(map, pointer);
         if is_written {
             let rest = self.schema(rest, &child(pointer, "unevaluatedProperties"), false)?;
-            let properties = out.entry("properties").or_insert_with(|| Value::Object(Object::new()));
+            let properties =
+                out.entry("properties").or_insert_with(|| Value::Object(Object::new()));
             for name in found.names {
                 if let Value::Object(properties) = &mut *properties {
                     properties.entry(name).or_insert(Value::Bool(true));
@@ -85,7 +86,9 @@ impl<'a> Relaxer<'a> {
         let dependent = ["dependentSchemas", "dependencies"].iter();
         let dependent = dependent.filter_map(|keyword| map.get(*keyword)?.as_object());
         let choices = list("anyOf").chain(list("oneOf")).chain(conditional);
-        for part in choices.chain(dependent.flat_map(|named| named.values())).filter_map(Value::as_object) {
+        for part in
+            choices.chain(dependent.flat_map(|named| named.values())).filter_map(Value::as_object)
+        {
             let before = (found.names.len(), found.has_others);
             is_known &= self.evaluated_names(part, false, found);
             found.has_conditions |= before != (found.names.len(), found.has_others);
@@ -110,7 +113,9 @@ impl<'a> Relaxer<'a> {
                 Value::Object(map) => {
                     left.extend(map.values());
                     let Some(reference) = References::of(map) else { continue };
-                    let Some((target, schema)) = self.references.resolve(reference) else { continue };
+                    let Some((target, schema)) = self.references.resolve(reference) else {
+                        continue;
+                    };
                     if pointer.starts_with(&target) {
                         return true;
                     }

@@ -5,10 +5,19 @@ use serde_json::Value;
 use super::{COUNTS, Object};
 
 /// Keywords that hold one schema.
-const SCHEMAS: [&str; 8] =
-    ["contains", "unevaluatedItems", "unevaluatedProperties", "propertyNames", "not", "if", "then", "else"];
+const SCHEMAS: [&str; 8] = [
+    "contains",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "propertyNames",
+    "not",
+    "if",
+    "then",
+    "else",
+];
 /// Keywords that hold an object.
-const OBJECTS: [&str; 4] = ["dependentRequired", "dependentSchemas", "dependencies", "patternProperties"];
+const OBJECTS: [&str; 4] =
+    ["dependentRequired", "dependentSchemas", "dependencies", "patternProperties"];
 
 /// Refuses a keyword that has a value of the wrong kind.
 ///
@@ -17,11 +26,15 @@ const OBJECTS: [&str; 4] = ["dependentRequired", "dependentSchemas", "dependenci
 pub(super) fn check_kinds(map: &Object, pointer: &str) -> Result<(), String> {
     for (keyword, value) in map {
         let needed = match keyword.as_str() {
-            keyword if SCHEMAS.contains(&keyword) && !value.is_object() && !value.is_boolean() => "a schema",
+            keyword if SCHEMAS.contains(&keyword) && !value.is_object() && !value.is_boolean() => {
+                "a schema"
+            }
             keyword if OBJECTS.contains(&keyword) && !value.is_object() => "an object",
             "uniqueItems" | "nullable" if !value.is_boolean() => "true or false",
             keyword if COUNTS.contains(&keyword) && !is_count(value) => "a whole number from 0 on",
-            "pattern" | "format" | "$ref" | "$dynamicRef" | "$recursiveRef" if !value.is_string() => {
+            "pattern" | "format" | "$ref" | "$dynamicRef" | "$recursiveRef"
+                if !value.is_string() =>
+            {
                 "a string"
             }
             _ => continue,

@@ -11,19 +11,33 @@ fn keywords_are_listed_and_checked() {
         schema
     };
     let object = |more: Value| {
-        let mut schema =
-            json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}});
+        let mut schema = json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}});
         schema.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         schema
     };
     let cases = [
         ("uniqueItems", list(json!({"uniqueItems": true})), json!([1, 2]), json!([1, 1])),
         ("contains", list(json!({"contains": {"minimum": 5}})), json!([5]), json!([4])),
-        ("contains", list(json!({"contains": {"const": 1}, "minContains": 2})), json!([1, 1]), json!([1, 2])),
-        ("contains", list(json!({"contains": {"const": 1}, "maxContains": 1})), json!([1]), json!([1, 1])),
+        (
+            "contains",
+            list(json!({"contains": {"const": 1}, "minContains": 2})),
+            json!([1, 1]),
+            json!([1, 2]),
+        ),
+        (
+            "contains",
+            list(json!({"contains": {"const": 1}, "maxContains": 1})),
+            json!([1]),
+            json!([1, 1]),
+        ),
         ("not", list(json!({"not": {"minItems": 2}})), json!([1]), json!([1, 2])),
         ("not", json!({"type": "string", "not": {"pattern": "^a"}}), json!("b"), json!("a")),
-        ("pattern", json!({"type": "string", "pattern": "^(?=.*\\d)\\w+$"}), json!("a1"), json!("a")),
+        (
+            "pattern",
+            json!({"type": "string", "pattern": "^(?=.*\\d)\\w+$"}),
+            json!("a1"),
+            json!("a"),
+        ),
         ("pattern", json!({"type": "string", "pattern": "^(a|b)\\1$"}), json!("aa"), json!("ab")),
         (
             "if",
@@ -39,7 +53,12 @@ fn keywords_are_listed_and_checked() {
             json!({"b": 1}),
             json!({"a": 1}),
         ),
-        ("dependencies", object(json!({"dependencies": {"a": ["b"]}})), json!({"b": 1}), json!({"a": 1})),
+        (
+            "dependencies",
+            object(json!({"dependencies": {"a": ["b"]}})),
+            json!({"b": 1}),
+            json!({"a": 1}),
+        ),
         (
             "dependentSchemas",
             object(json!({"dependentSchemas": {"a": {"properties": {"b": {"const": 1}}}}})),
@@ -127,9 +146,13 @@ fn places_are_named_and_choices_are_followed() {
     });
     assert_eq!(noted(&schema), ["uniqueItems at #/$defs/set"]);
     assert_eq!(violated(&schema, &json!({"a/b": [[1]], "c": null})), [""; 0]);
-    assert_eq!(violated(&schema, &json!({"a/b": [[1, 1]], "c": null})), ["uniqueItems at #/$defs/set"]);
+    assert_eq!(
+        violated(&schema, &json!({"a/b": [[1, 1]], "c": null})),
+        ["uniqueItems at #/$defs/set"]
+    );
     assert_eq!(violated(&schema, &json!({"a/b": [], "c": [2, 2]})), ["uniqueItems at #/$defs/set"]);
-    let schema = json!({"type": "object", "properties": {"a/b": {"type": "array", "uniqueItems": true}}});
+    let schema =
+        json!({"type": "object", "properties": {"a/b": {"type": "array", "uniqueItems": true}}});
     assert_eq!(noted(&schema), ["uniqueItems at #/properties/a~1b"]);
 }
 
@@ -210,7 +233,11 @@ fn recursive_schemas_of_openapi_end() {
     enforced(
         &schema,
         &["{\"v\":{\"v\":1,\"next\":{\"v\":2,\"next\":null}}}"],
-        &["{\"v\":null}", "{\"v\":{\"v\":1}}", "{\"v\":{\"v\":1,\"next\":{\"v\":10,\"next\":null}}}"],
+        &[
+            "{\"v\":null}",
+            "{\"v\":{\"v\":1}}",
+            "{\"v\":{\"v\":1,\"next\":{\"v\":10,\"next\":null}}}",
+        ],
     );
     assert_eq!(noted(&schema), [""; 0]);
 }
@@ -248,10 +275,13 @@ fn hostile_schemas_and_answers_take_bounded_work() {
     let pattern = json!({"type": "string", "pattern": "^(?:(a+)\\1?)+b$"});
     assert_eq!(check(&pattern, &json!("a".repeat(5000))), Err(TooMuchWork));
     let long: Vec<Value> = (0..400_000).map(|i| json!(i)).collect();
-    assert_eq!(check(&json!({"type": "array", "uniqueItems": true}), &json!(long)), Err(TooMuchWork));
+    assert_eq!(
+        check(&json!({"type": "array", "uniqueItems": true}), &json!(long)),
+        Err(TooMuchWork)
+    );
     // As deep as a request may be.
-    let deep =
-        (0..120).fold(json!({"uniqueItems": true}), |inner, _| json!({"items": inner, "type": "array"}));
+    let deep = (0..120)
+        .fold(json!({"uniqueItems": true}), |inner, _| json!({"items": inner, "type": "array"}));
     let answer = (0..120).fold(json!([1, 1]), |inner, _| json!([inner]));
     assert_eq!(check(&deep, &answer), Ok(1));
     // Parts that refer to each other's insides.
@@ -266,12 +296,12 @@ fn hostile_schemas_and_answers_take_bounded_work() {
 #[test]
 fn hostile_patterns_and_keywords_take_bounded_time() {
     let begun = std::time::Instant::now();
-    let check = |schema: &Value, answer: &Value| of(schema).check().unwrap().unwrap().violations(answer);
+    let check =
+        |schema: &Value, answer: &Value| of(schema).check().unwrap().unwrap().violations(answer);
     let texts = |count: usize, bytes: usize| -> Value {
         (0..count).map(|n| json!(format!("{n}{}", "ab".repeat(bytes / 2)))).collect()
     };
-    let strings =
-        |pattern: &str| json!({"type": "array", "uniqueItems": true, "not": {"items": {"pattern": pattern}}});
+    let strings = |pattern: &str| json!({"type": "array", "uniqueItems": true, "not": {"items": {"pattern": pattern}}});
     for (pattern, is_bounded) in
         [("^(?:a|b|ab){1,900}c$", true), ("^(?=(a|b)+)(?:(a+)\\2?|b)+c$", true), ("(", false)]
     {

@@ -14,14 +14,24 @@ fn keywords_of_any_value_are_enforced() {
         ("allOf", json!({"allOf": [{"type": "integer"}, {"minimum": 3}]}), &["3"], &["2", "\"a\""]),
         ("anyOf", json!({"anyOf": [{"type": "boolean"}, {"const": 2}]}), &["true", "2"], &["3"]),
         ("oneOf", json!({"oneOf": [{"type": "boolean"}, {"const": 2}]}), &["true", "2"], &["3"]),
-        ("$ref", json!({"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}}), &["1"], &["\"a\""]),
+        (
+            "$ref",
+            json!({"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}}),
+            &["1"],
+            &["\"a\""],
+        ),
         (
             "definitions",
             json!({"$ref": "#/definitions/a", "definitions": {"a": {"const": 1}}}),
             &["1"],
             &["2"],
         ),
-        ("$anchor", json!({"$ref": "#a", "$defs": {"x": {"$anchor": "a", "const": 1}}}), &["1"], &["2"]),
+        (
+            "$anchor",
+            json!({"$ref": "#a", "$defs": {"x": {"$anchor": "a", "const": 1}}}),
+            &["1"],
+            &["2"],
+        ),
         ("$id", json!({"$ref": "T0", "$defs": {"x": {"$id": "T0", "const": 1}}}), &["1"], &["2"]),
         (
             "$dynamicRef",
@@ -59,7 +69,12 @@ fn keywords_of_numbers_and_texts_are_enforced() {
             &["2147483647"],
             &["2147483648"],
         ),
-        ("format of numbers", json!({"type": "integer", "format": "uint8"}), &["255"], &["256", "-1"]),
+        (
+            "format of numbers",
+            json!({"type": "integer", "format": "uint8"}),
+            &["255"],
+            &["256", "-1"],
+        ),
         ("minLength", json!({"type": "string", "minLength": 2}), &["\"ab\""], &["\"a\""]),
         ("maxLength", json!({"type": "string", "maxLength": 2}), &["\"ab\""], &["\"abc\""]),
         ("pattern", json!({"type": "string", "pattern": "^[\\d.]+$"}), &["\"1.2\""], &["\"a\""]),
@@ -89,9 +104,24 @@ fn keywords_of_lists_are_enforced() {
             &["[1]"],
             &["[1,2]"],
         ),
-        ("prefixItems", json!({"type": "array", "prefixItems": [{"const": 1}]}), &["[1]"], &["[2]"]),
-        ("minItems", json!({"type": "array", "items": {"const": 1}, "minItems": 2}), &["[1,1]"], &["[1]"]),
-        ("maxItems", json!({"type": "array", "items": {"const": 1}, "maxItems": 1}), &["[1]"], &["[1,1]"]),
+        (
+            "prefixItems",
+            json!({"type": "array", "prefixItems": [{"const": 1}]}),
+            &["[1]"],
+            &["[2]"],
+        ),
+        (
+            "minItems",
+            json!({"type": "array", "items": {"const": 1}, "minItems": 2}),
+            &["[1,1]"],
+            &["[1]"],
+        ),
+        (
+            "maxItems",
+            json!({"type": "array", "items": {"const": 1}, "maxItems": 1}),
+            &["[1]"],
+            &["[1,1]"],
+        ),
         (
             "unevaluatedItems",
             json!({"type": "array", "prefixItems": [{"const": 1}], "unevaluatedItems": false}),
@@ -163,7 +193,11 @@ fn keywords_of_objects_are_enforced() {
         (
             "minProperties of declared ones",
             json!({"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 1}, "c": {"const": 1}, "d": {"const": 1}}, "required": ["b"], "minProperties": 3}),
-            &["{\"a\":1,\"b\":1,\"c\":1}", "{\"b\":1,\"c\":1,\"d\":1}", "{\"a\":1,\"b\":1,\"c\":1,\"d\":1}"],
+            &[
+                "{\"a\":1,\"b\":1,\"c\":1}",
+                "{\"b\":1,\"c\":1,\"d\":1}",
+                "{\"a\":1,\"b\":1,\"c\":1,\"d\":1}",
+            ],
             &["{\"a\":1,\"b\":1}", "{\"b\":1}", "{\"a\":1,\"c\":1,\"d\":1}"],
         ),
         (
@@ -220,10 +254,22 @@ fn names_of_properties_are_enforced() {
         (json!({"enum": ["a", "bb"], "minLength": 2}), &["{\"bb\":1}"], &["{\"a\":1}"]),
         (json!({"pattern": "^k_"}), &["{\"k_1\":1}", "{}"], &["{\"x\":1}", "{\"k_1\":true}"]),
         (json!({"minLength": 2, "maxLength": 3}), &["{\"ab\":1}"], &["{\"a\":1}", "{\"abcd\":1}"]),
-        (json!({"format": "uuid"}), &["{\"01234567-89ab-cdef-0123-456789abcdef\":1}"], &["{\"a\":1}"]),
+        (
+            json!({"format": "uuid"}),
+            &["{\"01234567-89ab-cdef-0123-456789abcdef\":1}"],
+            &["{\"a\":1}"],
+        ),
         (json!({"type": "string", "format": "date"}), &["{\"2026-02-28\":1}"], &["{\"soon\":1}"]),
-        (json!({"anyOf": [{"const": "a"}, {"pattern": "^k"}]}), &["{\"a\":1}", "{\"kk\":1}"], &["{\"b\":1}"]),
-        (json!({"anyOf": [{"const": "a"}, {"enum": ["b"]}]}), &["{\"a\":1}", "{\"b\":1}"], &["{\"c\":1}"]),
+        (
+            json!({"anyOf": [{"const": "a"}, {"pattern": "^k"}]}),
+            &["{\"a\":1}", "{\"kk\":1}"],
+            &["{\"b\":1}"],
+        ),
+        (
+            json!({"anyOf": [{"const": "a"}, {"enum": ["b"]}]}),
+            &["{\"a\":1}", "{\"b\":1}"],
+            &["{\"c\":1}"],
+        ),
     ];
     for (names, yes, no) in cases {
         let schema = map(names);
@@ -252,7 +298,12 @@ fn names_of_properties_are_enforced() {
 fn denied_types_and_listed_values_are_enforced() {
     let cases: [Case; 5] = [
         ("not", json!({"not": {"type": "null"}}), &["1", "\"a\"", "{}"], &["null"]),
-        ("not", json!({"type": ["string", "number"], "not": {"type": "number"}}), &["\"a\""], &["1"]),
+        (
+            "not",
+            json!({"type": ["string", "number"], "not": {"type": "number"}}),
+            &["\"a\""],
+            &["1"],
+        ),
         ("not", json!({"enum": ["a", "b"], "not": {"const": "a"}}), &["\"b\""], &["\"a\""]),
         ("pattern", json!({"enum": ["a", "b"], "pattern": "^(?!a)"}), &["\"b\""], &["\"a\""]),
         (
@@ -282,7 +333,10 @@ fn schemas_that_no_value_fits_are_refused_by_name() {
     for (schema, word) in [
         (json!({"not": {}}), "no value fits"),
         (json!({"type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]}), "'a'"),
-        (json!({"type": "object", "properties": {"a": {}}, "minProperties": 2}), "minProperties 2 at #"),
+        (
+            json!({"type": "object", "properties": {"a": {}}, "minProperties": 2}),
+            "minProperties 2 at #",
+        ),
         (
             json!({"type": "object", "properties": {"a": {}}, "required": ["a"], "maxProperties": 0}),
             "maxProperties 0 at #",
@@ -298,7 +352,10 @@ fn schemas_that_no_value_fits_are_refused_by_name() {
         ),
         (json!({"contains": 5}), "contains at # must be a schema"),
         (json!({"dependentRequired": ["a"]}), "dependentRequired at # must be an object"),
-        (json!({"contains": {}, "minContains": -1}), "minContains at # must be a whole number from 0 on"),
+        (
+            json!({"contains": {}, "minContains": -1}),
+            "minContains at # must be a whole number from 0 on",
+        ),
     ] {
         let error = compile(&schema).unwrap_err().to_string();
         assert!(error.contains(word), "{schema}: {error}");
@@ -309,9 +366,11 @@ fn schemas_that_no_value_fits_are_refused_by_name() {
 fn counts_may_be_written_as_whole_fractions() {
     let text = json!({"type": "string", "minLength": 2.0, "maxLength": 3.0});
     enforced(&text, &["\"ab\"", "\"abc\""], &["\"a\"", "\"abcd\""]);
-    let list = json!({"type": "array", "items": {"type": "null"}, "minItems": 1.0, "maxItems": 2.0});
+    let list =
+        json!({"type": "array", "items": {"type": "null"}, "minItems": 1.0, "maxItems": 2.0});
     enforced(&list, &["[null]", "[null,null]"], &["[]", "[null,null,null]"]);
-    let object = json!({"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 1.0});
+    let object =
+        json!({"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 1.0});
     enforced(&object, &["{\"a\":null}"], &["{}"]);
     // No answer has as many.
     enforced(&json!({"type": "string", "maxLength": 1e300}), &["\"ab\""], &["1"]);
@@ -334,7 +393,11 @@ fn a_pattern_that_no_text_fits_leaves_what_is_no_text() {
     enforced(&json!({"anyOf": [unfit, integer]}), &["1"], &["\"a\"", "\"\"", "null"]);
     enforced(&json!({"type": ["string", "integer"], "pattern": "$^a"}), &["1"], &["\"a\"", "null"]);
     enforced(&json!({"pattern": "$^a"}), &["1", "null", "[true]"], &["\"a\"", "\"\""]);
-    enforced(&json!({"pattern": "$^a", "not": {"type": "object"}}), &["1", "null"], &["\"a\"", "{}"]);
+    enforced(
+        &json!({"pattern": "$^a", "not": {"type": "object"}}),
+        &["1", "null"],
+        &["\"a\"", "{}"],
+    );
     enforced(&json!({"enum": ["a", 1], "pattern": "$^a"}), &["1"], &["\"a\"", "2"]);
     enforced(&json!({"type": "string", "pattern": "$^a", "nullable": true}), &["null"], &["\"a\""]);
     let optional = json!({"type": "object", "properties": {"a": unfit, "b": integer}});
@@ -362,8 +425,12 @@ fn objects_of_too_many_properties_are_refused_by_name() {
         let required = json!({"type": "object", "properties": properties, "required": names});
         let optional = json!({"type": "object", "properties": properties});
         for object in [required, optional] {
-            let error = compile(&json!({"type": "array", "items": object})).unwrap_err().to_string();
-            assert!(error.contains(&format!("the object at #/items lists {count} properties")), "{error}");
+            let error =
+                compile(&json!({"type": "array", "items": object})).unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("the object at #/items lists {count} properties")),
+                "{error}"
+            );
         }
     }
 }

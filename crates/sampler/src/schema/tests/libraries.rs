@@ -3,7 +3,8 @@
 use super::*;
 
 /// Schemas with the library and the type, and texts that fit and do not fit where they are known.
-const FILES: [&str; 2] = [include_str!("data/typescript.json"), include_str!("data/python-and-rust.json")];
+const FILES: [&str; 2] =
+    [include_str!("data/typescript.json"), include_str!("data/python-and-rust.json")];
 
 #[test]
 fn schemas_of_libraries_are_taken() {
@@ -12,7 +13,8 @@ fn schemas_of_libraries_are_taken() {
     for file in FILES {
         for case in serde_json::from_str::<Vec<Value>>(file).unwrap() {
             count += 1;
-            let name = format!("{} {}", case["from"].as_str().unwrap(), case["name"].as_str().unwrap());
+            let name =
+                format!("{} {}", case["from"].as_str().unwrap(), case["name"].as_str().unwrap());
             let schema = &case["schema"];
             let grammar = match grammars.compile(&Constraint::schema(schema.clone())) {
                 Ok(grammar) => grammar,

@@ -22,7 +22,8 @@ impl<'a> Validator<'a> {
             is_kept &= self.all(schema, &target, value, evaluated)?;
         }
         for (i, part) in list(map, "allOf").enumerate() {
-            is_kept &= self.all(part, &within(pointer, "allOf", &i.to_string()), value, evaluated)?;
+            is_kept &=
+                self.all(part, &within(pointer, "allOf", &i.to_string()), value, evaluated)?;
         }
         is_kept &= self.any_of(map, pointer, value, evaluated)?;
         is_kept &= self.one_of(map, pointer, value, evaluated)?;
@@ -203,7 +204,8 @@ impl<'a> Validator<'a> {
             _ => (&[][..], "prefixItems"),
         };
         for (i, (part, value)) in first.iter().zip(list).enumerate() {
-            is_kept &= self.check(part, &within(pointer, keyword, &i.to_string()), value)?.is_some();
+            is_kept &=
+                self.check(part, &within(pointer, keyword, &i.to_string()), value)?.is_some();
         }
         evaluated.items = evaluated.items.max(first.len().min(list.len()));
         let further = match map.get("items") {
@@ -259,6 +261,9 @@ fn list<'a>(map: &'a Object, keyword: &str) -> impl Iterator<Item = &'a Value> +
     map.get(keyword).and_then(Value::as_array).into_iter().flatten()
 }
 
-fn named<'a>(map: &'a Object, keyword: &str) -> impl Iterator<Item = (&'a String, &'a Value)> + use<'a> {
+fn named<'a>(
+    map: &'a Object,
+    keyword: &str,
+) -> impl Iterator<Item = (&'a String, &'a Value)> + use<'a> {
     map.get(keyword).and_then(Value::as_object).into_iter().flatten()
 }

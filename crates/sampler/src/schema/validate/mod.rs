@@ -86,7 +86,8 @@ impl<'a> Validator<'a> {
 
     fn fail(&mut self, keyword: &str, pointer: &str) {
         if self.trials == 0 && self.failures.len() < FAILURES_MAX {
-            self.failures.push(KeywordFailure { keyword: keyword.to_owned(), pointer: pointer.to_owned() });
+            self.failures
+                .push(KeywordFailure { keyword: keyword.to_owned(), pointer: pointer.to_owned() });
         }
     }
 
@@ -148,7 +149,9 @@ impl<'a> Validator<'a> {
         let mut evaluated = Evaluated::default();
         is_kept &= self.in_place(map, pointer, value, &mut evaluated)?;
         match value {
-            Value::Object(object) => is_kept &= self.object(map, pointer, object, &mut evaluated)?,
+            Value::Object(object) => {
+                is_kept &= self.object(map, pointer, object, &mut evaluated)?
+            }
             Value::Array(list) => is_kept &= self.list(map, pointer, list, &mut evaluated)?,
             _ => {}
         }

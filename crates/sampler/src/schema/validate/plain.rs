@@ -44,7 +44,9 @@ impl<'a> Validator<'a> {
             _ => match value {
                 Value::Number(number) => keeps_number(keyword, given, map, number.as_f64()),
                 Value::String(text) => return self.keeps_text(keyword, given, text),
-                Value::Array(list) => keeps_count(keyword, given, list.len(), ["minItems", "maxItems"]),
+                Value::Array(list) => {
+                    keeps_count(keyword, given, list.len(), ["minItems", "maxItems"])
+                }
                 Value::Object(object) => {
                     keeps_count(keyword, given, object.len(), ["minProperties", "maxProperties"])
                 }
@@ -53,7 +55,12 @@ impl<'a> Validator<'a> {
         })
     }
 
-    fn keeps_text(&mut self, keyword: &str, given: &Value, text: &str) -> Result<bool, TooMuchWork> {
+    fn keeps_text(
+        &mut self,
+        keyword: &str,
+        given: &Value,
+        text: &str,
+    ) -> Result<bool, TooMuchWork> {
         match (keyword, given) {
             ("pattern", Value::String(pattern)) => self.fits_pattern(pattern, text),
             ("format", Value::String(format)) => match Patterns::of_format(format) {
@@ -94,7 +101,9 @@ impl<'a> Validator<'a> {
                 }
                 true
             }
-            (Value::Number(one), Value::Number(other)) => one == other || one.as_f64() == other.as_f64(),
+            (Value::Number(one), Value::Number(other)) => {
+                one == other || one.as_f64() == other.as_f64()
+            }
             (Value::String(one), Value::String(other)) => {
                 self.step(one.len().min(other.len()) / TEXT_BYTES_A_STEP)?;
                 one == other
@@ -191,14 +200,23 @@ fn keeps_count(keyword: &str, given: &Value, count: usize, [least, most]: [&str;
     }
 }
 
-fn keeps_number(keyword: &str, given: &Value, map: &Map<String, Value>, number: Option<f64>) -> bool {
+fn keeps_number(
+    keyword: &str,
+    given: &Value,
+    map: &Map<String, Value>,
+    number: Option<f64>,
+) -> bool {
     let Some(number) = number else { return true };
     let bound = |keyword: &str| map.get(keyword).and_then(Value::as_f64);
     match (keyword, given) {
         ("minimum", _) => given.as_f64().is_none_or(|least| number >= least),
         ("maximum", _) => given.as_f64().is_none_or(|most| number <= most),
-        ("exclusiveMinimum", Value::Bool(is)) => !is || bound("minimum").is_none_or(|least| number > least),
-        ("exclusiveMaximum", Value::Bool(is)) => !is || bound("maximum").is_none_or(|most| number < most),
+        ("exclusiveMinimum", Value::Bool(is)) => {
+            !is || bound("minimum").is_none_or(|least| number > least)
+        }
+        ("exclusiveMaximum", Value::Bool(is)) => {
+            !is || bound("maximum").is_none_or(|most| number < most)
+        }
         ("exclusiveMinimum", _) => given.as_f64().is_none_or(|least| number > least),
         ("exclusiveMaximum", _) => given.as_f64().is_none_or(|most| number < most),
         ("multipleOf", _) => given.as_f64().is_none_or(|of| of <= 0.0 || is_multiple(number, of)),

@@ -52,7 +52,18 @@ impl MessagesEncoder {
     pub(crate) fn new(model: String, stop: Vec<String>, searches: bool) -> Self {
         let id = ids::hex("msg_");
         let (started, called, was_cut_off, reading) = (false, false, false, Reading::default());
-        Self { id, model, stop, searches, started, blocks: 0, open: None, called, was_cut_off, reading }
+        Self {
+            id,
+            model,
+            stop,
+            searches,
+            started,
+            blocks: 0,
+            open: None,
+            called,
+            was_cut_off,
+            reading,
+        }
     }
 
     fn message(&self) -> MessagesResponse {
@@ -134,7 +145,8 @@ impl MessagesEncoder {
     }
 
     fn delta(&self, delta: Value, out: &mut Vec<u8>) {
-        let event = value!({"type": "content_block_delta", "index": self.blocks - 1, "delta": delta});
+        let event =
+            value!({"type": "content_block_delta", "index": self.blocks - 1, "delta": delta});
         push_named("content_block_delta", &event, out);
     }
 
@@ -191,7 +203,9 @@ impl MessagesEncoder {
         let is_whole = call.text == call.rest;
         let rest = match call.is_complete() {
             true => call.rest.clone(),
-            false if is_whole && call.requires_client_action => Value::Object(call.arguments()).to_string(),
+            false if is_whole && call.requires_client_action => {
+                Value::Object(call.arguments()).to_string()
+            }
             false => String::new(),
         };
         if !rest.is_empty() {
@@ -206,7 +220,10 @@ impl MessagesEncoder {
     fn search(&mut self, arguments: Map<String, Value>, out: &mut Vec<u8>) {
         let [call, result] = failed_search(arguments);
         let Block::ServerToolUse { id, name, input } = call else { return };
-        self.begin(value!({"type": "server_tool_use", "id": id, "name": name, "input": Map::new()}), out);
+        self.begin(
+            value!({"type": "server_tool_use", "id": id, "name": name, "input": Map::new()}),
+            out,
+        );
         let arguments = Value::Object(input).to_string();
         self.delta(value!({"type": "input_json_delta", "partial_json": arguments}), out);
         self.stop(out);
@@ -263,14 +280,16 @@ impl Encoder for MessagesEncoder {
             match &event {
                 AnswerEvent::Started { prompt_tokens } => return self.start(*prompt_tokens, out),
                 AnswerEvent::Done(done) => self.start(done.prompt_tokens, out),
-                AnswerEvent::Thinking(_) | AnswerEvent::Content(_) | AnswerEvent::CallStart { .. } => {
-                    self.start(0, out)
-                }
+                AnswerEvent::Thinking(_)
+                | AnswerEvent::Content(_)
+                | AnswerEvent::CallStart { .. } => self.start(0, out),
                 _ => {}
             }
         }
         match event {
-            AnswerEvent::Thinking(piece) if !piece.text.is_empty() => self.thinking(&piece.text, out),
+            AnswerEvent::Thinking(piece) if !piece.text.is_empty() => {
+                self.thinking(&piece.text, out)
+            }
             AnswerEvent::Content(piece) if !piece.text.is_empty() => self.text(&piece.text, out),
             AnswerEvent::CallStart { id, name, .. } => self.begin_call(id, name, out),
             AnswerEvent::CallArguments(text) if self.open == Some(Open::Call) => {

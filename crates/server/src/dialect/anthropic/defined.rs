@@ -5,7 +5,8 @@ use puna_api::anthropic::Tool;
 use serde_json::{Value, json as value};
 
 /// What the service would run, but for the search on the web, which fails when it is called.
-const LEFT_OUT: [&str; 5] = ["advisor_", "code_execution_", "mcp_toolset", "tool_search_tool_", "web_fetch_"];
+const LEFT_OUT: [&str; 5] =
+    ["advisor_", "code_execution_", "mcp_toolset", "tool_search_tool_", "web_fetch_"];
 
 pub(super) fn is_left_out(tool: &Tool) -> bool {
     LEFT_OUT.iter().any(|kind| tool.kind.starts_with(kind))
@@ -13,7 +14,11 @@ pub(super) fn is_left_out(tool: &Tool) -> bool {
 
 /// The tools of a request that the model is not offered.
 pub(crate) fn left_out(tools: &[Tool]) -> Vec<String> {
-    tools.iter().filter(|tool| is_left_out(tool)).map(|tool| format!("tools.{}", tool.kind)).collect()
+    tools
+        .iter()
+        .filter(|tool| is_left_out(tool))
+        .map(|tool| format!("tools.{}", tool.kind))
+        .collect()
 }
 
 /// What a tool that the client runs does, and the schema of its arguments.
@@ -38,18 +43,23 @@ pub(super) fn described(kind: &str) -> Option<(&'static str, Value)> {
     let commands = ["view", "create", "str_replace", "insert"];
     match kind.rsplit_once('_')?.0 {
         "bash" => {
-            let restart = value!({"type": "boolean", "description": "Start the shell anew instead"});
+            let restart =
+                value!({"type": "boolean", "description": "Start the shell anew instead"});
             let properties = value!({"command": text("The command to run"), "restart": restart});
             Some(("Runs a command in a shell that keeps its state", object(properties, &[])))
         }
-        "text_editor" => {
-            Some(("Views, creates and edits text files", object(edits(&commands), &["command", "path"])))
-        }
+        "text_editor" => Some((
+            "Views, creates and edits text files",
+            object(edits(&commands), &["command", "path"]),
+        )),
         "memory" => {
             let mut properties = edits(&[commands.as_slice(), &["delete", "rename"]].concat());
             properties["old_path"] = text("With rename: the present name");
             properties["new_path"] = text("With rename: the new name");
-            Some(("Keeps notes in files under /memories for later", object(properties, &["command"])))
+            Some((
+                "Keeps notes in files under /memories for later",
+                object(properties, &["command"]),
+            ))
         }
         _ => None,
     }

@@ -40,7 +40,9 @@ fn content(content: &Value) -> Result<String, Failure> {
             };
             blocks.iter().map(one).collect()
         }
-        _ => Err(Failure::bad_request("a document's content must be a string or a list of text blocks")),
+        _ => Err(Failure::bad_request(
+            "a document's content must be a string or a list of text blocks",
+        )),
     }
 }
 
@@ -51,15 +53,19 @@ fn decoded(source: &Value) -> Result<String, Failure> {
             "documents of type {kind} are not supported: send their text, as text/plain"
         )));
     }
-    let bytes = puna_api::base64_decode(source["data"].as_str().unwrap_or_default()).map_err(|at| {
-        Failure::bad_request(format!("invalid base64 document data: illegal base64 data at input byte {at}"))
-    })?;
+    let bytes =
+        puna_api::base64_decode(source["data"].as_str().unwrap_or_default()).map_err(|at| {
+            Failure::bad_request(format!(
+                "invalid base64 document data: illegal base64 data at input byte {at}"
+            ))
+        })?;
     String::from_utf8(bytes).map_err(|_| Failure::bad_request("a document's text is not UTF-8"))
 }
 
 /// A text between tags, with what is known about it.
 fn framed(tag: &str, attributes: &[(&str, &Value)], text: &str) -> String {
-    let attribute = |(name, value): &(&str, &Value)| value.as_str().map(|value| format!(" {name}={value:?}"));
+    let attribute =
+        |(name, value): &(&str, &Value)| value.as_str().map(|value| format!(" {name}={value:?}"));
     let attributes: String = attributes.iter().filter_map(attribute).collect();
     format!("<{tag}{attributes}>\n{}\n</{tag}>\n", text.trim_end())
 }

@@ -9,7 +9,9 @@ use serde_json::{Map, Value, json as value};
 
 use super::{defined, documents};
 use crate::canonical::Failure;
-use crate::dialect::{go_type, grammar_format, hide_unreadable_images, read_arguments, repaired_arguments};
+use crate::dialect::{
+    go_type, grammar_format, hide_unreadable_images, read_arguments, repaired_arguments,
+};
 use crate::links::OFF;
 use crate::options::RequestOptions;
 use crate::paragraphs::append_paragraph;
@@ -20,9 +22,10 @@ pub(crate) const SEARCH: &str = "web_search";
 
 /// The request of a message.
 pub(crate) fn to_request(request: MessagesRequest) -> Result<GenerationRequest, Failure> {
-    for (field, given) in
-        [("mcp_servers", !request.mcp_servers.is_empty()), ("container", request.container.is_some())]
-    {
+    for (field, given) in [
+        ("mcp_servers", !request.mcp_servers.is_empty()),
+        ("container", request.container.is_some()),
+    ] {
         if given {
             return Err(Failure::bad_request(format!("{field} is not supported")));
         }
@@ -83,7 +86,8 @@ fn think(request: &MessagesRequest) -> Result<Option<Think>, Failure> {
         "high" | "xhigh" => Some(Think::High),
         "max" => Some(Think::Max),
         _ => {
-            let text = "output_config.effort: Input should be 'low', 'medium', 'high', 'xhigh' or 'max'";
+            let text =
+                "output_config.effort: Input should be 'low', 'medium', 'high', 'xhigh' or 'max'";
             return Err(Failure::bad_request(text));
         }
     };
@@ -91,7 +95,9 @@ fn think(request: &MessagesRequest) -> Result<Option<Think>, Failure> {
         None | Some("adaptive") => Ok(level),
         Some("enabled") => Ok(Some(Think::On)),
         Some("disabled") => Ok(Some(Think::Off)),
-        Some("") => Err(Failure::bad_request("thinking: Unable to extract tag using discriminator 'type'")),
+        Some("") => {
+            Err(Failure::bad_request("thinking: Unable to extract tag using discriminator 'type'"))
+        }
         Some(other) => Err(Failure::bad_request(format!(
             "thinking: Input tag '{other}' found using 'type' does not match any of the expected tags: 'adaptive', \
              'disabled', 'enabled'"
@@ -129,7 +135,8 @@ fn format(format: OutputFormat) -> Result<Option<Constraint>, Failure> {
 fn tools(tools: &[Tool]) -> Result<Vec<native::Tool>, Failure> {
     let searches = |tool: &Tool| tool.kind.starts_with(SEARCH);
     let any_searches = tools.iter().any(searches);
-    let offered = tools.iter().filter(|tool| !any_searches || searches(tool) || tool.name != SEARCH);
+    let offered =
+        tools.iter().filter(|tool| !any_searches || searches(tool) || tool.name != SEARCH);
     let offered = offered.filter(|tool| !defined::is_left_out(tool));
     offered.map(|tool| if searches(tool) { Ok(search()) } else { function(tool) }).collect()
 }
@@ -138,10 +145,12 @@ fn function(tool: &Tool) -> Result<native::Tool, Failure> {
     if tool.name.is_empty() {
         return Err(Failure::bad_request("a tool has no name"));
     }
-    let wrong =
-        |text: String| Failure::bad_request(format!("invalid input_schema for tool {:?}: {text}", tool.name));
+    let wrong = |text: String| {
+        Failure::bad_request(format!("invalid input_schema for tool {:?}: {text}", tool.name))
+    };
     let known = defined::described(&tool.kind).filter(|_| tool.input_schema.is_null());
-    let description = known.as_ref().map_or(tool.description.as_str(), |(description, _)| description);
+    let description =
+        known.as_ref().map_or(tool.description.as_str(), |(description, _)| description);
     let schema = match &tool.input_schema {
         Value::Null => {
             known.map_or_else(|| value!({"type": "object", "properties": {}}), |(_, schema)| schema)
@@ -150,10 +159,13 @@ fn function(tool: &Tool) -> Result<native::Tool, Failure> {
         other => {
             let error = puna_api::decode::kind(other);
             let want = "api.ToolFunctionParameters";
-            return Err(wrong(format!("json: cannot unmarshal {error} into Go value of type {want}")));
+            return Err(wrong(format!(
+                "json: cannot unmarshal {error} into Go value of type {want}"
+            )));
         }
     };
-    let mut function = value!({"name": tool.name, "description": description, "parameters": schema});
+    let mut function =
+        value!({"name": tool.name, "description": description, "parameters": schema});
     if let Some(strict) = tool.strict {
         function["strict"] = strict.into();
     }
@@ -163,7 +175,8 @@ fn function(tool: &Tool) -> Result<native::Tool, Failure> {
 
 fn search() -> native::Tool {
     let query = value!({"type": "string", "description": "What to search for"});
-    let parameters = value!({"type": "object", "properties": {"query": query}, "required": ["query"]});
+    let parameters =
+        value!({"type": "object", "properties": {"query": query}, "required": ["query"]});
     native::Tool(value!({"type": "function", "function": {
         "name": SEARCH, "description": "Search the web for current information", "parameters": parameters,
     }}))
@@ -188,7 +201,8 @@ fn system(system: &Value) -> Result<Option<native::Message>, Failure> {
                 _ => Err(Failure::bad_request("system: every block must be of type text")),
             };
             let texts = blocks.iter().map(text).collect::<Result<Vec<_>, _>>()?;
-            let lasting: Vec<String> = texts.into_iter().filter(|text| !is_volatile(text)).collect();
+            let lasting: Vec<String> =
+                texts.into_iter().filter(|text| !is_volatile(text)).collect();
             lasting.join("\n\n")
         }
         _ => return Err(Failure::bad_request("system must be a string or a list of text blocks")),
@@ -223,7 +237,8 @@ fn convert(
             }
         }
         other => {
-            let text = "into Go struct field MessagesRequest.messages of type []anthropic.ContentBlock";
+            let text =
+                "into Go struct field MessagesRequest.messages of type []anthropic.ContentBlock";
             let kind = puna_api::decode::kind(other);
             return Err(Failure::bad_request(format!("json: cannot unmarshal {kind} {text}")));
         }
@@ -248,14 +263,17 @@ impl Parts {
             }
             "text" => append_paragraph(&mut self.message.content, text("text")),
             "document" => append_paragraph(&mut self.message.content, &documents::document(block)?),
-            "search_result" => append_paragraph(&mut self.message.content, &documents::search_result(block)?),
+            "search_result" => {
+                append_paragraph(&mut self.message.content, &documents::search_result(block)?)
+            }
             "image" => self.message.images.push(image(block, "invalid image source")?),
             "thinking" => append_paragraph(&mut self.message.thinking, text("thinking")),
             // Nobody but the service that wrote it can read it.
             "redacted_thinking" => {}
             kind @ ("tool_use" | "server_tool_use") => self.call(kind, block)?,
             "tool_result" => {
-                let mut result = native::Message { role: "tool".into(), ..native::Message::default() };
+                let mut result =
+                    native::Message { role: "tool".into(), ..native::Message::default() };
                 result.tool_call_id = text("tool_use_id").to_owned();
                 result.tool_name =
                     calls.get(result.tool_call_id.as_str()).copied().unwrap_or_default().to_owned();
@@ -283,8 +301,13 @@ impl Parts {
 
     fn call(&mut self, kind: &str, block: &Value) -> Result<(), Failure> {
         let field = |field: &str| {
-            let missing = || Failure::bad_request(format!("{kind} block missing required '{field}' field"));
-            block[field].as_str().filter(|text| !text.is_empty()).map(str::to_owned).ok_or_else(missing)
+            let missing =
+                || Failure::bad_request(format!("{kind} block missing required '{field}' field"));
+            block[field]
+                .as_str()
+                .filter(|text| !text.is_empty())
+                .map(str::to_owned)
+                .ok_or_else(missing)
         };
         let (id, name) = (field("id")?, field("name")?);
         let arguments = match &block["input"] {
@@ -303,7 +326,8 @@ impl Parts {
 /// Functions by the ids of calls; the last call with an id counts.
 fn called(messages: &[Message]) -> HashMap<&str, &str> {
     let blocks = messages.iter().filter_map(|m| m.content.as_array()).flatten();
-    let calls = blocks.filter(|b| b["type"].as_str().is_some_and(|kind| kind.ends_with("tool_use")));
+    let calls =
+        blocks.filter(|b| b["type"].as_str().is_some_and(|kind| kind.ends_with("tool_use")));
     calls.filter_map(|call| Some((call["id"].as_str()?, call["name"].as_str()?))).collect()
 }
 
@@ -314,22 +338,32 @@ fn tool_result(content: &Value, result: &mut native::Message) -> Result<(), Fail
         Value::Array(blocks) => {
             for block in blocks {
                 match block["type"].as_str().unwrap_or_default() {
-                    "text" => {
-                        append_paragraph(&mut result.content, block["text"].as_str().unwrap_or_default())
+                    "text" => append_paragraph(
+                        &mut result.content,
+                        block["text"].as_str().unwrap_or_default(),
+                    ),
+                    "document" => {
+                        append_paragraph(&mut result.content, &documents::document(block)?)
                     }
-                    "document" => append_paragraph(&mut result.content, &documents::document(block)?),
                     "search_result" => {
                         append_paragraph(&mut result.content, &documents::search_result(block)?)
                     }
-                    "image" => result.images.push(image(block, "invalid tool_result image source")?),
+                    "image" => {
+                        result.images.push(image(block, "invalid tool_result image source")?)
+                    }
                     kind => {
-                        let text = format!("tool_result: content of type {kind:?} is not supported");
+                        let text =
+                            format!("tool_result: content of type {kind:?} is not supported");
                         return Err(Failure::bad_request(text));
                     }
                 }
             }
         }
-        _ => return Err(Failure::bad_request("tool_result: content must be a string or a list of blocks")),
+        _ => {
+            return Err(Failure::bad_request(
+                "tool_result: content must be a string or a list of blocks",
+            ));
+        }
     }
     Ok(())
 }
@@ -359,7 +393,9 @@ fn image(block: &Value, missing: &str) -> Result<Image, Failure> {
     let text = |field: &str| source.get(field).and_then(Value::as_str).unwrap_or_default();
     Ok(match text("type") {
         "base64" => match Image::from_base64(text("data")) {
-            Image::Unreadable(reason) => Image::Unreadable(format!("invalid base64 image data: {reason}")),
+            Image::Unreadable(reason) => {
+                Image::Unreadable(format!("invalid base64 image data: {reason}"))
+            }
             image => image,
         },
         "url" => Image::Unreadable(format!(

@@ -13,13 +13,16 @@ use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
 use crate::request::GenerationRequest;
 
 fn request(extra: Value) -> Result<GenerationRequest, String> {
-    let mut body = json!({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]});
+    let mut body =
+        json!({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-    to_request(puna_api::decode::from_value(&body).map_err(|e| e.to_string())?).map_err(|f| f.message)
+    to_request(puna_api::decode::from_value(&body).map_err(|e| e.to_string())?)
+        .map_err(|f| f.message)
 }
 
 fn messages(messages: Value) -> Result<Value, String> {
-    request(json!({"messages": messages})).map(|chat| serde_json::to_value(chat.messages()).unwrap())
+    request(json!({"messages": messages}))
+        .map(|chat| serde_json::to_value(chat.messages()).unwrap())
 }
 
 fn blocks(role: &str, blocks: Value) -> Result<Value, String> {
@@ -28,16 +31,23 @@ fn blocks(role: &str, blocks: Value) -> Result<Value, String> {
 
 #[test]
 fn only_what_the_client_said_becomes_an_option() {
-    assert_eq!(Value::Object(request(json!({})).unwrap().options.to_map()), json!({"num_predict": 9}));
+    assert_eq!(
+        Value::Object(request(json!({})).unwrap().options.to_map()),
+        json!({"num_predict": 9})
+    );
     let all = json!({"temperature": 0.5, "top_p": 0.9, "top_k": 7, "stop_sequences": ["END"]});
-    let want = json!({"num_predict": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "stop": ["END"]});
+    let want =
+        json!({"num_predict": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "stop": ["END"]});
     assert_eq!(Value::Object(request(all).unwrap().options.to_map()), want);
 }
 
 #[test]
 fn thinking_decides_before_effort() {
     let think = |extra| request(extra).unwrap().think;
-    assert_eq!(think(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}})), Some(Think::On));
+    assert_eq!(
+        think(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}})),
+        Some(Think::On)
+    );
     assert_eq!(
         think(json!({"thinking": {"type": "disabled"}, "output_config": {"effort": "max"}})),
         Some(Think::Off)
@@ -85,22 +95,20 @@ fn blocks_of_a_message_become_one_message() {
         {"id": "t1", "function": {"index": 0, "name": "f", "arguments": {"x": 1}}},
         {"id": "t2", "function": {"index": 1, "name": "g", "arguments": {}}},
     ]);
-    let want =
-        json!([{"role": "assistant", "content": "ab\n\nc", "thinking": "hm\n\nso", "tool_calls": calls}]);
+    let want = json!([{"role": "assistant", "content": "ab\n\nc", "thinking": "hm\n\nso", "tool_calls": calls}]);
     assert_eq!(got.unwrap(), want);
 }
 
 #[test]
 fn results_come_before_a_user_s_words_and_know_their_function() {
     let call = json!([{"type": "tool_use", "id": "t1", "name": "f", "input": {}}]);
-    let result =
-        |content| json!({"type": "tool_result", "tool_use_id": "t1", "content": content, "is_error": true});
+    let result = |content| json!({"type": "tool_result", "tool_use_id": "t1", "content": content, "is_error": true});
     let got = |content| {
         let user = json!([{"type": "text", "text": "go"}, result(content)]);
-        messages(json!([{"role": "assistant", "content": call}, {"role": "user", "content": user}])).unwrap()
+        messages(json!([{"role": "assistant", "content": call}, {"role": "user", "content": user}]))
+            .unwrap()
     };
-    let tool =
-        |content: &str| json!({"role": "tool", "content": content, "tool_name": "f", "tool_call_id": "t1"});
+    let tool = |content: &str| json!({"role": "tool", "content": content, "tool_name": "f", "tool_call_id": "t1"});
     for (content, text) in [
         (json!("r"), "Error: r"),
         (json!("error: no such file"), "error: no such file"),
@@ -131,15 +139,17 @@ fn images_are_taken_in_base64_only() {
 #[test]
 fn documents_are_the_text_in_them() {
     let text = json!({"type": "document", "title": "a.txt", "source": {"type": "text", "media_type": "text/plain", "data": "x\n"}});
-    let base64 =
-        json!({"type": "document", "source": {"type": "base64", "media_type": "text/plain", "data": "eQ=="}});
+    let base64 = json!({"type": "document", "source": {"type": "base64", "media_type": "text/plain", "data": "eQ=="}});
     let list = json!({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "z"}]}});
     let found = json!({"type": "search_result", "title": "T", "source": "u", "content": [{"type": "text", "text": "w"}]});
     let got = blocks("user", json!([text, base64, {"type": "text", "text": "?"}])).unwrap();
     let want = "<document title=\"a.txt\">\nx\n</document>\n<document>\ny\n</document>\n?";
     assert_eq!(got, json!([{"role": "user", "content": want}]));
-    let got = blocks("user", json!([{"type": "tool_result", "tool_use_id": "t", "content": [list, found]}]))
-        .unwrap();
+    let got = blocks(
+        "user",
+        json!([{"type": "tool_result", "tool_use_id": "t", "content": [list, found]}]),
+    )
+    .unwrap();
     let want = "<document>\nz\n</document>\n<search_result title=\"T\" source=\"u\">\nw\n</search_result>\n";
     assert_eq!(got[0]["content"], want);
 }
@@ -147,7 +157,10 @@ fn documents_are_the_text_in_them() {
 #[test]
 fn what_cannot_be_understood_is_refused_and_not_dropped() {
     for (block, want) in [
-        (json!({"type": "document"}), "a document's source of type \"\" is not supported: send its text"),
+        (
+            json!({"type": "document"}),
+            "a document's source of type \"\" is not supported: send its text",
+        ),
         (
             json!({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}),
             "documents of type application/pdf are not supported: send their text, as text/plain",
@@ -156,7 +169,10 @@ fn what_cannot_be_understood_is_refused_and_not_dropped() {
             json!({"type": "document", "source": {"type": "content", "content": [{"type": "image"}]}}),
             "content of type \"image\" in a document is not supported: only text is read",
         ),
-        (json!({"type": "container_upload"}), "content blocks of type container_upload are not supported"),
+        (
+            json!({"type": "container_upload"}),
+            "content blocks of type container_upload are not supported",
+        ),
         (json!({"text": "x"}), "a content block has no type"),
         (json!({"type": "tool_use", "name": "x"}), "tool_use block missing required 'id' field"),
         (json!({"type": "tool_use", "id": "x"}), "tool_use block missing required 'name' field"),
@@ -185,10 +201,10 @@ fn what_cannot_be_understood_is_refused_and_not_dropped() {
 
 #[test]
 fn tools_keep_their_schemas_and_bad_ones_are_named() {
-    let tools =
-        |tools: Value| request(json!({"tools": tools})).map(|r| serde_json::to_value(r.tools()).unwrap());
-    let schema =
-        json!({"type": "object", "properties": {"b": {"type": "string"}, "a": {}}, "required": ["b"]});
+    let tools = |tools: Value| {
+        request(json!({"tools": tools})).map(|r| serde_json::to_value(r.tools()).unwrap())
+    };
+    let schema = json!({"type": "object", "properties": {"b": {"type": "string"}, "a": {}}, "required": ["b"]});
     let got = tools(json!([{"name": "f", "description": "d", "input_schema": schema}])).unwrap();
     let function = json!({"name": "f", "description": "d", "parameters": schema});
     assert_eq!(got, json!([{"type": "function", "function": function}]));
@@ -214,7 +230,10 @@ fn tools_keep_their_schemas_and_bad_ones_are_named() {
     ]);
     let got = tools(defined.clone()).unwrap();
     let functions: Vec<_> = got.as_array().unwrap().iter().map(|t| &t["function"]).collect();
-    assert_eq!((functions.len(), &functions[0]["parameters"]["required"]), (3, &json!(["command", "path"])));
+    assert_eq!(
+        (functions.len(), &functions[0]["parameters"]["required"]),
+        (3, &json!(["command", "path"]))
+    );
     assert!(functions[1]["parameters"]["properties"]["new_path"].is_object());
     assert_eq!((&functions[2]["description"], &functions[2]["parameters"]), (&json!("mine"), &own));
     let defined: Vec<_> = puna_api::decode::from_value(&defined).unwrap();
@@ -226,15 +245,19 @@ fn tools_keep_their_schemas_and_bad_ones_are_named() {
 
 #[test]
 fn tool_choice_has_four_forms() {
-    let choice =
-        |choice| request(json!({"tool_choice": choice})).map(|r| (r.tool_choice, r.parallel_tool_calls));
+    let choice = |choice| {
+        request(json!({"tool_choice": choice})).map(|r| (r.tool_choice, r.parallel_tool_calls))
+    };
     assert_eq!(choice(json!({"type": "auto"})).unwrap(), (ToolChoice::Auto, true));
     assert_eq!(
         choice(json!({"type": "any", "disable_parallel_tool_use": true})).unwrap(),
         (ToolChoice::Required, false)
     );
     assert_eq!(choice(json!({"type": "none"})).unwrap().0, ToolChoice::None);
-    assert_eq!(choice(json!({"type": "tool", "name": "f"})).unwrap().0, ToolChoice::Named("f".into()));
+    assert_eq!(
+        choice(json!({"type": "tool", "name": "f"})).unwrap().0,
+        ToolChoice::Named("f".into())
+    );
     for wrong in [
         json!({"type": "tool"}),
         json!({"type": "required"}),
@@ -244,7 +267,9 @@ fn tool_choice_has_four_forms() {
     ] {
         let error = choice(wrong.clone()).unwrap_err();
         assert!(
-            error.starts_with(&format!("invalid tool_choice: {wrong} (must be an object of type \"auto\"")),
+            error.starts_with(&format!(
+                "invalid tool_choice: {wrong} (must be an object of type \"auto\""
+            )),
             "{error}"
         );
     }
@@ -259,7 +284,11 @@ fn thinking_and_effort_have_no_other_values() {
             .contains("'adaptive', 'disabled', 'enabled'")
     );
     assert!(think(json!({"thinking": {}})).unwrap_err().contains("discriminator 'type'"));
-    assert!(think(json!({"output_config": {"effort": "zzz"}})).unwrap_err().contains("'xhigh' or 'max'"));
+    assert!(
+        think(json!({"output_config": {"effort": "zzz"}}))
+            .unwrap_err()
+            .contains("'xhigh' or 'max'")
+    );
 }
 
 #[test]
@@ -348,8 +377,7 @@ fn thoughts_and_text_are_blocks_of_a_stream() {
     );
     assert_eq!(message["usage"]["input_tokens"], 100, "known before the first token");
     let start = |index: u32, block: Value| json!({"type": "content_block_start", "index": index, "content_block": block});
-    let delta =
-        |index: u32, delta: Value| json!({"type": "content_block_delta", "index": index, "delta": delta});
+    let delta = |index: u32, delta: Value| json!({"type": "content_block_delta", "index": index, "delta": delta});
     let stop = |index: u32| json!({"type": "content_block_stop", "index": index});
     let want = [
         start(0, json!({"type": "thinking", "thinking": "", "signature": ""})),
@@ -376,24 +404,33 @@ fn a_call_is_a_block_and_text_after_it_another() {
             .chain(call("get_weather"))
             .chain([content("b"), done(Reason::Length, None)]),
     );
-    let kinds: Vec<_> =
-        got.iter().map(|e| e["type"].as_str().unwrap().trim_start_matches("content_block_")).collect();
+    let kinds: Vec<_> = got
+        .iter()
+        .map(|e| e["type"].as_str().unwrap().trim_start_matches("content_block_"))
+        .collect();
     let want = "message_start start delta stop start delta stop start delta stop message_delta message_stop";
     assert_eq!(kinds.join(" "), want);
-    let block = json!({"type": "tool_use", "id": "call_c0f8jguf", "name": "get_weather", "input": {}});
+    let block =
+        json!({"type": "tool_use", "id": "call_c0f8jguf", "name": "get_weather", "input": {}});
     assert_eq!((&got[4]["index"], &got[4]["content_block"]), (&json!(1), &block));
-    assert_eq!(got[5]["delta"], json!({"type": "input_json_delta", "partial_json": "{\"city\":\"Paris\"}"}));
+    assert_eq!(
+        got[5]["delta"],
+        json!({"type": "input_json_delta", "partial_json": "{\"city\":\"Paris\"}"})
+    );
     assert_eq!(got[10]["delta"]["stop_reason"], "tool_use", "also when cut by length");
-    let filtered = stream(call("get_weather").into_iter().chain([done(Reason::ContentFilter, None)]));
+    let filtered =
+        stream(call("get_weather").into_iter().chain([done(Reason::ContentFilter, None)]));
     let end = filtered.iter().find(|event| event["type"] == "message_delta").unwrap();
     assert_eq!(end["delta"]["stop_reason"], "refusal");
 }
 
 #[test]
 fn a_search_that_the_server_cannot_do_has_failed_and_the_turn_is_over() {
-    let got =
-        stream(call("web_search").into_iter().chain(call("web_search")).chain([done(Reason::Stop, None)]));
-    let blocks: Vec<_> = got.iter().map(|e| &e["content_block"]).filter(|block| block.is_object()).collect();
+    let got = stream(
+        call("web_search").into_iter().chain(call("web_search")).chain([done(Reason::Stop, None)]),
+    );
+    let blocks: Vec<_> =
+        got.iter().map(|e| &e["content_block"]).filter(|block| block.is_object()).collect();
     let kinds: Vec<_> = blocks.iter().filter_map(|block| block["type"].as_str()).collect();
     assert_eq!(kinds, ["server_tool_use", "web_search_tool_result"].repeat(2));
     let error = json!({"type": "web_search_tool_result_error", "error_code": "unavailable"});
@@ -419,7 +456,9 @@ async fn a_call_that_a_filter_cuts_off_is_a_refusal_whole_and_streamed() {
     let mut all = Collected::default();
     while let Some(event) = row.pop() {
         match event {
-            AnswerEvent::CallEnd(call) => all.tool_calls.push(CollectedCall { id: "t1".into(), call }),
+            AnswerEvent::CallEnd(call) => {
+                all.tool_calls.push(CollectedCall { id: "t1".into(), call })
+            }
             AnswerEvent::Done(done) => all.done = Some(done),
             _ => {}
         }

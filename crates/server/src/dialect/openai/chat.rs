@@ -5,8 +5,8 @@ use axum::response::Response;
 use jiff::Timestamp;
 use puna_api::native::{DebugInfo, Logprob};
 use puna_api::openai::{
-    AnswerMessage, ChatCompletion, ChatCompletionChunk, Choice, ChoiceLogprobs, ChunkChoice, Delta, ToolCall,
-    ToolCallFunction, Usage,
+    AnswerMessage, ChatCompletion, ChatCompletionChunk, Choice, ChoiceLogprobs, ChunkChoice, Delta,
+    ToolCall, ToolCallFunction, Usage,
 };
 
 use super::{DONE, add_usage, finish_reason, push_event, push_failure, wire_call, wire_prompt};
@@ -88,8 +88,11 @@ impl ChatEncoder {
     fn send_roles(&mut self, out: &mut Vec<u8>) {
         for index in 0..self.choices.len() {
             self.choices[index].started = true;
-            let delta =
-                Delta { role: Some("assistant".into()), content: Some(String::new()), ..Delta::default() };
+            let delta = Delta {
+                role: Some("assistant".into()),
+                content: Some(String::new()),
+                ..Delta::default()
+            };
             let choice = ChunkChoice { index: index as u32, delta, ..ChunkChoice::default() };
             push_event(&self.chunk(vec![choice]), out);
         }
@@ -136,7 +139,8 @@ impl ChatEncoder {
             return;
         }
         let function = ToolCallFunction { arguments, ..ToolCallFunction::default() };
-        let call = ToolCall { index: self.choices[from].open as i64, function, ..ToolCall::default() };
+        let call =
+            ToolCall { index: self.choices[from].open as i64, function, ..ToolCall::default() };
         self.delta(from, Delta { tool_calls: vec![call], ..Delta::default() }, Vec::new(), out);
     }
 
@@ -145,7 +149,12 @@ impl ChatEncoder {
             self.send_roles(out);
         }
         if !self.choices[from].started {
-            self.delta(from, Delta { content: Some(String::new()), ..Delta::default() }, Vec::new(), out);
+            self.delta(
+                from,
+                Delta { content: Some(String::new()), ..Delta::default() },
+                Vec::new(),
+                out,
+            );
         }
         let finish_reason = Some(finish_reason(done, self.choices[from].called));
         let choice = ChunkChoice { index: from as u32, finish_reason, ..ChunkChoice::default() };
@@ -169,7 +178,8 @@ impl ChatEncoder {
         for done in answers.iter().filter_map(|answer| answer.done.as_deref()) {
             add_usage(&mut usage, done, &mut cached);
         }
-        let prompt_logprobs = answers.first().and_then(|answer| wire_prompt(&answer.prompt_logprobs));
+        let prompt_logprobs =
+            answers.first().and_then(|answer| wire_prompt(&answer.prompt_logprobs));
         let rendered = answers.first().and_then(|answer| answer.rendered.clone());
         let answer = ChatCompletion {
             id: self.id.clone(),
@@ -180,7 +190,8 @@ impl ChatEncoder {
             // Where only the prompt was asked for, no token was counted.
             usage: usage.or_else(|| rendered.is_some().then(Usage::default)),
             prompt_logprobs,
-            debug_info: rendered.map(|prompt| DebugInfo { rendered_template: prompt, image_count: 0 }),
+            debug_info: rendered
+                .map(|prompt| DebugInfo { rendered_template: prompt, image_count: 0 }),
             choices: answers.into_iter().zip(0..).map(|answer| self.choice(answer)).collect(),
         };
         json_plain(StatusCode::OK, &answer)
@@ -221,7 +232,11 @@ impl Encoder for ChatEncoder {
         match event {
             AnswerEvent::Thinking(piece) | AnswerEvent::Content(piece) if empty(&piece) => {}
             AnswerEvent::Thinking(Piece { text, logprobs }) => {
-                let delta = Delta { content: Some(String::new()), reasoning: Some(text), ..Delta::default() };
+                let delta = Delta {
+                    content: Some(String::new()),
+                    reasoning: Some(text),
+                    ..Delta::default()
+                };
                 self.delta(from, delta, logprobs, out);
             }
             AnswerEvent::Content(Piece { text, logprobs }) => {
@@ -247,15 +262,20 @@ impl Encoder for ChatEncoder {
                 }
             }
             AnswerEvent::Done(done) => self.end(from, &done, out),
-            AnswerEvent::Progress { done, total } if from == 0 => self.reading.progress(done, total, out),
+            AnswerEvent::Progress { done, total } if from == 0 => {
+                self.reading.progress(done, total, out)
+            }
             AnswerEvent::Error(failure) => push_failure(failure, out),
             _ => {}
         }
     }
 
     fn rendered(&self, prompt: String) -> Response {
-        let delta =
-            Delta { role: Some("assistant".into()), content: Some(String::new()), ..Delta::default() };
+        let delta = Delta {
+            role: Some("assistant".into()),
+            content: Some(String::new()),
+            ..Delta::default()
+        };
         let debug_info = Some(DebugInfo { rendered_template: prompt, image_count: 0 });
         let chunk = self.chunk(vec![ChunkChoice { delta, ..ChunkChoice::default() }]);
         let mut out = Vec::new();

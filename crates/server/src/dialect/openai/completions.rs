@@ -13,7 +13,8 @@ use serde_json::{Value, json as value};
 
 use super::request::think;
 use super::{
-    DONE, MAX_ANSWERS, add_usage, count, push_event, push_failure, stop_texts, whole_only, wire_prompt,
+    DONE, MAX_ANSWERS, add_usage, count, push_event, push_failure, stop_texts, whole_only,
+    wire_prompt,
 };
 use crate::canonical::{Failure, Generate, Input, Overflow, Prompt};
 use crate::dialect::waiting::Reading;
@@ -44,7 +45,9 @@ enum Wish {
 }
 
 /// The request of a completion, with the first of its prompts.
-pub(crate) fn to_request(request: CompletionRequest) -> Result<(GenerationRequest, Wanted), Failure> {
+pub(crate) fn to_request(
+    request: CompletionRequest,
+) -> Result<(GenerationRequest, Wanted), Failure> {
     let prompts = prompts(&request.prompt)?;
     let (answers, of) = (count("n", request.n)?, count("best_of", request.best_of.or(request.n))?);
     let wrong = |text: String| Err(Failure::bad_request(text));
@@ -53,7 +56,8 @@ pub(crate) fn to_request(request: CompletionRequest) -> Result<(GenerationReques
     }
     if of > answers && request.stream {
         return wrong(
-            "best_of greater than n cannot be streamed: which are the best is known at the end".into(),
+            "best_of greater than n cannot be streamed: which are the best is known at the end"
+                .into(),
         );
     }
     if prompts.len() * of > MAX_ANSWERS as usize {
@@ -102,7 +106,8 @@ pub(crate) fn to_request(request: CompletionRequest) -> Result<(GenerationReques
     };
     let prompt_logprobs = asked.is_some();
     let stream = request.stream;
-    let wanted = Wanted { prompts, answers, of, echo, logprobs: has_logprobs, prompt_logprobs, stream };
+    let wanted =
+        Wanted { prompts, answers, of, echo, logprobs: has_logprobs, prompt_logprobs, stream };
     Ok((first, wanted))
 }
 
@@ -136,7 +141,9 @@ fn prompts(prompt: &Value) -> Result<Vec<Wish>, Failure> {
 fn tokens(list: &[Value]) -> Result<Vec<u32>, Failure> {
     let token = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
     let tokens = list.iter().map(token).collect::<Option<_>>();
-    tokens.ok_or_else(|| Failure::bad_request("prompt: a list of tokens may hold nothing but their numbers"))
+    tokens.ok_or_else(|| {
+        Failure::bad_request("prompt: a list of tokens may hold nothing but their numbers")
+    })
 }
 
 fn options(request: &CompletionRequest) -> Result<RequestOptions, Failure> {
@@ -284,7 +291,9 @@ impl CompletionEncoder {
             let mut answers: Vec<_> = all.by_ref().take(self.wanted.of).collect();
             if let Some((first, others)) = answers.split_first_mut() {
                 // They were asked for once.
-                others.iter_mut().for_each(|other| other.prompt_logprobs.clone_from(&first.prompt_logprobs));
+                others
+                    .iter_mut()
+                    .for_each(|other| other.prompt_logprobs.clone_from(&first.prompt_logprobs));
             }
             if self.wanted.of > self.wanted.answers {
                 // The likeliest first; equals stay in their order.
@@ -320,8 +329,10 @@ impl CompletionEncoder {
 
     /// The answer where nothing was to be generated.
     pub(crate) fn empty(&self, reason: &str) -> Response {
-        let choice =
-            CompletionChoice { finish_reason: Some(reason.to_owned()), ..CompletionChoice::default() };
+        let choice = CompletionChoice {
+            finish_reason: Some(reason.to_owned()),
+            ..CompletionChoice::default()
+        };
         self.answer(vec![choice], Some(Usage::default()))
     }
 
@@ -338,7 +349,8 @@ impl CompletionEncoder {
         add(&mut all, *offset);
         *offset += all.tokens.iter().map(|token| token.chars().count()).sum::<usize>();
         let logprobs = (self.wanted.logprobs && !all.tokens.is_empty()).then_some(all);
-        let choice = CompletionChoice { text, index: from as u32, logprobs, ..CompletionChoice::default() };
+        let choice =
+            CompletionChoice { text, index: from as u32, logprobs, ..CompletionChoice::default() };
         push_event(&self.chunk(vec![choice], Usage::default()), out);
     }
 }
@@ -363,7 +375,12 @@ fn add(all: &mut CompletionLogprobs, logprobs: &[Logprob], mut offset: usize) {
 
 /// The same of a prompt's tokens, as parts of the text that repeats it: without a first token that every text gets, and
 /// without the space that some tokenizers put in front.
-fn add_prompt(all: &mut CompletionLogprobs, logprobs: &[PromptLogprob], echo: &Echo, told: &mut Told) {
+fn add_prompt(
+    all: &mut CompletionLogprobs,
+    logprobs: &[PromptLogprob],
+    echo: &Echo,
+    told: &mut Told,
+) {
     for of in logprobs {
         let rest = echo.text.as_bytes().get(told.bytes..).unwrap_or_default();
         let begins = told.bytes == 0;
@@ -417,15 +434,24 @@ impl Encoder for CompletionEncoder {
                 push_event(&self.chunk(vec![choice], Usage::default()), out);
             }
             AnswerEvent::Prompt(tokens) if self.wanted.echo => {
-                let (echo, mut told) = (self.echoes[from / self.wanted.of].clone(), self.told[from]);
+                let (echo, mut told) =
+                    (self.echoes[from / self.wanted.of].clone(), self.told[from]);
                 let sent = self.sent[from];
-                self.piece(from, String::new(), |all, _| add_prompt(all, &tokens, &echo, &mut told), out);
+                self.piece(
+                    from,
+                    String::new(),
+                    |all, _| add_prompt(all, &tokens, &echo, &mut told),
+                    out,
+                );
                 (self.told[from], self.sent[from]) = (told, sent.or(Some(0)));
             }
             AnswerEvent::Done(done) => {
                 let finish_reason = Some(done.reason.as_str().to_owned());
-                let choice =
-                    CompletionChoice { index: from as u32, finish_reason, ..CompletionChoice::default() };
+                let choice = CompletionChoice {
+                    index: from as u32,
+                    finish_reason,
+                    ..CompletionChoice::default()
+                };
                 push_event(&self.chunk(vec![choice], Usage::default()), out);
                 add_usage(&mut self.usage, &done, &mut self.cached[from / self.wanted.of]);
                 self.ended += 1;
@@ -437,7 +463,9 @@ impl Encoder for CompletionEncoder {
                 }
                 out.extend_from_slice(DONE);
             }
-            AnswerEvent::Progress { done, total } if from == 0 => self.reading.progress(done, total, out),
+            AnswerEvent::Progress { done, total } if from == 0 => {
+                self.reading.progress(done, total, out)
+            }
             AnswerEvent::Error(failure) => push_failure(failure, out),
             _ => {}
         }
@@ -445,7 +473,8 @@ impl Encoder for CompletionEncoder {
 
     fn rendered(&self, prompt: String) -> Response {
         let finish_reason = Some("load".to_owned());
-        let choice = CompletionChoice { text: prompt, finish_reason, ..CompletionChoice::default() };
+        let choice =
+            CompletionChoice { text: prompt, finish_reason, ..CompletionChoice::default() };
         self.answer(vec![choice], Some(Usage::default()))
     }
 }

@@ -19,7 +19,8 @@ pub(super) fn function_of(tool: &Value) -> Result<Value, String> {
     }
     let mut description = tool["description"].as_str().unwrap_or_default().to_owned();
     if let Some((syntax, definition)) = grammar(&tool["format"])? {
-        description += &format!("\n\nThe text of {INPUT} follows this grammar ({syntax}):\n{definition}");
+        description +=
+            &format!("\n\nThe text of {INPUT} follows this grammar ({syntax}):\n{definition}");
     }
     let text = json!({"type": "string", "description": "The whole input, as it is"});
     let parameters = json!({"type": "object", "properties": {INPUT: text}, "required": [INPUT]});

@@ -9,8 +9,8 @@ pub(crate) mod responses;
 
 use puna_api::native::PromptLogprob;
 use puna_api::openai::{
-    ChatCompletionRequest, CompletionTokensDetails, CustomCall, PromptLogprobs, PromptTokensDetails,
-    ToolCall, ToolCallFunction, Usage,
+    ChatCompletionRequest, CompletionTokensDetails, CustomCall, PromptLogprobs,
+    PromptTokensDetails, ToolCall, ToolCallFunction, Usage,
 };
 use puna_store::Model;
 use serde::Serialize;
@@ -34,14 +34,17 @@ pub(crate) fn count(field: &str, count: Option<i64>) -> Result<usize, Failure> {
     match count.unwrap_or(1) {
         n @ 1..=MAX_ANSWERS => Ok(n as usize),
         n if n < 1 => Err(Failure::bad_request(format!("{field} must be at least 1, but is {n}"))),
-        n => Err(Failure::bad_request(format!("{field} must be at most {MAX_ANSWERS}, but is {n}"))),
+        n => {
+            Err(Failure::bad_request(format!("{field} must be at most {MAX_ANSWERS}, but is {n}")))
+        }
     }
 }
 
 /// The texts that end an answer: one, or a list of them.
 fn stop_texts(stop: Option<&Value>) -> Result<Option<Vec<String>>, Failure> {
-    let wrong =
-        |other: &Value| Failure::bad_request(format!("invalid type for 'stop' field: {}", go_type(other)));
+    let wrong = |other: &Value| {
+        Failure::bad_request(format!("invalid type for 'stop' field: {}", go_type(other)))
+    };
     let text = |text: &Value| text.as_str().map(str::to_owned).ok_or_else(|| wrong(text));
     match stop {
         None | Some(Value::Null) => Ok(None),
@@ -62,7 +65,8 @@ fn add_usage(usage: &mut Option<Usage>, done: &Done, cached: &mut Option<u64>) {
     let before = usage.prompt_tokens_details.map_or(0, |details| details.cached_tokens);
     let found = cached.map_or(done.cached_tokens, |least| least.min(done.cached_tokens));
     let cached_tokens = before - cached.unwrap_or(0) + found;
-    usage.prompt_tokens_details = (cached_tokens > 0).then_some(PromptTokensDetails { cached_tokens });
+    usage.prompt_tokens_details =
+        (cached_tokens > 0).then_some(PromptTokensDetails { cached_tokens });
     if cached.replace(found).is_none() {
         usage.prompt_tokens += done.prompt_tokens;
     }
@@ -86,7 +90,11 @@ pub(crate) const TEMPERATURE: DefaultOption = ("temperature", |options| &mut opt
 pub(crate) const TOP_P: DefaultOption = ("top_p", |options| &mut options.top_p);
 
 /// Sets options to 1, as the dialect does, unless request or model say otherwise or the model is on another server.
-pub(crate) fn set_defaults(options: &mut RequestOptions, model: &Model, defaults: &[DefaultOption]) {
+pub(crate) fn set_defaults(
+    options: &mut RequestOptions,
+    model: &Model,
+    defaults: &[DefaultOption],
+) {
     if !model.config.remote_host.is_empty() {
         return;
     }
@@ -100,9 +108,9 @@ pub(crate) fn set_defaults(options: &mut RequestOptions, model: &Model, defaults
 /// Refuses log-probabilities of the prompt in a stream, which has no place for them.
 fn whole_only(prompt_logprobs: Option<i64>, stream: bool) -> Result<Option<i64>, Failure> {
     match prompt_logprobs {
-        Some(_) if stream => {
-            Err(Failure::bad_request("prompt_logprobs are not told in a stream: set stream to false"))
-        }
+        Some(_) if stream => Err(Failure::bad_request(
+            "prompt_logprobs are not told in a stream: set stream to false",
+        )),
         other => Ok(other),
     }
 }

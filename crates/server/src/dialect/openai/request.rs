@@ -62,7 +62,9 @@ fn format(format: ResponseFormat) -> Result<(Option<Constraint>, SchemaLabel), F
     let constraint = match format.kind.trim().to_lowercase().as_str() {
         "" | "text" => None,
         "json_object" => Some(Constraint::Json),
-        kind @ ("regex" | "gbnf" | "lark") => Some(grammar_format(kind, format.pattern, format.grammar)?),
+        kind @ ("regex" | "gbnf" | "lark") => {
+            Some(grammar_format(kind, format.pattern, format.grammar)?)
+        }
         "json_schema" => return json_schema(format.json_schema),
         other => {
             return Err(Failure::bad_request(format!(
@@ -98,7 +100,10 @@ fn json_schema(given: Option<JsonSchema>) -> Result<(Option<Constraint>, SchemaL
 }
 
 /// Whether and how hard to think, by the two places where that is said.
-pub(super) fn think(newer: Option<String>, older: Option<String>) -> Result<Option<Think>, Failure> {
+pub(super) fn think(
+    newer: Option<String>,
+    older: Option<String>,
+) -> Result<Option<Think>, Failure> {
     effort(&newer.filter(|e| !e.is_empty()).or(older).unwrap_or_default())
 }
 
@@ -126,8 +131,10 @@ fn switch(thinking: Option<&ThinkingSwitch>, enabled: Option<bool>) -> Option<Th
 
 fn options(request: &ChatCompletionRequest) -> Result<RequestOptions, Failure> {
     // The newer name wins.
-    let limits =
-        [("max_completion_tokens", request.max_completion_tokens), ("max_tokens", request.max_tokens)];
+    let limits = [
+        ("max_completion_tokens", request.max_completion_tokens),
+        ("max_tokens", request.max_tokens),
+    ];
     let limit = limits.into_iter().find_map(|(name, n)| Some((name, n?)));
     // Less than none is how other servers are told that there is no limit.
     if let Some((name, 0)) = limit {
@@ -169,13 +176,16 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
             ..native::Message::default()
         };
         if native.tool_name.is_empty() && message.role == "tool" {
-            native.tool_name = called.get(message.tool_call_id.as_str()).cloned().unwrap_or_default();
+            native.tool_name =
+                called.get(message.tool_call_id.as_str()).cloned().unwrap_or_default();
         }
         match &message.content {
             Value::String(text) => native.content.clone_from(text),
             Value::Array(parts) => content_parts(parts, &mut native)?,
             // What was nothing but a thought or a refusal has no content either.
-            Value::Null if message.role == "assistant" => native.content.clone_from(&message.refusal),
+            Value::Null if message.role == "assistant" => {
+                native.content.clone_from(&message.refusal)
+            }
             Value::Null if !message.tool_calls.is_empty() => {}
             other => {
                 let text = format!("invalid message content type: {}", go_type(other));
@@ -201,11 +211,15 @@ fn tool_call(call: &ToolCall) -> Result<native::ToolCall, String> {
         ("" | "custom", Some(custom)) if !custom.name.is_empty() => {
             (custom.name.clone(), arguments_of(&custom.input))
         }
-        ("custom", _) => return Err("a call of type custom needs the object custom with a name".into()),
+        ("custom", _) => {
+            return Err("a call of type custom needs the object custom with a name".into());
+        }
         ("" | "function", _) if is_default(&call.function) => {
             return Err("a call of type function needs the object function".into());
         }
-        ("" | "function", _) => (call.function.name.clone(), read_arguments(&call.function.arguments)),
+        ("" | "function", _) => {
+            (call.function.name.clone(), read_arguments(&call.function.arguments))
+        }
         (other, _) => return Err(format!("there is no type {other:?}: use function or custom")),
     };
     let function = ToolCallFunction { index: call.index, name, arguments };
@@ -230,8 +244,10 @@ fn content_parts(parts: &[Value], message: &mut native::Message) -> Result<(), F
         match part["type"].as_str().ok_or_else(wrong)? {
             kind @ ("text" | "refusal") => texts.push(part[kind].as_str().ok_or_else(wrong)?),
             "image_url" => {
-                let url =
-                    part["image_url"]["url"].as_str().or(part["image_url"].as_str()).ok_or_else(wrong)?;
+                let url = part["image_url"]["url"]
+                    .as_str()
+                    .or(part["image_url"].as_str())
+                    .ok_or_else(wrong)?;
                 message.images.push(image(url));
             }
             "input_audio" => message.images.push(audio(&part["input_audio"])?),
@@ -259,9 +275,12 @@ fn audio(part: &Value) -> Result<Image, Failure> {
         return Err(Failure::bad_request("invalid input_audio format"));
     }
     let data = part["data"].as_str().filter(|d| !d.is_empty());
-    let data = data.ok_or_else(|| Failure::bad_request("invalid input_audio format: missing data"))?;
+    let data =
+        data.ok_or_else(|| Failure::bad_request("invalid input_audio format: missing data"))?;
     Ok(match Image::from_base64(data) {
-        Image::Unreadable(reason) => Image::Unreadable(format!("invalid input_audio base64 data: {reason}")),
+        Image::Unreadable(reason) => {
+            Image::Unreadable(format!("invalid input_audio base64 data: {reason}"))
+        }
         sound => sound,
     })
 }

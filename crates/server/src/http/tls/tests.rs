@@ -20,7 +20,8 @@ struct Bench {
 
 /// Writes a new certificate for `localhost` and its key; who is to be trusted then.
 fn write_pair(folder: &Path) -> CertificateDer<'static> {
-    let CertifiedKey { cert, signing_key } = generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+    let CertifiedKey { cert, signing_key } =
+        generate_simple_self_signed(vec!["localhost".into()]).unwrap();
     let files = files(folder);
     std::fs::write(&files.certificate, cert.pem()).unwrap();
     std::fs::write(&files.key, signing_key.serialize_pem()).unwrap();
@@ -46,7 +47,10 @@ async fn bench() -> (Bench, CertificateDer<'static>) {
 
 impl Bench {
     /// A connection of a client that trusts one certificate.
-    async fn connect(&self, trusted: &CertificateDer<'static>) -> std::io::Result<ClientStream<TcpStream>> {
+    async fn connect(
+        &self,
+        trusted: &CertificateDer<'static>,
+    ) -> std::io::Result<ClientStream<TcpStream>> {
         let mut roots = RootCertStore::empty();
         roots.add(trusted.clone()).unwrap();
         let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -69,7 +73,10 @@ impl Bench {
 
 /// The answer to a request on a connection that ends with it.
 async fn ask(mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin) -> String {
-    stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.unwrap();
+    stream
+        .write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .await
+        .unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     answer
@@ -81,7 +88,10 @@ async fn requests_are_answered_over_tls_in_http_1() {
     let stream = bench.connect(&trusted).await.unwrap();
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
     let answer = ask(stream).await;
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("Ollama is running"), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("Ollama is running"),
+        "{answer}"
+    );
 }
 
 #[tokio::test]
@@ -146,8 +156,11 @@ fn what_is_wrong_with_the_files_is_said_by_name_with_the_way_out() {
     let folder = tempfile::tempdir().unwrap();
     let files = files(folder.path());
     let error = || Tls::new(&files).err().unwrap().to_string();
-    let (certificate, key) = (files.certificate.display().to_string(), files.key.display().to_string());
-    assert!(error().starts_with(&format!("cannot read tls.certificate {certificate}: No such file")));
+    let (certificate, key) =
+        (files.certificate.display().to_string(), files.key.display().to_string());
+    assert!(
+        error().starts_with(&format!("cannot read tls.certificate {certificate}: No such file"))
+    );
     write_pair(folder.path());
     let other = tempfile::tempdir().unwrap();
     write_pair(other.path());
@@ -162,18 +175,26 @@ fn what_is_wrong_with_the_files_is_said_by_name_with_the_way_out() {
     };
     assert!(wrong_key(b"hello").contains("-----BEGIN PRIVATE KEY-----"));
     assert!(wrong_key(&std::fs::read(&files.certificate).unwrap()).contains("no private key"));
-    let locked = b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
+    let locked =
+        b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
     assert!(wrong_key(locked).contains("openssl pkey"));
     assert!(wrong_key(&vec![b'x'; 2 << 20]).contains("larger than 1 MiB"));
     let foreign = std::fs::read(other.path().join("key.pem")).unwrap();
-    assert!(wrong_key(&foreign).contains(&format!("does not belong to tls.certificate {certificate}")));
+    assert!(
+        wrong_key(&foreign).contains(&format!("does not belong to tls.certificate {certificate}"))
+    );
 
     std::fs::write(&files.key, good).unwrap();
     std::fs::write(&files.certificate, "hello").unwrap();
     assert!(
-        error().contains(&format!("tls.certificate {certificate} is no use: it has no `-----BEGIN CERT"))
+        error().contains(&format!(
+            "tls.certificate {certificate} is no use: it has no `-----BEGIN CERT"
+        ))
     );
-    std::fs::write(&files.certificate, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
-        .unwrap();
+    std::fs::write(
+        &files.certificate,
+        "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+    )
+    .unwrap();
     assert!(error().contains(&format!("tls.certificate {certificate} is no use: ")));
 }

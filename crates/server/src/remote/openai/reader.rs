@@ -63,7 +63,8 @@ struct CallPart {
 
 impl CallPart {
     fn new(part: &Value, position: usize) -> Self {
-        let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        let text =
+            |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
         let arguments = match &part["function"]["arguments"] {
             Value::String(text) => text.clone(),
             Value::Null => String::new(),
@@ -148,7 +149,8 @@ pub(in crate::remote) async fn read(
         Some("length") => Some(Reason::Length),
         Some("content_filter") => Some(Reason::ContentFilter),
         Some("abort" | "error") => {
-            failed = Some(answer.failure(&RemoteError::of_text("it has aborted the answer".to_owned())));
+            failed =
+                Some(answer.failure(&RemoteError::of_text("it has aborted the answer".to_owned())));
             None
         }
         Some(_) => Some(Reason::Stop),
@@ -210,8 +212,9 @@ impl<'a> Reader<'a> {
             self.end_complete_calls().await;
             self.send(Event::Thinking(Piece { text, logprobs: Vec::new() })).await;
         }
-        let said =
-            text(&delta["content"]).or_else(|| text(&delta["refusal"])).or_else(|| text(&choice["text"]));
+        let said = text(&delta["content"])
+            .or_else(|| text(&delta["refusal"]))
+            .or_else(|| text(&choice["text"]));
         let logprobs = if self.logprobs { logprobs(&choice["logprobs"]) } else { Vec::new() };
         if said.is_some() || !logprobs.is_empty() {
             self.end_complete_calls().await;
@@ -264,7 +267,8 @@ impl<'a> Reader<'a> {
 
     /// The open call of a part's number. Without a number, the open call of its id comes first.
     fn open_call(&self, part: &CallPart) -> Option<usize> {
-        let of_id = |id: &String| self.calls.iter().position(|call| call.has_own_id && call.id == *id);
+        let of_id =
+            |id: &String| self.calls.iter().position(|call| call.has_own_id && call.id == *id);
         let of_id = part.id.as_ref().filter(|_| part.index.is_none()).and_then(of_id);
         of_id.or_else(|| self.calls.iter().position(|call| call.number == part.number()))
     }
@@ -284,7 +288,16 @@ impl<'a> Reader<'a> {
             .iter_mut()
             .filter(|past| past.number == number)
             .for_each(|past| past.is_repeated = false);
-        self.calls.push(Call { index: None, id, has_own_id, number, name, arguments, json, sent: 0 });
+        self.calls.push(Call {
+            index: None,
+            id,
+            has_own_id,
+            number,
+            name,
+            arguments,
+            json,
+            sent: 0,
+        });
         self.calls.len() - 1
     }
 
@@ -317,7 +330,8 @@ impl<'a> Reader<'a> {
 
     /// Ends the calls that are complete, before something else comes.
     async fn end_complete_calls(&mut self) {
-        let is_complete = |call: &Call| call.json.is_complete() && call.sent == call.arguments.len();
+        let is_complete =
+            |call: &Call| call.json.is_complete() && call.sent == call.arguments.len();
         while let Some(at) = self.calls.iter().position(is_complete) {
             let call = self.calls.remove(at);
             self.end_call(call, Some(Reason::Stop)).await;
@@ -365,7 +379,9 @@ impl<'a> Reader<'a> {
 
 /// The text of a message's content: a string, or a list of parts.
 fn text_of(value: &Value) -> Option<String> {
-    let part = |part: &Value| part["text"].as_str().or_else(|| part["refusal"].as_str()).map(str::to_owned);
+    let part = |part: &Value| {
+        part["text"].as_str().or_else(|| part["refusal"].as_str()).map(str::to_owned)
+    };
     match value {
         Value::Array(parts) => Some(parts.iter().filter_map(part).collect()),
         _ => value.as_str().map(str::to_owned),
@@ -401,9 +417,14 @@ fn logprobs(value: &Value) -> Vec<Logprob> {
     let tokens = value["tokens"].as_array().into_iter().flatten();
     let one = |(at, token): (usize, &Value)| {
         let token = token.as_str().unwrap_or_default().to_owned();
-        let tops = value["top_logprobs"][at].as_object().into_iter().flatten().map(|(token, logprob)| {
-            TopLogprob { token: token.clone(), logprob: number(logprob), bytes: token.as_bytes().to_vec() }
-        });
+        let tops =
+            value["top_logprobs"][at].as_object().into_iter().flatten().map(|(token, logprob)| {
+                TopLogprob {
+                    token: token.clone(),
+                    logprob: number(logprob),
+                    bytes: token.as_bytes().to_vec(),
+                }
+            });
         let (logprob, bytes) = (number(&value["token_logprobs"][at]), token.as_bytes().to_vec());
         Logprob { token, logprob, bytes, top_logprobs: tops.collect() }
     };

@@ -20,21 +20,28 @@ async fn messages_are_answered_whole_and_in_pieces() {
         (&whole["type"], &whole["role"], &whole["model"]),
         (&json!("message"), &json!("assistant"), &json!("cria"))
     );
-    assert_eq!((&whole["stop_reason"], &whole["stop_sequence"]), (&json!("max_tokens"), &Value::Null));
+    assert_eq!(
+        (&whole["stop_reason"], &whole["stop_sequence"]),
+        (&json!("max_tokens"), &Value::Null)
+    );
     assert_eq!(whole["usage"]["output_tokens"], 5);
-    let text = whole["content"].as_array().unwrap().iter().find(|block| block["type"] == "text").unwrap();
+    let text =
+        whole["content"].as_array().unwrap().iter().find(|block| block["type"] == "text").unwrap();
     let streamed = b.post("/v1/messages", ask(json!({"stream": true}))).await;
     assert_eq!(
         (streamed.header("content-type"), streamed.header("cache-control")),
         ("text/event-stream", "no-cache")
     );
     assert!(
-        streamed.body.starts_with("event: message_start\ndata: {\"type\":\"message_start\",\"message\":")
+        streamed
+            .body
+            .starts_with("event: message_start\ndata: {\"type\":\"message_start\",\"message\":")
     );
     assert!(streamed.body.ends_with("event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"));
     let events = streamed.body.lines().filter_map(|line| line.strip_prefix("data: "));
     let events: Vec<Value> = events.map(|data| serde_json::from_str(data).unwrap()).collect();
-    let joined: String = events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
+    let joined: String =
+        events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
     assert_eq!(text["text"], joined);
 }
 
@@ -42,7 +49,10 @@ async fn messages_are_answered_whole_and_in_pieces() {
 async fn a_stop_sequence_is_reported() {
     let b = Bench::new();
     let answer = b.post("/v1/messages", ask(json!({"stop_sequences": ["w9", "w3"]}))).await.json();
-    assert_eq!((&answer["stop_reason"], &answer["stop_sequence"]), (&json!("stop_sequence"), &json!("w3")));
+    assert_eq!(
+        (&answer["stop_reason"], &answer["stop_sequence"]),
+        (&json!("stop_sequence"), &json!("w3"))
+    );
 }
 
 #[tokio::test]
@@ -63,7 +73,8 @@ async fn errors_have_their_form_also_when_a_stream_was_wanted() {
     assert_eq!(error(ask(json!({"messages": []}))).await, wrong("messages is required"));
     let missing = json!({"type": "not_found_error", "message": "model 'no-such' not found"});
     assert_eq!(error(ask(json!({"model": "no-such", "stream": true}))).await, (404, missing));
-    let text = "json: cannot unmarshal string into Go struct field MessagesRequest.max_tokens of type int";
+    let text =
+        "json: cannot unmarshal string into Go struct field MessagesRequest.max_tokens of type int";
     assert_eq!(error(ask(json!({"max_tokens": "5"}))).await, wrong(text));
 }
 
@@ -74,7 +85,8 @@ async fn a_stored_conversation_is_not_found_so_that_clients_send_all_of_it() {
     assert_eq!(created.status, 200, "{}", created.body);
     for stream in [false, true] {
         let thread = json!({"type": "continue", "previous_message_id": "msg_1"});
-        let refused = b.post("/v1/messages", ask(json!({"thread": thread, "stream": stream}))).await;
+        let refused =
+            b.post("/v1/messages", ask(json!({"thread": thread, "stream": stream}))).await;
         assert_eq!(refused.status, 404, "{}", refused.body);
         let error = &refused.json()["error"];
         assert_eq!(
@@ -116,8 +128,9 @@ async fn clients_hear_from_the_server_while_the_prompt_is_read() {
 async fn models_are_listed_in_the_form_that_the_client_s_header_asks_for() {
     let b = Bench::new();
     b.post("/api/copy", json!({"source": "cria", "destination": "twin"})).await;
-    let get =
-        async |path: &str| b.with_headers("GET", path, &[("anthropic-version", "2023-06-01")]).await.json();
+    let get = async |path: &str| {
+        b.with_headers("GET", path, &[("anthropic-version", "2023-06-01")]).await.json()
+    };
     let list = get("/v1/models").await;
     let model = &list["data"][0];
     assert_eq!((&model["type"], &model["display_name"]), (&json!("model"), &model["id"]));
@@ -140,7 +153,8 @@ async fn models_are_listed_in_the_form_that_the_client_s_header_asks_for() {
 async fn what_does_not_fit_is_told_and_refused_where_it_may_not_be_cut() {
     let b = Bench::new();
     let turn = |role: &str, text: &str, times| json!({"role": role, "content": text.repeat(times)});
-    let messages = json!([turn("user", "one ", 2), turn("assistant", "two ", 30), turn("user", "three ", 3)]);
+    let messages =
+        json!([turn("user", "one ", 2), turn("assistant", "two ", 30), turn("user", "three ", 3)]);
     let long = |extra: Value| {
         let mut body = ask(json!({"messages": messages, "options": {"num_ctx": 100}}));
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -153,18 +167,23 @@ async fn what_does_not_fit_is_told_and_refused_where_it_may_not_be_cut() {
         figures(&b.post("/v1/messages", long(json!({"truncate": true}))).await.json()["usage"]);
     assert_eq!((messages, tokens), (1, 0), "the task and the newest turn stay");
     let stream = b.post("/v1/messages", long(json!({"stream": true, "truncate": true}))).await.body;
-    let events =
-        stream.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+    let events = stream
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
     let end = events.into_iter().find(|event| event["type"] == "message_delta").unwrap();
     assert_eq!(figures(&end["usage"]), [messages, tokens]);
     for refused in [json!({}), json!({"truncate": false}), json!({"stream": true})] {
         let refused = b.post("/v1/messages", long(refused)).await;
         let error = refused.json()["error"].clone();
-        assert_eq!((refused.status.as_u16(), &error["type"]), (400, &json!("invalid_request_error")));
+        assert_eq!(
+            (refused.status.as_u16(), &error["type"]),
+            (400, &json!("invalid_request_error"))
+        );
         // Clients make room in the conversation by these words.
         let message = error["message"].as_str().unwrap();
         assert!(
-            message.starts_with("prompt is too long: ") && message.ends_with(" tokens > 100 maximum"),
+            message.starts_with("prompt is too long: ")
+                && message.ends_with(" tokens > 100 maximum"),
             "{error}"
         );
     }
@@ -185,10 +204,18 @@ async fn a_model_that_cannot_think_answers_and_names_the_wish() {
         assert_eq!(answer.status, 200, "{}", answer.body);
         answer.header("x-puna-ignored").to_owned()
     };
-    assert_eq!(ignored(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}})).await, "thinking");
+    assert_eq!(
+        ignored(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}})).await,
+        "thinking"
+    );
     assert_eq!(ignored(json!({"output_config": {"effort": "high"}})).await, "output_config.effort");
     assert_eq!(ignored(json!({"thinking": {"type": "disabled"}})).await, "");
     let form = json!({"output_format": {"type": "regex", "pattern": "("}, "model": "cria"});
     let refused = b.post("/v1/messages", ask(form)).await;
-    assert_eq!((refused.status.as_u16(), refused.header("x-puna-ignored")), (400, ""), "{}", refused.body);
+    assert_eq!(
+        (refused.status.as_u16(), refused.header("x-puna-ignored")),
+        (400, ""),
+        "{}",
+        refused.body
+    );
 }

@@ -8,7 +8,8 @@ use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use super::*;
 
 async fn zstd(b: &Bench, path: &str, body: Vec<u8>) -> Answer {
-    b.send(Request::post(path).header("content-encoding", "zstd").body(Body::from(body)).unwrap()).await
+    b.send(Request::post(path).header("content-encoding", "zstd").body(Body::from(body)).unwrap())
+        .await
 }
 
 #[tokio::test]
@@ -16,7 +17,10 @@ async fn options_that_nobody_knows_are_named_in_every_dialect() {
     let b = Bench::new();
     let options = json!({"tempreture": 0, "num_predict": 2});
     let native = b.post("/api/chat", chat(json!({"options": options}))).await;
-    assert_eq!((native.status.as_u16(), native.header("x-puna-ignored")), (200, "options.tempreture"));
+    assert_eq!(
+        (native.status.as_u16(), native.header("x-puna-ignored")),
+        (200, "options.tempreture")
+    );
     let openai = b.post("/v1/chat/completions", chat(json!({"options": options, "foo": 1}))).await;
     assert_eq!(openai.header("x-puna-ignored"), "foo, options.tempreture");
     let create = json!({"model": "m", "from": "cria", "parameters": {"speed": 1}, "stream": false});
@@ -30,7 +34,11 @@ async fn compressed_bodies_are_read_up_to_a_limit() {
     let body = chat(json!({"model": "no-such"})).to_string();
     for path in ["/v1/chat/completions", "/api/chat"] {
         let answer = zstd(&b, path, pack(body.as_bytes())).await;
-        assert!(answer.status == 404 && answer.body.contains("model 'no-such' not found"), "{}", answer.body);
+        assert!(
+            answer.status == 404 && answer.body.contains("model 'no-such' not found"),
+            "{}",
+            answer.body
+        );
     }
     let error = async |body: Vec<u8>| {
         let answer = zstd(&b, "/v1/responses", body).await;
@@ -45,9 +53,14 @@ async fn compressed_bodies_are_read_up_to_a_limit() {
     // A frame of no content that claims a window of 2^37 bytes.
     let claim = vec![0x28, 0xb5, 0x2f, 0xfd, 0, 27 << 3, 1, 0, 0];
     assert!(error(claim).await.starts_with("invalid zstd body: "));
-    let gzip = Request::post("/api/chat").header("content-encoding", "gzip").body(Body::empty()).unwrap();
+    let gzip =
+        Request::post("/api/chat").header("content-encoding", "gzip").body(Body::empty()).unwrap();
     let answer = b.send(gzip).await;
-    assert!(answer.status == 400 && answer.body.contains("Content-Encoding gzip"), "{}", answer.body);
+    assert!(
+        answer.status == 400 && answer.body.contains("Content-Encoding gzip"),
+        "{}",
+        answer.body
+    );
 }
 
 /// What was heard of `/health` from a large body's last byte to its answer.
@@ -102,8 +115,10 @@ async fn nobody_waits_while_a_large_body_is_decoded() {
 #[tokio::test(flavor = "current_thread")]
 async fn nobody_waits_while_a_large_task_is_written_for_its_runner() {
     let text = "x".repeat(50_000_000);
-    let beside =
-        beside("/api/chat", chat(json!({"messages": [{"role": "user", "content": text}]})).to_string());
+    let beside = beside(
+        "/api/chat",
+        chat(json!({"messages": [{"role": "user", "content": text}]})).to_string(),
+    );
     let Beside { asked, longest, whole, answer } = beside.await;
     // What is written is more than a message of the tests may have.
     assert!(
@@ -117,8 +132,7 @@ async fn nobody_waits_while_a_large_task_is_written_for_its_runner() {
 #[tokio::test]
 async fn fields_that_nobody_understands_are_named_in_a_header_of_every_dialect() {
     let b = Bench::new();
-    let extra =
-        json!({"frob": 1, "user": "u", "max_tokens": 3, "stream": false, "prompt": "x", "input": "x"});
+    let extra = json!({"frob": 1, "user": "u", "max_tokens": 3, "stream": false, "prompt": "x", "input": "x"});
     for (path, names) in [
         ("/api/chat", "options.frob, frob, user, max_tokens, prompt, input"),
         ("/v1/chat/completions", "frob, user, prompt, input"),
@@ -151,10 +165,16 @@ async fn texts_become_tokens_and_tokens_texts() {
         (unknown.status.as_u16(), unknown.json()),
         (400, json!({"error": "this model has no token 256"}))
     );
-    assert_eq!(b.post("/api/tokenize", json!({"text": "x"})).await.json()["error"], "model is required");
+    assert_eq!(
+        b.post("/api/tokenize", json!({"text": "x"})).await.json()["error"],
+        "model is required"
+    );
     assert_eq!(b.post("/api/tokenize", json!({"model": "no-such", "text": "x"})).await.status, 404);
     let content = b.post("/api/tokenize", json!({"model": "cria", "content": "ab"})).await;
-    assert_eq!((&content.json()["tokens"], content.header("x-puna-ignored")), (&json!([97, 98]), ""));
+    assert_eq!(
+        (&content.json()["tokens"], content.header("x-puna-ignored")),
+        (&json!([97, 98]), "")
+    );
     for (path, body, error) in [
         ("/api/tokenize", json!({"model": "cria"}), "text is required"),
         ("/api/detokenize", json!({"model": "cria"}), "tokens is required"),
@@ -165,7 +185,11 @@ async fn texts_become_tokens_and_tokens_texts() {
         ),
     ] {
         let refused = b.post(path, body).await;
-        assert_eq!((refused.status.as_u16(), &refused.json()["error"]), (400, &json!(error)), "{path}");
+        assert_eq!(
+            (refused.status.as_u16(), &refused.json()["error"]),
+            (400, &json!(error)),
+            "{path}"
+        );
     }
     let nothing = b.post("/api/tokenize", json!({"model": "cria", "text": ""})).await;
     assert_eq!((nothing.status.as_u16(), &nothing.json()["tokens"]), (200, &json!([])));
@@ -181,7 +205,8 @@ async fn what_alone_says_nothing_is_named_or_refused() {
     let openai = b.post("/v1/chat/completions", top).await;
     assert_eq!(openai.status, 400);
     assert_eq!(openai.json()["error"]["message"], "top_logprobs needs logprobs: true");
-    let both = b.post("/v1/chat/completions", chat(json!({"top_logprobs": 2, "logprobs": true}))).await;
+    let both =
+        b.post("/v1/chat/completions", chat(json!({"top_logprobs": 2, "logprobs": true}))).await;
     assert_eq!(both.status, 200, "{}", both.body);
 }
 
@@ -212,7 +237,11 @@ async fn sound_is_refused_with_what_is_wrong() {
         (form, format!("{model}--x--\r\n"), (400, "file is required: http: no such file")),
         (form, format!("{model}{}--x--\r\n", part("file", "")), (400, "audio file is empty")),
         (form, format!("{model}{file}--x--\r\n"), (400, "\"cria\" does not support audio input")),
-        (form, format!("{}{file}--x--\r\n", part("model", "no-such")), (404, "model 'no-such' not found")),
+        (
+            form,
+            format!("{}{file}--x--\r\n", part("model", "no-such")),
+            (404, "model 'no-such' not found"),
+        ),
     ] {
         assert_eq!(ask(kind, &body).await, (want.0, want.1.to_owned()));
     }
@@ -234,7 +263,8 @@ async fn what_waits_for_its_model_counts_among_the_bodies() {
     };
     let ask = |n: u64| {
         let prompt = "x".repeat(400_000);
-        let body = json!({"model": "cria", "prompt": prompt, "max_tokens": 1, "n": n, "truncate": true});
+        let body =
+            json!({"model": "cria", "prompt": prompt, "max_tokens": 1, "n": n, "truncate": true});
         b.post("/v1/completions", body)
     };
     assert!(is_free());

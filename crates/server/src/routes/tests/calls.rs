@@ -17,7 +17,8 @@ async fn events(path: &str, says: &str, body: Value) -> Vec<Value> {
 
 async fn caller() -> Bench {
     let b = Bench::new();
-    let made = json!({"model": "caller", "from": "cria", "renderer": "qwen3-coder", "parser": "qwen3"});
+    let made =
+        json!({"model": "caller", "from": "cria", "renderer": "qwen3-coder", "parser": "qwen3"});
     assert_eq!(b.post("/api/create", made).await.status, 200);
     b
 }
@@ -39,7 +40,8 @@ async fn chat_deltas(says: &str) -> (Vec<Value>, Value) {
     )
     .await;
     let reason = chunks.last().unwrap()["choices"][0]["finish_reason"].clone();
-    let calls = chunks.into_iter().map(|chunk| chunk["choices"][0]["delta"]["tool_calls"][0].clone());
+    let calls =
+        chunks.into_iter().map(|chunk| chunk["choices"][0]["delta"]["tool_calls"][0].clone());
     (calls.filter(|call| !call.is_null()).collect(), reason)
 }
 
@@ -51,7 +53,9 @@ async fn a_chat_has_the_calls_head_first_and_then_pieces_of_its_arguments() {
     for delta in &deltas {
         let function = &delta["function"];
         if let Some(id) = delta["id"].as_str() {
-            assert!(id.starts_with("call_") && delta["type"] == "function" && function["name"] == "f");
+            assert!(
+                id.starts_with("call_") && delta["type"] == "function" && function["name"] == "f"
+            );
             assert_eq!(
                 (function["arguments"].as_str(), delta["index"].as_u64()),
                 (Some(""), Some(calls.len() as u64))
@@ -74,7 +78,8 @@ async fn a_chat_has_the_calls_head_first_and_then_pieces_of_its_arguments() {
 #[tokio::test]
 async fn a_chat_whose_call_breaks_off_has_half_of_its_arguments_for_the_client_to_report() {
     let (deltas, reason) = chat_deltas(BROKEN).await;
-    let arguments: String = deltas.iter().map(|d| d["function"]["arguments"].as_str().unwrap()).collect();
+    let arguments: String =
+        deltas.iter().map(|d| d["function"]["arguments"].as_str().unwrap()).collect();
     assert_eq!((arguments.as_str(), reason), (r#"{"a": "#, json!("tool_calls")));
 }
 
@@ -94,7 +99,8 @@ async fn a_message_has_a_block_of_each_call_that_is_filled_piece_by_piece() {
             (&json!("tool_use"), &json!({}))
         );
         let deltas = of("content_block_delta").into_iter().filter(|e| e["index"] == 1);
-        let pieces: Vec<&str> = deltas.map(|e| e["delta"]["partial_json"].as_str().unwrap()).collect();
+        let pieces: Vec<&str> =
+            deltas.map(|e| e["delta"]["partial_json"].as_str().unwrap()).collect();
         assert!(pieces.len() > 5);
         assert_eq!(pieces.concat(), if whole { r#"{"a": 1}"# } else { r#"{"a": "# });
         let reason = if whole { "tool_use" } else { "end_turn" };
@@ -109,7 +115,8 @@ async fn a_response_has_an_item_of_each_call_that_is_filled_piece_by_piece() {
     for (says, whole) in [(format!("{CALL}{CALL}"), true), (BROKEN.to_owned(), false)] {
         let events = events("/v1/responses", &says, body.clone()).await;
         let of = |kind: &str| events.iter().filter(|e| e["type"] == kind).collect::<Vec<_>>();
-        let numbers: Vec<u64> = events.iter().map(|e| e["sequence_number"].as_u64().unwrap()).collect();
+        let numbers: Vec<u64> =
+            events.iter().map(|e| e["sequence_number"].as_u64().unwrap()).collect();
         assert!(numbers.iter().copied().eq(0..numbers.len() as u64), "{numbers:?}");
         let added = of("response.output_item.added");
         assert_eq!(
@@ -117,8 +124,9 @@ async fn a_response_has_an_item_of_each_call_that_is_filled_piece_by_piece() {
             (1 + usize::from(whole), &json!("in_progress"))
         );
         let item = &added[0]["item"]["id"];
-        let deltas =
-            of("response.function_call_arguments.delta").into_iter().filter(|e| e["item_id"] == *item);
+        let deltas = of("response.function_call_arguments.delta")
+            .into_iter()
+            .filter(|e| e["item_id"] == *item);
         let pieces: Vec<&str> = deltas.map(|e| e["delta"].as_str().unwrap()).collect();
         let wanted = if whole { r#"{"a": 1}"# } else { r#"{"a": "# };
         assert!(pieces.len() > 5 && pieces.concat() == wanted, "{pieces:?}");
@@ -133,7 +141,8 @@ async fn a_response_has_an_item_of_each_call_that_is_filled_piece_by_piece() {
 
 /// What a stream comes to: its text, its calls with whether they are complete, and why it ended.
 fn gathered(path: &str, events: &[Value]) -> (String, Vec<(String, bool)>, String) {
-    let (mut text, mut calls, mut reason) = (String::new(), Vec::<(String, bool)>::new(), String::new());
+    let (mut text, mut calls, mut reason) =
+        (String::new(), Vec::<(String, bool)>::new(), String::new());
     let said = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     for event in events {
         match path {
@@ -163,8 +172,13 @@ fn gathered(path: &str, events: &[Value]) -> (String, Vec<(String, bool)>, Strin
                 if event["type"] == "response.output_text.delta" {
                     text += &said(&event["delta"]);
                 }
-                if event["type"] == "response.output_item.done" && event["item"]["type"] == "function_call" {
-                    calls.push((said(&event["item"]["arguments"]), event["item"]["status"] == "completed"));
+                if event["type"] == "response.output_item.done"
+                    && event["item"]["type"] == "function_call"
+                {
+                    calls.push((
+                        said(&event["item"]["arguments"]),
+                        event["item"]["status"] == "completed",
+                    ));
                 }
                 reason += &said(&event["response"]["status"]);
             }
@@ -206,7 +220,8 @@ async fn a_call_that_ends_at_any_byte_or_is_malformed_comes_once_in_every_dialec
         for (path, body) in &bodies {
             let mut body = body.clone();
             (body["model"], body["stream"]) = ("caller".into(), true.into());
-            let (text, calls, reason) = gathered(path, &events_of(&b, path, &says, body.clone()).await);
+            let (text, calls, reason) =
+                gathered(path, &events_of(&b, path, &says, body.clone()).await);
             assert!(calls.len() <= 1, "{path} {says}: {calls:?}");
             // Before it begins a call is text; then nothing of it is.
             let text = if calls.is_empty() { text == says } else { text.is_empty() };
@@ -216,7 +231,8 @@ async fn a_call_that_ends_at_any_byte_or_is_malformed_comes_once_in_every_dialec
                 calls.iter().all(|(json, _)| r#"{"a": 1}"#.starts_with(json) || json == "{}"),
                 "{path} {says}: {calls:?}"
             );
-            let is_reported = calls.iter().any(|(json, is_complete)| !json.is_empty() && !is_complete);
+            let is_reported =
+                calls.iter().any(|(json, is_complete)| !json.is_empty() && !is_complete);
             let is_called = *path == "/v1/chat/completions" && is_reported;
             assert_eq!(reason.contains("tool"), is_called, "{path} {says}: {reason}");
             body["stream"] = false.into();
@@ -238,7 +254,8 @@ async fn a_call_that_ends_at_any_byte_or_is_malformed_comes_once_in_every_dialec
                     assert!(
                         arguments.is_empty()
                             || *call == unparsed
-                            || serde_json::from_str::<Value>(arguments).is_ok_and(|sent| sent == *call),
+                            || serde_json::from_str::<Value>(arguments)
+                                .is_ok_and(|sent| sent == *call),
                         "{says}: {call}"
                     );
                 }

@@ -20,10 +20,12 @@ fn is_of(dialect: Dialect, error: &Value) -> bool {
 }
 
 async fn send(b: &Bench, method: &str, route: &Route, headers: &[(&str, &str)]) -> Answer {
-    let segments = route.path.split('/').map(|part| if part.starts_with('{') { "a:b:c" } else { part });
+    let segments =
+        route.path.split('/').map(|part| if part.starts_with('{') { "a:b:c" } else { part });
     let path = segments.collect::<Vec<_>>().join("/");
     let request = Request::builder().method(method).uri(path);
-    let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+    let request =
+        headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
     b.send(request.body(Body::from("[")).unwrap()).await
 }
 
@@ -38,8 +40,16 @@ async fn who_shows_no_key_is_told_so_in_the_routes_own_dialect() {
         for method in route.methods.iter().filter(|method| **method != "HEAD") {
             let refused = send(&b, method, route, &[]).await;
             assert_eq!(refused.status, 401, "{method} {}", route.path);
-            assert!(is_of(route.dialect, &refused.json()), "{method} {}: {}", route.path, refused.body);
-            assert_eq!(refused.header("request-id").is_empty(), route.dialect != Dialect::Anthropic);
+            assert!(
+                is_of(route.dialect, &refused.json()),
+                "{method} {}: {}",
+                route.path,
+                refused.body
+            );
+            assert_eq!(
+                refused.header("request-id").is_empty(),
+                route.dialect != Dialect::Anthropic
+            );
             let named = send(&b, method, route, &[("anthropic-version", "2023-06-01")]).await;
             let dialect = if route.shared { Dialect::Anthropic } else { route.dialect };
             assert!(is_of(dialect, &named.json()), "{method} {}: {}", route.path, named.body);
@@ -64,7 +74,8 @@ async fn handlers_refuse_in_the_dialect_that_the_table_names() {
 #[tokio::test]
 async fn the_models_are_refused_in_anthropics_form_to_its_clients() {
     let b = Bench::new();
-    let model = routes::all().into_iter().find(|route| route.path == "/v1/models/{*model}").unwrap();
+    let model =
+        routes::all().into_iter().find(|route| route.path == "/v1/models/{*model}").unwrap();
     for (headers, dialect) in
         [(&[][..], Dialect::OpenAi), (&[("anthropic-version", "2023-06-01")], Dialect::Anthropic)]
     {

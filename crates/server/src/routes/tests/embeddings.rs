@@ -18,15 +18,20 @@ async fn what_was_cut_off_texts_that_are_too_long_is_told_on_every_route() {
         "truncate": truncate, "options": {"num_ctx": 8}})
     };
     let answer = b.post("/api/embed", ask(true)).await.json();
-    let figures = ["prompt_eval_count", "truncated_inputs", "truncated_tokens"].map(|field| &answer[field]);
+    let figures =
+        ["prompt_eval_count", "truncated_inputs", "truncated_tokens"].map(|field| &answer[field]);
     assert_eq!(figures, [&json!(3 + 8 + 8), &json!(2), &json!(12 + 1)], "{answer}");
     let refused = b.post("/api/embed", ask(false)).await;
     let text = "the input length exceeds the context length";
     assert_eq!((refused.status.as_u16(), &refused.json()["error"]), (400, &json!(text)));
     let short = b.post("/api/embed", json!({"model": "embedder", "input": "abc"})).await.json();
-    assert!(short.get("truncated_inputs").is_none() && short.get("truncated_tokens").is_none(), "{short}");
+    assert!(
+        short.get("truncated_inputs").is_none() && short.get("truncated_tokens").is_none(),
+        "{short}"
+    );
 
-    let ask = |inputs: Value| b.post("/v1/embeddings", json!({"model": "embedder", "input": inputs}));
+    let ask =
+        |inputs: Value| b.post("/v1/embeddings", json!({"model": "embedder", "input": inputs}));
     let plain = ask(json!(["abc"])).await.json();
     assert_eq!(plain["usage"], json!({"prompt_tokens": 3, "total_tokens": 3}));
     assert!(plain["data"][0].get("truncated_tokens").is_none(), "{plain}");

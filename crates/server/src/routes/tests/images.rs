@@ -5,7 +5,8 @@ use tokio::net::TcpListener;
 use super::*;
 
 #[tokio::test]
-async fn images_by_address_are_refused_by_the_switch_s_name_or_for_want_of_eyes_and_nothing_is_fetched() {
+async fn images_by_address_are_refused_by_the_switch_s_name_or_for_want_of_eyes_and_nothing_is_fetched()
+ {
     let host = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/a.png", host.local_addr().unwrap());
     let requests = [
@@ -36,7 +37,9 @@ async fn images_by_address_are_refused_by_the_switch_s_name_or_for_want_of_eyes_
         ),
     ];
     let off = Bench::new();
-    let on = Bench::with(|config| (config.image_urls, config.image_hosts) = (true, vec!["127.0.0.1".into()]));
+    let on = Bench::with(|config| {
+        (config.image_urls, config.image_hosts) = (true, vec!["127.0.0.1".into()])
+    });
     for (path, body) in requests {
         for (bench, want) in [(&off, "image_urls"), (&on, "model does not support image input")] {
             let answer = bench.post(path, body.clone()).await;
@@ -89,7 +92,9 @@ async fn a_conversation_goes_on_after_an_image_that_nobody_could_read() {
         ]
     };
     let off = Bench::new();
-    let on = Bench::with(|config| (config.image_urls, config.image_hosts) = (true, vec!["127.0.0.1".into()]));
+    let on = Bench::with(|config| {
+        (config.image_urls, config.image_hosts) = (true, vec!["127.0.0.1".into()])
+    });
     for (url, bench) in [(link, &off), (link, &on), (broken, &off)] {
         for (path, mut body) in requests(url) {
             body["model"] = json!("cria");

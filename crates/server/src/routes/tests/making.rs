@@ -28,7 +28,9 @@ async fn blobs_are_uploaded_once_and_checked() {
 #[tokio::test]
 async fn models_are_made_copied_and_deleted() {
     let b = Bench::new();
-    let made = b.post("/api/create", json!({"model": "mine", "from": "cria", "system": "Be brief."})).await;
+    let made = b
+        .post("/api/create", json!({"model": "mine", "from": "cria", "system": "Be brief."}))
+        .await;
     assert_eq!(made.lines().last().unwrap(), &json!({"status": "success"}));
     let show = b.post("/api/show", json!({"model": "mine"})).await.json();
     assert_eq!(show["system"], "Be brief.");
@@ -57,13 +59,16 @@ async fn models_are_made_copied_and_deleted() {
 async fn what_no_request_could_run_with_is_refused_when_a_model_is_made() {
     let b = Bench::new();
     let error = async |parameters: Value| {
-        let answer =
-            b.post("/api/create", json!({"model": "m", "from": "cria", "parameters": parameters})).await;
+        let answer = b
+            .post("/api/create", json!({"model": "m", "from": "cria", "parameters": parameters}))
+            .await;
         assert_eq!(answer.status, 400, "{}", answer.body);
         answer.json()["error"].as_str().unwrap().to_owned()
     };
     assert!(
-        error(json!({"repeat_penalty": -1})).await.contains("'repeat_penalty': Value must be finite and")
+        error(json!({"repeat_penalty": -1}))
+            .await
+            .contains("'repeat_penalty': Value must be finite and")
     );
     assert_eq!(
         error(json!({"num_batch": 0})).await,
@@ -71,10 +76,23 @@ async fn what_no_request_could_run_with_is_refused_when_a_model_is_made() {
     );
     assert!(error(json!({"repeat_last_n": -2})).await.contains("between -1 <= value"));
     assert!(error(json!({"temperature": 1e308})).await.contains("out of range"));
-    assert_eq!(error(json!({"num_ctx": -5})).await, "parameter 'num_ctx' must be at least 1, but is -5");
+    assert_eq!(
+        error(json!({"num_ctx": -5})).await,
+        "parameter 'num_ctx' must be at least 1, but is -5"
+    );
     assert!(error(json!({"top_p": 1.5})).await.contains("between 0 and 1"));
-    let renderer = b.post("/api/create", json!({"model": "m", "from": "cria", "renderer": "nope"})).await;
-    assert!(renderer.status == 400 && renderer.body.contains("unknown renderer"), "{}", renderer.body);
-    let requires = b.post("/api/create", json!({"model": "m", "from": "cria", "requires": "99.0.0"})).await;
-    assert!(requires.status == 400 && requires.body.contains("requires version 99.0.0"), "{}", requires.body);
+    let renderer =
+        b.post("/api/create", json!({"model": "m", "from": "cria", "renderer": "nope"})).await;
+    assert!(
+        renderer.status == 400 && renderer.body.contains("unknown renderer"),
+        "{}",
+        renderer.body
+    );
+    let requires =
+        b.post("/api/create", json!({"model": "m", "from": "cria", "requires": "99.0.0"})).await;
+    assert!(
+        requires.status == 400 && requires.body.contains("requires version 99.0.0"),
+        "{}",
+        requires.body
+    );
 }

@@ -10,10 +10,14 @@ type Samples = BTreeMap<(String, BTreeMap<String, String>), f64>;
 /// Reads the text form of Prometheus, and takes nothing that a strict reader would not.
 fn parse(text: &str) -> Samples {
     assert!(text.ends_with('\n'));
-    let (mut samples, mut families, mut lines) = (Samples::new(), BTreeSet::new(), text.lines().peekable());
+    let (mut samples, mut families, mut lines) =
+        (Samples::new(), BTreeSet::new(), text.lines().peekable());
     while let Some(line) = lines.next() {
-        let (family, help) =
-            line.strip_prefix("# HELP ").unwrap_or_else(|| panic!("{line}")).split_once(' ').unwrap();
+        let (family, help) = line
+            .strip_prefix("# HELP ")
+            .unwrap_or_else(|| panic!("{line}"))
+            .split_once(' ')
+            .unwrap();
         assert!(is_name(family) && !help.is_empty() && !help.contains('\\'), "{line}");
         assert!(families.insert(family), "{family} comes twice");
         let of_type = lines.next().unwrap().strip_prefix("# TYPE ").unwrap();
@@ -23,8 +27,12 @@ fn parse(text: &str) -> Samples {
         let mut own = Samples::new();
         while let Some(line) = lines.next_if(|line| !line.starts_with('#')) {
             let (name, labels, value) = sample(line);
-            let suffixes: &[&str] = if kind == "histogram" { &["_bucket", "_sum", "_count"] } else { &[""] };
-            assert!(suffixes.iter().any(|suffix| name == format!("{family}{suffix}")), "{line} in {family}");
+            let suffixes: &[&str] =
+                if kind == "histogram" { &["_bucket", "_sum", "_count"] } else { &[""] };
+            assert!(
+                suffixes.iter().any(|suffix| name == format!("{family}{suffix}")),
+                "{line} in {family}"
+            );
             assert!(value >= 0.0 && value.is_finite(), "{line}");
             assert!(own.insert((name, labels), value).is_none(), "{line} comes twice");
         }
@@ -74,7 +82,8 @@ fn sample(line: &str) -> (String, BTreeMap<String, String>, f64) {
 
 fn check_histograms(family: &str, samples: &Samples) {
     let mut buckets = BTreeMap::<_, Vec<(f64, f64)>>::new();
-    for ((name, labels), value) in samples.iter().filter(|((name, _), _)| name.ends_with("_bucket")) {
+    for ((name, labels), value) in samples.iter().filter(|((name, _), _)| name.ends_with("_bucket"))
+    {
         let mut labels = labels.clone();
         let bound = labels.remove("le").unwrap_or_else(|| panic!("{name} without le"));
         let bound = if bound == "+Inf" { f64::INFINITY } else { bound.parse().unwrap() };
@@ -116,7 +125,11 @@ fn unloads(samples: &Samples, reason: &str) -> Option<f64> {
 }
 
 fn answers(samples: &Samples, route: &str, method: &str, status: &str) -> Option<f64> {
-    get(samples, "puna_http_requests_total", &[("route", route), ("method", method), ("status", status)])
+    get(
+        samples,
+        "puna_http_requests_total",
+        &[("route", route), ("method", method), ("status", status)],
+    )
 }
 
 #[tokio::test]
@@ -137,7 +150,8 @@ async fn a_finished_request_is_counted_at_once_and_its_counts_outlive_its_runner
     assert_eq!(of_cria(&first, "puna_prompt_tokens_total"), Some(prompt));
     assert_eq!(of_cria(&first, "puna_cached_prompt_tokens_total"), Some(0.0));
     assert_eq!(outcome(&first, "ok"), Some(1.0));
-    for times in ["time_to_first_token", "time_per_token", "model_wait", "queue_wait", "model_load"] {
+    for times in ["time_to_first_token", "time_per_token", "model_wait", "queue_wait", "model_load"]
+    {
         assert_eq!(of_cria(&first, &format!("puna_{times}_seconds_count")), Some(1.0), "{times}");
     }
     assert_eq!(answers(&first, "/api/chat", "POST", "200"), Some(1.0));
@@ -184,7 +198,11 @@ async fn crashes_failed_loads_reloads_and_errors_are_counted() {
     let crashed = b.metrics().await;
     assert_eq!(of_cria(&crashed, "puna_runner_crashes_total"), Some(1.0));
     assert_eq!(outcome(&crashed, "error"), Some(2.0));
-    assert_eq!(of_cria(&crashed, "puna_generated_tokens_total"), Some(2.0), "of the two that were finished");
+    assert_eq!(
+        of_cria(&crashed, "puna_generated_tokens_total"),
+        Some(2.0),
+        "of the two that were finished"
+    );
 }
 
 #[tokio::test]

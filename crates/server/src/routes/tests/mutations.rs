@@ -51,7 +51,9 @@ fn plain(value: &mut Value) {
     ];
     match value {
         Value::Object(map) => {
-            map.retain(|key, value| !REFUSED.contains(&key.as_str()) || (key == "text" && value.is_string()));
+            map.retain(|key, value| {
+                !REFUSED.contains(&key.as_str()) || (key == "text" && value.is_string())
+            });
             map.values_mut().for_each(plain);
         }
         Value::Array(list) => {
@@ -76,7 +78,8 @@ fn seeds() -> Vec<(&'static str, Value)> {
         plain(&mut value);
         seeds.push((path, value));
     }
-    seeds.push(("/v1/rerank", json!({"query": "q", "documents": ["a", {"text": "b"}], "top_n": 1})));
+    seeds
+        .push(("/v1/rerank", json!({"query": "q", "documents": ["a", {"text": "b"}], "top_n": 1})));
     seeds.push(("/api/tokenize", json!({"text": "a b", "add_special": true})));
     seeds.push(("/api/detokenize", json!({"tokens": [1, 2, 3]})));
     seeds.push(("/v1/messages/count_tokens", seeds[5].1.clone()));
@@ -147,7 +150,8 @@ fn mutate(body: &mut Value, all: &[(&'static str, Value)], dice: &mut Dice) {
     let other = others.get(dice.below(others.len())).and_then(|at| elsewhere.pointer(at));
     if how == 1 {
         // A field of another request.
-        let name = others[dice.below(others.len())].rsplit('/').next().unwrap_or_default().to_owned();
+        let name =
+            others[dice.below(others.len())].rsplit('/').next().unwrap_or_default().to_owned();
         let value = other.cloned().unwrap_or_default();
         if let Some(map) = body.as_object_mut() {
             map.insert(name, value);
@@ -173,19 +177,22 @@ fn limit(path: &str, map: &mut Map<String, Value>) {
         ["max_tokens", "max_completion_tokens", "max_output_tokens"]
             .into_iter()
             .for_each(|field| short(map, field));
-    } else if let Some(options) = map.entry("options").or_insert_with(|| json!({})).as_object_mut() {
+    } else if let Some(options) = map.entry("options").or_insert_with(|| json!({})).as_object_mut()
+    {
         short(options, "num_predict");
     }
 }
 
 #[tokio::test]
 async fn odd_values_anywhere_are_answered_or_refused() {
-    let seconds: Option<u64> = std::env::var("PUNA_MUTATION_SECONDS").ok().and_then(|text| text.parse().ok());
+    let seconds: Option<u64> =
+        std::env::var("PUNA_MUTATION_SECONDS").ok().and_then(|text| text.parse().ok());
     let (b, seeds, start) = (Bench::new(), seeds(), Instant::now());
     let mut dice = Dice(seconds.map_or(7, |_| std::process::id().into()) | 1);
     let mut statuses = std::collections::BTreeMap::<u16, u64>::new();
     let mut count = 0;
-    while seconds.map_or(count < ORDINARY, |seconds| start.elapsed() < Duration::from_secs(seconds)) {
+    while seconds.map_or(count < ORDINARY, |seconds| start.elapsed() < Duration::from_secs(seconds))
+    {
         count += 1;
         let (path, seed) = &seeds[dice.below(seeds.len())];
         let mut body = seed.clone();
@@ -213,7 +220,11 @@ async fn odd_values_anywhere_are_answered_or_refused() {
         // What is not there says so.
         assert!(status < 500 || status == 501, "{path} {text}: {status} {}", answer.body);
         if status >= 400 {
-            assert!(serde_json::from_str::<Value>(&answer.body).is_ok(), "{path} {text}: {}", answer.body);
+            assert!(
+                serde_json::from_str::<Value>(&answer.body).is_ok(),
+                "{path} {text}: {}",
+                answer.body
+            );
         }
     }
     eprintln!("{count} requests: {statuses:?}");

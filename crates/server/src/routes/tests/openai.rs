@@ -5,7 +5,8 @@ use super::*;
 /// With a model that does not think: its answers are all there is.
 async fn plain() -> Bench {
     let b = Bench::with(|config| config.go_template = Some(true));
-    let made = json!({"model": "plain", "from": "cria", "template": "{{ .Prompt }}", "stream": false});
+    let made =
+        json!({"model": "plain", "from": "cria", "template": "{{ .Prompt }}", "stream": false});
     assert_eq!(b.post("/api/create", made).await.status, 200);
     b
 }
@@ -44,17 +45,27 @@ async fn several_answers_to_a_chat_have_an_index_each_and_one_usage() {
     let choices = whole["choices"].as_array().unwrap();
     let indexes: Vec<_> = choices.iter().map(|choice| choice["index"].as_u64().unwrap()).collect();
     assert_eq!(indexes, [0, 1, 2]);
-    assert!(choices.iter().all(|choice| choice["message"]["content"] == "w0 w1 w2 w3 w4 "), "{whole}");
-    let single = b.post("/v1/chat/completions", chat(json!({"reasoning_effort": "none"}))).await.json();
-    assert_eq!(whole["usage"]["prompt_tokens"], single["usage"]["prompt_tokens"], "the prompt counts once");
+    assert!(
+        choices.iter().all(|choice| choice["message"]["content"] == "w0 w1 w2 w3 w4 "),
+        "{whole}"
+    );
+    let single =
+        b.post("/v1/chat/completions", chat(json!({"reasoning_effort": "none"}))).await.json();
+    assert_eq!(
+        whole["usage"]["prompt_tokens"], single["usage"]["prompt_tokens"],
+        "the prompt counts once"
+    );
     assert_eq!(whole["usage"]["completion_tokens"], 15);
     let mut streamed = chat(n);
-    streamed
-        .as_object_mut()
-        .unwrap()
-        .extend([("stream".into(), json!(true)), ("stream_options".into(), json!({"include_usage": true}))]);
+    streamed.as_object_mut().unwrap().extend([
+        ("stream".into(), json!(true)),
+        ("stream_options".into(), json!({"include_usage": true})),
+    ]);
     let chunks = chunks(&b.post("/v1/chat/completions", streamed).await);
-    assert_eq!(joined(&chunks, |choice| choice["delta"]["content"].as_str()), ["w0 w1 w2 w3 w4 "; 3]);
+    assert_eq!(
+        joined(&chunks, |choice| choice["delta"]["content"].as_str()),
+        ["w0 w1 w2 w3 w4 "; 3]
+    );
     let count = |what: fn(&Value) -> bool| chunks.iter().filter(|chunk| what(chunk)).count();
     assert_eq!(count(|chunk| chunk["choices"][0]["delta"]["role"] == "assistant"), 3);
     assert_eq!(count(|chunk| chunk["choices"][0]["finish_reason"] == "length"), 3);
@@ -69,7 +80,10 @@ async fn several_prompts_are_answered_in_their_order() {
     let got: Vec<_> =
         whole["choices"].as_array().unwrap().iter().map(|c| (&c["index"], &c["text"])).collect();
     let text = json!("w0 w1 w2 ");
-    assert_eq!(got, [(&json!(0), &text), (&json!(1), &text), (&json!(2), &text), (&json!(3), &text)]);
+    assert_eq!(
+        got,
+        [(&json!(0), &text), (&json!(1), &text), (&json!(2), &text), (&json!(3), &text)]
+    );
     assert_eq!(whole["usage"]["completion_tokens"], 12);
     let one = completion(&b, json!({"prompt": "one"})).await.json();
     let two = completion(&b, json!({"prompt": ["two"]})).await.json();
@@ -114,9 +128,12 @@ async fn log_probabilities_of_a_text_have_their_old_form() {
         "top_logprobs": [{"w": -0.5}, {"w": -0.5}], "text_offset": [0, 1],
     });
     assert_eq!(logprobs, &want);
-    let streamed = chunks(&completion(&b, json!({"logprobs": 1, "max_tokens": 2, "stream": true})).await);
-    let offsets: Vec<_> =
-        streamed.iter().filter_map(|c| c["choices"][0]["logprobs"]["text_offset"][0].as_u64()).collect();
+    let streamed =
+        chunks(&completion(&b, json!({"logprobs": 1, "max_tokens": 2, "stream": true})).await);
+    let offsets: Vec<_> = streamed
+        .iter()
+        .filter_map(|c| c["choices"][0]["logprobs"]["text_offset"][0].as_u64())
+        .collect();
     assert_eq!(offsets, [0, 1]);
     assert!(completion(&b, json!({})).await.json()["choices"][0].get("logprobs").is_none());
 }
@@ -145,7 +162,9 @@ async fn a_prompt_is_scored_without_an_answer_and_once_for_several() {
     streamed["stream"] = json!(true);
     let chunks = chunks(&completion(&b, streamed).await);
     assert_eq!(joined(&chunks, |choice| choice["text"].as_str()), ["ab"]);
-    let scored = chunks.iter().find_map(|chunk| chunk["choices"][0]["logprobs"]["token_logprobs"].as_array());
+    let scored = chunks
+        .iter()
+        .find_map(|chunk| chunk["choices"][0]["logprobs"]["token_logprobs"].as_array());
     assert_eq!(scored, Some(&vec![json!(null), json!(-1.5)]));
     // Without the prompt there is nothing to say, and it is said.
     let none = completion(&b, json!({"max_tokens": 0})).await.json();
@@ -156,7 +175,8 @@ async fn a_prompt_is_scored_without_an_answer_and_once_for_several() {
     assert_eq!(none["usage"]["completion_tokens"], 0);
     // What several answers have in common is asked for once, and told with each.
     let before = b.fake.scored.load(Ordering::Relaxed);
-    let several = completion(&b, json!({"prompt": [97, 98], "n": 3, "prompt_logprobs": 1})).await.json();
+    let several =
+        completion(&b, json!({"prompt": [97, 98], "n": 3, "prompt_logprobs": 1})).await.json();
     assert_eq!(b.fake.scored.load(Ordering::Relaxed) - before, 2);
     let lists: Vec<_> =
         several["choices"].as_array().unwrap().iter().map(|c| &c["prompt_logprobs"]).collect();
@@ -176,7 +196,11 @@ async fn thoughts_before_a_text_are_seen_and_can_be_switched_off() {
     };
     *b.fake.says.lock().unwrap() = ["why", "not", "</think>", "yes"].map(String::from).to_vec();
     let choice = ask(json!({})).await.json()["choices"][0].clone();
-    assert_eq!((&choice["text"], &choice["reasoning"]), (&json!("yes"), &json!("whynot")), "{choice}");
+    assert_eq!(
+        (&choice["text"], &choice["reasoning"]),
+        (&json!("yes"), &json!("whynot")),
+        "{choice}"
+    );
     let chunks = chunks(&ask(json!({"stream": true, "echo": true})).await);
     assert_eq!(joined(&chunks, |choice| choice["text"].as_str()), ["hiyes"]);
     assert_eq!(joined(&chunks, |choice| choice["reasoning"].as_str()), ["whynot"]);
@@ -196,7 +220,11 @@ async fn thoughts_before_a_text_are_seen_and_can_be_switched_off() {
         assert!(choice["text"] == "yes" && choice.get("reasoning").is_none(), "{choice}");
     }
     let wrong = ask(json!({"reasoning_effort": "zz"})).await;
-    assert!(wrong.status == 400 && wrong.body.contains("invalid reasoning value"), "{}", wrong.body);
+    assert!(
+        wrong.status == 400 && wrong.body.contains("invalid reasoning value"),
+        "{}",
+        wrong.body
+    );
 }
 
 #[tokio::test]
@@ -210,14 +238,16 @@ async fn variables_of_the_template_are_taken_as_other_servers_take_them() {
         answer.json()["_debug_info"]["rendered_template"].as_str().expect("a prompt").to_owned()
     };
     let kwargs = async |given: Value| prompt(json!({"chat_template_kwargs": given})).await;
-    let (thinking, direct) = (prompt(json!({})).await, prompt(json!({"reasoning_effort": "none"})).await);
+    let (thinking, direct) =
+        (prompt(json!({})).await, prompt(json!({"reasoning_effort": "none"})).await);
     assert_ne!(thinking, direct);
     for name in ["enable_thinking", "thinking"] {
         assert_eq!(kwargs(json!({name: false})).await, direct, "{name}");
         assert_eq!(kwargs(json!({name: true})).await, thinking, "{name}");
     }
     // What says it in the dialect's own words wins.
-    let both = json!({"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": false}});
+    let both =
+        json!({"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": false}});
     assert_eq!(prompt(both).await, thinking);
 }
 
@@ -235,7 +265,10 @@ async fn what_cannot_be_combined_is_refused() {
         (json!({"prompt": []}), "prompt: the list is empty"),
         (json!({"prompt": [1, "a"]}), "may hold nothing but their numbers"),
         (json!({"prompt": [-1]}), "may hold nothing but their numbers"),
-        (json!({"prompt": vec!["x"; 65], "n": 2}), "65 prompts with 2 answers each are more than 128"),
+        (
+            json!({"prompt": vec!["x"; 65], "n": 2}),
+            "65 prompts with 2 answers each are more than 128",
+        ),
     ] {
         let answer = completion(&b, extra).await;
         assert!(answer.status == 400 && answer.body.contains(want), "{want}: {}", answer.body);

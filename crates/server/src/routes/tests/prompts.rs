@@ -15,8 +15,7 @@ async fn native_answers_list_the_prompt_s_tokens_and_streams_do_so_first() {
     let whole = b.post("/api/generate", raw(json!({"stream": false}))).await.json();
     let first = json!({"token": "a", "id": 97, "logprob": null, "rank": 0, "bytes": [97]});
     let top = json!([{"token": "w", "id": 119, "logprob": -0.5}]);
-    let second =
-        json!({"token": "b", "id": 98, "logprob": -1.5, "rank": 2, "bytes": [98], "top_logprobs": top});
+    let second = json!({"token": "b", "id": 98, "logprob": -1.5, "rank": 2, "bytes": [98], "top_logprobs": top});
     let listed = whole["prompt_logprobs"].as_array().unwrap();
     assert_eq!((listed.len(), &listed[0], &listed[1]), (3, &first, &second));
     let lines = b.post("/api/generate", raw(json!({}))).await.lines();
@@ -25,12 +24,15 @@ async fn native_answers_list_the_prompt_s_tokens_and_streams_do_so_first() {
         (&whole["prompt_logprobs"], &json!(""))
     );
     assert!(lines[1..].iter().all(|line| line.get("prompt_logprobs").is_none()));
-    let chat = b.post("/api/chat", chat(json!({"stream": false, "prompt_logprobs": 0}))).await.json();
+    let chat =
+        b.post("/api/chat", chat(json!({"stream": false, "prompt_logprobs": 0}))).await.json();
     let listed = chat["prompt_logprobs"].as_array().unwrap();
     assert!(listed.len() > 2 && listed[1].get("top_logprobs").is_none(), "{chat}");
     // The prompt alone.
-    let none =
-        b.post("/api/generate", raw(json!({"stream": false, "options": {"num_predict": 0}}))).await.json();
+    let none = b
+        .post("/api/generate", raw(json!({"stream": false, "options": {"num_predict": 0}})))
+        .await
+        .json();
     assert_eq!(none["prompt_logprobs"], whole["prompt_logprobs"]);
 }
 
@@ -39,13 +41,20 @@ async fn openai_s_routes_have_them_in_the_form_of_vllm() {
     let b = Bench::new();
     let entry = |logprob: f64, rank: u32, token: &str| json!({"logprob": logprob, "rank": rank, "decoded_token": token});
     let second = json!({"119": entry(-0.5, 1, "w"), "98": entry(-1.5, 2, "b")});
-    let body = json!({"model": "cria", "prompt": [97, 98, 99], "max_tokens": 2, "prompt_logprobs": 1});
+    let body =
+        json!({"model": "cria", "prompt": [97, 98, 99], "max_tokens": 2, "prompt_logprobs": 1});
     let answer = b.post("/v1/completions", body).await.json();
     let listed = answer["choices"][0]["prompt_logprobs"].as_array().unwrap();
     assert_eq!((listed.len(), &listed[0], &listed[1]), (3, &Value::Null, &second));
     let answer = b.post("/v1/chat/completions", chat(json!({"prompt_logprobs": 1}))).await.json();
     assert!(answer["prompt_logprobs"].as_array().unwrap().len() > 2, "{answer}");
-    assert!(b.post("/v1/chat/completions", chat(json!({}))).await.json().get("prompt_logprobs").is_none());
+    assert!(
+        b.post("/v1/chat/completions", chat(json!({})))
+            .await
+            .json()
+            .get("prompt_logprobs")
+            .is_none()
+    );
 }
 
 #[tokio::test]
@@ -61,8 +70,10 @@ async fn a_prompt_that_is_repeated_is_repeated_with_its_log_probabilities() {
     assert_eq!(all["top_logprobs"], json!([null, {"w": -0.5}, {"w": -0.5}]));
     assert_eq!(all["text_offset"], json!([0, 1, 2]));
     let stream = b.post("/v1/completions", body(true)).await.body;
-    let chunks: Vec<Value> =
-        stream.lines().filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok()).collect();
+    let chunks: Vec<Value> = stream
+        .lines()
+        .filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok())
+        .collect();
     let text: String = chunks.iter().filter_map(|c| c["choices"][0]["text"].as_str()).collect();
     assert!(text.starts_with("ab"), "{text}");
     let joined = |field: &str| -> Vec<Value> {
@@ -87,10 +98,14 @@ async fn a_text_that_is_scored_stands_alone_and_its_tokens_make_it_up() {
     assert_eq!(joined.replace("\u{fffd}\u{fffd}", "\u{e9}"), "What \u{e9}?ww", "{choice}");
     assert!(choice["text"].as_str().unwrap().starts_with("What \u{e9}?w"), "{choice}");
     assert_eq!(choice["logprobs"]["text_offset"], json!([0, 1, 2, 3, 4, 5, 6, 6, 7, 8]));
-    assert_eq!(choice["logprobs"]["token_logprobs"][0], -1.5, "behind the first token that every text gets");
+    assert_eq!(
+        choice["logprobs"]["token_logprobs"][0], -1.5,
+        "behind the first token that every text gets"
+    );
     let stream = b.post("/v1/completions", body(true)).await.body;
-    let chunks =
-        stream.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+    let chunks = stream
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
     let offsets: Vec<Value> = chunks
         .filter_map(|chunk| chunk["choices"][0]["logprobs"]["text_offset"].as_array().cloned())
         .flatten()
@@ -102,8 +117,16 @@ async fn a_text_that_is_scored_stands_alone_and_its_tokens_make_it_up() {
 async fn what_cannot_be_told_of_a_prompt_is_refused() {
     let b = Bench::new();
     for (path, body, want) in [
-        ("/api/generate", raw(json!({"prompt_logprobs": 21})), "prompt_logprobs must be between 0 and 20"),
-        ("/api/generate", raw(json!({"prompt_logprobs": -1})), "prompt_logprobs must be between 0 and 20"),
+        (
+            "/api/generate",
+            raw(json!({"prompt_logprobs": 21})),
+            "prompt_logprobs must be between 0 and 20",
+        ),
+        (
+            "/api/generate",
+            raw(json!({"prompt_logprobs": -1})),
+            "prompt_logprobs must be between 0 and 20",
+        ),
         (
             "/v1/chat/completions",
             chat(json!({"prompt_logprobs": 1, "stream": true})),

@@ -12,9 +12,9 @@ async fn bench(dialect: &str) -> Bench {
 
 #[tokio::test]
 async fn what_the_other_server_will_not_hear_is_named() {
-    let options = json!({"num_ctx": 8, "temperature": 1, "mirostat": 1, "num_predict": 3, "dry_base": 2});
-    let extra =
-        json!({"model": "far", "keep_alive": "5m", "truncate": false, "shift": true, "options": options});
+    let options =
+        json!({"num_ctx": 8, "temperature": 1, "mirostat": 1, "num_predict": 3, "dry_base": 2});
+    let extra = json!({"model": "far", "keep_alive": "5m", "truncate": false, "shift": true, "options": options});
     let with = |own: Value| {
         let mut body = extra.clone();
         body.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
@@ -44,10 +44,14 @@ async fn what_the_other_server_will_not_hear_is_named() {
             "{path}"
         );
     }
-    let embed =
-        json!({"model": "far", "input": "x", "truncate": true, "keep_alive": 1, "options": {"num_ctx": 8}});
+    let embed = json!({"model": "far", "input": "x", "truncate": true, "keep_alive": 1, "options": {"num_ctx": 8}});
     let answer = openai.post("/api/embed", embed.clone()).await;
-    assert_eq!(answer.header("x-puna-ignored"), "keep_alive, truncate, options.num_ctx", "{}", answer.body);
+    assert_eq!(
+        answer.header("x-puna-ignored"),
+        "keep_alive, truncate, options.num_ctx",
+        "{}",
+        answer.body
+    );
     assert_eq!(native.post("/api/embed", embed).await.header("x-puna-ignored"), "");
     // Nothing is asked of the other server here.
     let unload = native.post("/api/chat", json!({"model": "far", "keep_alive": 0})).await;

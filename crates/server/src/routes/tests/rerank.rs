@@ -79,7 +79,11 @@ async fn wrong_requests_for_ranking_are_refused_with_what_to_do() {
     };
     let native = async |extra: Value| error("/api/rerank", rerank(extra)).await;
     assert_eq!(native(json!({"query": null})).await, "query is required");
-    assert!(native(json!({"documents": []})).await.starts_with("documents is required: a list of texts"));
+    assert!(
+        native(json!({"documents": []}))
+            .await
+            .starts_with("documents is required: a list of texts")
+    );
     assert_eq!(native(json!({"top_n": 0})).await, "top_n must be at least 1");
     assert_eq!(
         native(json!({"truncate_prompt_tokens": -2})).await,
@@ -87,7 +91,9 @@ async fn wrong_requests_for_ranking_are_refused_with_what_to_do() {
     );
     assert_eq!(native(json!({"model": ""})).await, "model is required");
     let wrong = |kind: &str, field: &str| {
-        format!("json: cannot unmarshal {kind} into Go struct field RerankRequest.{field} of type string")
+        format!(
+            "json: cannot unmarshal {kind} into Go struct field RerankRequest.{field} of type string"
+        )
     };
     for (given, kind) in [(json!(5), "number"), (json!({"x": 1}), "object"), (json!([]), "array")] {
         assert_eq!(native(json!({"documents": ["a", given]})).await, wrong(kind, "documents"));
@@ -99,7 +105,10 @@ async fn wrong_requests_for_ranking_are_refused_with_what_to_do() {
         "{wrong}"
     );
     let wrong = native(json!({"model": "embedder"})).await;
-    assert!(wrong.contains("does not support reranking; it makes embeddings: POST /api/embed"), "{wrong}");
+    assert!(
+        wrong.contains("does not support reranking; it makes embeddings: POST /api/embed"),
+        "{wrong}"
+    );
     let message = "\"ranker\" does not support chat; it ranks texts: POST /api/rerank";
     let chat = json!({"model": "ranker", "messages": [{"role": "user", "content": "hi"}]});
     assert_eq!(error("/api/chat", chat.clone()).await, message);
@@ -125,9 +134,9 @@ async fn a_context_that_is_asked_for_is_the_limit_of_a_pair() {
     let answer = b.post("/v1/rerank", small(json!({}))).await;
     assert_eq!(answer.status, 400, "{}", answer.body);
     assert!(
-        answer
-            .body
-            .contains("document 1 is too long: with the query it has 8 tokens, and the context holds 6"),
+        answer.body.contains(
+            "document 1 is too long: with the query it has 8 tokens, and the context holds 6"
+        ),
         "{}",
         answer.body
     );
@@ -137,5 +146,9 @@ async fn a_context_that_is_asked_for_is_the_limit_of_a_pair() {
         (&json!(2), &json!(3)),
         "{answer}"
     );
-    assert_eq!(b.post("/v1/rerank", rerank(json!({}))).await.status, 200, "only its own request is limited");
+    assert_eq!(
+        b.post("/v1/rerank", rerank(json!({}))).await.status,
+        200,
+        "only its own request is limited"
+    );
 }

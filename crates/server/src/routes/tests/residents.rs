@@ -6,8 +6,9 @@ use super::*;
 async fn contexts_of_different_size_share_a_runner() {
     let b = Bench::new();
     for num_ctx in [json!(512), json!(4096), json!(4), json!(null)] {
-        let answer =
-            b.post("/api/chat", chat(json!({"options": {"num_predict": 1, "num_ctx": num_ctx}}))).await;
+        let answer = b
+            .post("/api/chat", chat(json!({"options": {"num_predict": 1, "num_ctx": num_ctx}})))
+            .await;
         assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
     }
     assert_eq!(b.fake.started.load(Ordering::Relaxed), 1);
@@ -24,7 +25,8 @@ async fn a_model_that_is_deleted_leaves_memory() {
     let asked = json!({"model": "gone", "prompt": "hi", "keep_alive": -1, "stream": false, "options": short});
     assert_eq!(b.post("/api/generate", asked).await.status, StatusCode::OK);
     assert_eq!(b.get("/api/ps").await.json()["models"][0]["name"], "gone:latest");
-    let request = Request::delete("/api/delete").body(Body::from(json!({"model": "Gone"}).to_string()));
+    let request =
+        Request::delete("/api/delete").body(Body::from(json!({"model": "Gone"}).to_string()));
     assert_eq!(b.send(request.unwrap()).await.status, StatusCode::OK);
     for _ in 0..200 {
         if b.get("/api/ps").await.json()["models"] == json!([]) {
@@ -40,15 +42,17 @@ async fn options_are_looked_at_even_where_the_model_is_only_told_to_leave() {
     let b = Bench::new();
     for (path, text) in [("/api/generate", "prompt"), ("/api/chat", "messages")] {
         let empty = if text == "prompt" { json!("") } else { json!([]) };
-        let leave =
-            |options: Value| json!({"model": "cria", text: empty, "keep_alive": 0, "options": options});
+        let leave = |options: Value| json!({"model": "cria", text: empty, "keep_alive": 0, "options": options});
         let wrong = b.post(path, leave(json!({"dynatemp_range": false}))).await;
         assert_eq!(
             (wrong.status.as_u16(), wrong.json()["error"].as_str().unwrap()),
             (400, "option \"dynatemp_range\" must be of type float32")
         );
         let unknown = b.post(path, leave(json!({"zz": 1}))).await;
-        assert_eq!((unknown.status.as_u16(), unknown.header("x-puna-ignored")), (200, "options.zz"));
+        assert_eq!(
+            (unknown.status.as_u16(), unknown.header("x-puna-ignored")),
+            (200, "options.zz")
+        );
     }
 }
 
@@ -65,7 +69,8 @@ async fn models_are_loaded_and_unloaded_on_demand() {
     let expires: jiff::Timestamp = ps["models"][0]["expires_at"].as_str().unwrap().parse().unwrap();
     let left = expires.as_second() - jiff::Timestamp::now().as_second();
     assert!((85..=91).contains(&left), "{left}");
-    let unload = b.post("/api/chat", json!({"model": "cria", "messages": [], "keep_alive": 0})).await.json();
+    let unload =
+        b.post("/api/chat", json!({"model": "cria", "messages": [], "keep_alive": 0})).await.json();
     assert_eq!(
         (&unload["done_reason"], &unload["message"]),
         (&json!("unload"), &json!({"role": "assistant", "content": ""}))
@@ -110,7 +115,10 @@ async fn a_runner_that_dies_in_an_answer_ends_it_with_an_error_and_the_next_requ
     b.fake.crash();
     let rest = String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap();
     let last: Value = serde_json::from_str(rest.lines().last().unwrap()).unwrap();
-    assert!(last["error"].as_str().unwrap().starts_with("model runner has unexpectedly stopped"), "{last}");
+    assert!(
+        last["error"].as_str().unwrap().starts_with("model runner has unexpectedly stopped"),
+        "{last}"
+    );
     assert_eq!(b.post("/api/chat", chat(json!({}))).await.status, 200);
     assert_eq!(b.fake.started.load(Ordering::Relaxed), 2);
 }
@@ -131,7 +139,10 @@ async fn a_model_that_hangs_is_ended_with_an_error_and_the_next_request_works() 
 #[tokio::test]
 async fn names_of_the_same_weights_are_all_found_among_what_is_loaded() {
     let b = Bench::new();
-    assert_eq!(b.post("/api/copy", json!({"source": "cria", "destination": "twin"})).await.status, 200);
+    assert_eq!(
+        b.post("/api/copy", json!({"source": "cria", "destination": "twin"})).await.status,
+        200
+    );
     for name in ["cria", "twin", "cria", "twin"] {
         let short = json!({"num_predict": 1});
         let asked = json!({"model": name, "prompt": "hi", "stream": false, "options": short});
@@ -139,7 +150,11 @@ async fn names_of_the_same_weights_are_all_found_among_what_is_loaded() {
         let ps = b.get("/api/ps").await.json();
         let models = ps["models"].as_array().unwrap();
         let names: Vec<_> = models.iter().map(|model| (&model["name"], &model["also"])).collect();
-        let also = if name == "cria" && names[0].1.is_null() { Value::Null } else { json!(["twin:latest"]) };
+        let also = if name == "cria" && names[0].1.is_null() {
+            Value::Null
+        } else {
+            json!(["twin:latest"])
+        };
         assert_eq!(names, [(&json!("cria:latest"), &also)], "they share one place: {ps}");
     }
 }
@@ -156,5 +171,9 @@ async fn a_client_that_leaves_stops_its_generation_and_its_keep_alive_starts() {
     let after = b.fake.generated.load(Ordering::Relaxed);
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(b.fake.generated.load(Ordering::Relaxed), after);
-    assert_eq!(b.get("/api/ps").await.json(), json!({"models": []}), "with nobody left it was unloaded");
+    assert_eq!(
+        b.get("/api/ps").await.json(),
+        json!({"models": []}),
+        "with nobody left it was unloaded"
+    );
 }

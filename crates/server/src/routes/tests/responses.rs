@@ -5,8 +5,7 @@ use std::collections::HashSet;
 use super::*;
 
 async fn respond(b: &Bench, extra: Value) -> Answer {
-    let mut body =
-        json!({"model": "cria", "input": "hi", "max_output_tokens": 3, "reasoning": {"effort": "none"}});
+    let mut body = json!({"model": "cria", "input": "hi", "max_output_tokens": 3, "reasoning": {"effort": "none"}});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
     b.post("/v1/responses", body).await
 }
@@ -34,7 +33,10 @@ async fn responses_are_given_whole_and_in_pieces() {
     let events: Vec<Value> = events.map(|data| serde_json::from_str(data).unwrap()).collect();
     let text: String = events.iter().filter_map(|event| event["delta"].as_str()).collect();
     assert_eq!(text, "w0 w1 w2 ");
-    assert_eq!(events.last().unwrap()["response"]["output"][0]["content"], whole["output"][0]["content"]);
+    assert_eq!(
+        events.last().unwrap()["response"]["output"][0]["content"],
+        whole["output"][0]["content"]
+    );
     let empty = respond(&b, json!({"input": ""})).await.json();
     assert_eq!(
         (&empty["status"], &empty["output"][0]["content"][0]["text"]),
@@ -67,8 +69,9 @@ async fn a_kept_response_is_told_as_a_whole_or_again_in_events() {
     let told = respond(&b, json!({"stream": true})).await;
     let events: Vec<&str> =
         told.body.split_inclusive("\n\n").filter(|event| !event.starts_with(':')).collect();
-    let data =
-        |event: &str| -> Value { serde_json::from_str(event.split_once("\ndata: ").unwrap().1).unwrap() };
+    let data = |event: &str| -> Value {
+        serde_json::from_str(event.split_once("\ndata: ").unwrap().1).unwrap()
+    };
     let kept = data(events.last().unwrap())["response"].clone();
     let path = format!("/v1/responses/{}", kept["id"].as_str().unwrap());
     let whole = b.get(&format!("{path}?stream=false&include[]=x&starting_after=1")).await;
@@ -81,7 +84,11 @@ async fn a_kept_response_is_told_as_a_whole_or_again_in_events() {
     let rest = b.get(&format!("{path}?stream=true&starting_after=4")).await;
     assert_eq!(rest.body, events[5..].concat());
     let refused = b.get(&format!("{path}?stream=true&starting_after=x")).await;
-    assert!(refused.status == 400 && refused.body.contains("starting_after must be"), "{}", refused.body);
+    assert!(
+        refused.status == 400 && refused.body.contains("starting_after must be"),
+        "{}",
+        refused.body
+    );
     assert_eq!(b.get("/v1/responses/resp_0?stream=true").await.status, 404);
     // One that was answered as a whole has events, too.
     let whole = respond(&b, json!({})).await.json();
@@ -113,17 +120,26 @@ async fn a_response_that_is_not_to_be_kept_or_was_deleted_is_not_there() {
 async fn errors_before_the_first_event_have_their_own_status() {
     let b = Bench::new();
     let missing = respond(&b, json!({"model": "no-such", "stream": true})).await;
-    assert_eq!((missing.status.as_u16(), &missing.json()["error"]["type"]), (404, &json!("not_found_error")));
+    assert_eq!(
+        (missing.status.as_u16(), &missing.json()["error"]["type"]),
+        (404, &json!("not_found_error"))
+    );
     let empty = b.post("/v1/responses", Value::Null).await;
     assert_eq!(
         (empty.status.as_u16(), &empty.json()["error"]["message"]),
         (400, &json!("model is required"))
     );
     let files = respond(&b, json!({"tools": [{"type": "file_search"}]})).await;
-    assert_eq!(files.json()["error"]["message"], "tools[0]: tools of type \"file_search\" are not supported");
+    assert_eq!(
+        files.json()["error"]["message"],
+        "tools[0]: tools of type \"file_search\" are not supported"
+    );
     let item = respond(&b, json!({"input": [{"type": "item_reference", "id": "msg_1"}]})).await;
     assert!(
-        item.json()["error"]["message"].as_str().unwrap().starts_with("input[0]: item \"msg_1\" not found")
+        item.json()["error"]["message"]
+            .as_str()
+            .unwrap()
+            .starts_with("input[0]: item \"msg_1\" not found")
     );
 }
 
@@ -131,7 +147,10 @@ async fn errors_before_the_first_event_have_their_own_status() {
 async fn what_the_model_is_not_offered_is_named() {
     let b = Bench::new();
     let search = respond(&b, json!({"tools": [{"type": "web_search"}]})).await;
-    assert_eq!((search.status.as_u16(), search.header("x-puna-ignored")), (200, "tools.web_search"));
+    assert_eq!(
+        (search.status.as_u16(), search.header("x-puna-ignored")),
+        (200, "tools.web_search")
+    );
 }
 
 #[tokio::test]
@@ -179,8 +198,10 @@ async fn items_of_kept_responses_are_referred_to_by_their_owner() {
     let first = respond(&b, json!({})).await.json();
     let id = &first["output"].as_array().unwrap().last().unwrap()["id"];
     let input = json!([{"type": "item_reference", "id": id}, {"role": "user", "content": "again"}]);
-    let said =
-        first["output"].as_array().unwrap().last().unwrap()["content"][0]["text"].as_str().unwrap().trim();
+    let said = first["output"].as_array().unwrap().last().unwrap()["content"][0]["text"]
+        .as_str()
+        .unwrap()
+        .trim();
     let prompt = prompt(&b, json!({"input": input})).await;
     assert!(!said.is_empty() && prompt.contains(said), "{said:?} in {prompt:?}");
 }
@@ -213,7 +234,8 @@ async fn what_does_not_fit_is_told_and_cut_only_where_that_is_allowed() {
         body
     };
     let figures = |response: &Value| {
-        ["truncated_messages", "truncated_tokens"].map(|name| response["usage"][name].as_u64().unwrap_or(0))
+        ["truncated_messages", "truncated_tokens"]
+            .map(|name| response["usage"][name].as_u64().unwrap_or(0))
     };
     let whole = respond(&b, with(json!({"truncation": "auto"}))).await.json();
     let [messages, tokens] = figures(&whole);
@@ -227,14 +249,24 @@ async fn what_does_not_fit_is_told_and_cut_only_where_that_is_allowed() {
     for truncation in [json!("disabled"), Value::Null] {
         let refused = respond(&b, with(json!({"truncation": truncation}))).await;
         let error = &refused.json()["error"];
-        assert_eq!((refused.status.as_u16(), &error["type"]), (400, &json!("invalid_request_error")));
+        assert_eq!(
+            (refused.status.as_u16(), &error["type"]),
+            (400, &json!("invalid_request_error"))
+        );
         let text = error["message"].as_str().unwrap();
-        assert!(text.starts_with("prompt is too long: ") && text.ends_with("context is 100"), "{text}");
-        assert_eq!((&error["code"], &error["n_ctx"]), (&json!("context_length_exceeded"), &json!(100)));
+        assert!(
+            text.starts_with("prompt is too long: ") && text.ends_with("context is 100"),
+            "{text}"
+        );
+        assert_eq!(
+            (&error["code"], &error["n_ctx"]),
+            (&json!("context_length_exceeded"), &json!(100))
+        );
         assert!(error["n_prompt_tokens"].as_u64().unwrap() > 100, "{error}");
         // In a stream clients look for the code in its last event.
         let stream = respond(&b, with(json!({"truncation": truncation, "stream": true}))).await;
-        let last = stream.body.lines().filter_map(|line| line.strip_prefix("data: ")).next_back().unwrap();
+        let last =
+            stream.body.lines().filter_map(|line| line.strip_prefix("data: ")).next_back().unwrap();
         let last: Value = serde_json::from_str(last).unwrap();
         assert_eq!((stream.status.as_u16(), &last["type"]), (200, &json!("response.failed")));
         assert_eq!(last["response"]["error"]["code"], "context_length_exceeded");

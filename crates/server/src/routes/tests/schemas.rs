@@ -18,7 +18,8 @@ fn schema() -> Value {
 async fn saying(text: &str) -> Bench {
     let b = Bench::with(|config| config.go_template = Some(true));
     b.fake.reads_forms.store(true, Ordering::Relaxed);
-    let plain = json!({"model": "plain", "from": "cria", "template": "{{ .Prompt }}", "stream": false});
+    let plain =
+        json!({"model": "plain", "from": "cria", "template": "{{ .Prompt }}", "stream": false});
     assert_eq!(b.post("/api/create", plain).await.status, 200);
     say(&b, text);
     b
@@ -38,7 +39,10 @@ fn requests(schema: &Value, stream: bool) -> Vec<(&'static str, Value)> {
         ("/api/generate", json!({"prompt": "go", "format": schema})),
         ("/v1/chat/completions", json!({"messages": messages, "response_format": form})),
         ("/v1/responses", json!({"input": "go", "text": {"format": flat}})),
-        ("/v1/messages", json!({"messages": messages, "max_tokens": 99, "output_config": {"format": flat}})),
+        (
+            "/v1/messages",
+            json!({"messages": messages, "max_tokens": 99, "output_config": {"format": flat}}),
+        ),
     ]
     .into_iter()
     .map(|(path, mut body)| {
@@ -94,14 +98,23 @@ async fn the_last_event_of_a_stream_says_what_fails() {
         say(&b, text);
         for (path, mut body) in requests(&schema(), true) {
             let answer = b.post(path, body.clone()).await;
-            assert_eq!((answer.status.as_u16(), answer.header(UNENFORCED)), (200, KEYWORD), "{path}");
+            assert_eq!(
+                (answer.status.as_u16(), answer.header(UNENFORCED)),
+                (200, KEYWORD),
+                "{path}"
+            );
             let is_native = path.starts_with("/api");
             let expected = if is_native { Value::Null } else { violations.clone() };
             assert_eq!(last(&answer)["schema_violations"], expected, "{path}: {}", answer.body);
             if is_native {
                 body["return_adapted"] = json!(true);
                 let answer = b.post(path, body).await;
-                assert_eq!(last(&answer)["schema_violations"], violations, "{path}: {}", answer.body);
+                assert_eq!(
+                    last(&answer)["schema_violations"],
+                    violations,
+                    "{path}: {}",
+                    answer.body
+                );
                 assert_eq!(answer.header("x-puna-ignored"), "", "{path}");
             }
         }
@@ -117,8 +130,10 @@ async fn the_last_event_of_a_stream_says_what_fails() {
 #[tokio::test]
 async fn strict_schemas_refuse_what_would_be_checked() {
     let b = saying("{}").await;
-    let strict =
-        [("/v1/chat/completions", "/response_format/json_schema"), ("/v1/responses", "/text/format")];
+    let strict = [
+        ("/v1/chat/completions", "/response_format/json_schema"),
+        ("/v1/responses", "/text/format"),
+    ];
     for (path, form) in strict {
         let body = requests(&schema(), false).into_iter().find(|(of, _)| *of == path);
         let (_, mut body) = body.unwrap();
@@ -150,7 +165,11 @@ async fn arguments_of_forced_calls_are_checked() {
         say(&b, &format!("<tool_call>\n<function=f>\n{argument}\n</function>\n</tool_call>"));
         let answer = b.post("/v1/chat/completions", request(schema(), false)).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
-        assert!(answer.json()["choices"][0]["message"]["tool_calls"][0].is_object(), "{}", answer.body);
+        assert!(
+            answer.json()["choices"][0]["message"]["tool_calls"][0].is_object(),
+            "{}",
+            answer.body
+        );
         assert_eq!((answer.header(UNENFORCED), answer.header(VIOLATIONS)), (named, violations));
         let mut streamed = request(schema(), false);
         streamed["stream"] = json!(true);

@@ -45,15 +45,20 @@ async fn a_pull_streams_its_lines_or_answers_with_the_last() {
     let (host, _) = registry(Duration::ZERO).await;
     let b = Bench::new();
     let name = format!("{host}/me/m");
-    let streamed = b.post("/api/pull", json!({"name": name, "insecure": true, "username": "x"})).await;
-    assert_eq!((streamed.status, streamed.header("content-type")), (StatusCode::OK, "application/x-ndjson"));
+    let streamed =
+        b.post("/api/pull", json!({"name": name, "insecure": true, "username": "x"})).await;
+    assert_eq!(
+        (streamed.status, streamed.header("content-type")),
+        (StatusCode::OK, "application/x-ndjson")
+    );
     let lines = streamed.lines();
     assert_eq!(lines[0], json!({"status": "pulling manifest"}));
     let blob = lines.iter().rfind(|line| line["total"] == 22).unwrap();
     assert_eq!(blob["completed"], 22);
     assert_eq!(lines.last().unwrap(), &json!({"status": "success"}));
     assert!(stored(&b, &name));
-    let whole = b.post("/api/pull", json!({"model": name, "insecure": true, "stream": false})).await;
+    let whole =
+        b.post("/api/pull", json!({"model": name, "insecure": true, "stream": false})).await;
     assert_eq!((whole.status, whole.header("content-type")), (StatusCode::OK, "application/json"));
     assert_eq!(whole.json(), json!({"status": "success"}));
 }
@@ -80,7 +85,12 @@ async fn failures_are_the_status_or_the_last_line() {
             403,
             "ollama cloud is disabled: remote model is unavailable",
         ),
-        ("/api/push", json!({"model": "me/none", "stream": false}), 500, "model 'me/none:latest' not found"),
+        (
+            "/api/push",
+            json!({"model": "me/none", "stream": false}),
+            500,
+            "model 'me/none:latest' not found",
+        ),
     ] {
         let answer = b.post(path, body).await;
         assert_eq!(

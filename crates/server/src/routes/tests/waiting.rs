@@ -32,7 +32,11 @@ async fn event_streams_tell_that_the_model_loads_in_comments() {
         let (comments, rest): (Vec<&str>, Vec<&str>) =
             answer.body.split("\n\n").partition(|piece| piece.starts_with(':'));
         assert!(comments.len() >= 3 && comments.contains(&": loading"), "{path}: {comments:?}");
-        assert!(answer.body.starts_with(": ") && rest.concat().contains("w1"), "{path}: {}", answer.body);
+        assert!(
+            answer.body.starts_with(": ") && rest.concat().contains("w1"),
+            "{path}: {}",
+            answer.body
+        );
         // One that is in memory has no such thing to say.
         let again = stream(&b, path, &body).await;
         assert!(!again.body.contains(": loading"), "{path}: {}", again.body);
@@ -42,13 +46,15 @@ async fn event_streams_tell_that_the_model_loads_in_comments() {
 #[tokio::test]
 async fn clients_that_count_events_only_get_events_while_the_model_loads() {
     let [_, _, responses, messages] = requests();
-    for ((path, body), event, first) in
-        [(responses, "response.in_progress", "response.created"), (messages, "ping", "message_start")]
-    {
+    for ((path, body), event, first) in [
+        (responses, "response.in_progress", "response.created"),
+        (messages, "ping", "message_start"),
+    ] {
         let b = Bench::new();
         b.fake.slow.store(1500, Ordering::Relaxed);
         let answer = stream(&b, path, &body).await;
-        let events: Vec<_> = answer.body.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
+        let events: Vec<_> =
+            answer.body.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
         let loading = answer.body.rfind(": loading").unwrap();
         let before = answer.body[..loading].matches(&format!("event: {event}\n")).count();
         assert!(before >= 2, "{path}: {}", answer.body);
@@ -70,8 +76,13 @@ async fn a_load_that_fails_late_is_the_stream_s_end_and_one_that_fails_early_a_s
             .lines()
             .filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
         let last = data.next_back().unwrap();
-        let text = last["error"]["message"].as_str().or(last["response"]["error"]["message"].as_str());
-        assert!(text.is_some_and(|text| text.contains("could not be loaded")), "{path}: {}", answer.body);
+        let text =
+            last["error"]["message"].as_str().or(last["response"]["error"]["message"].as_str());
+        assert!(
+            text.is_some_and(|text| text.contains("could not be loaded")),
+            "{path}: {}",
+            answer.body
+        );
     }
 }
 
@@ -88,7 +99,8 @@ async fn what_a_stream_waits_with_counts_among_the_bodies() {
     let b = Bench::new();
     b.fake.slow.store(1500, Ordering::Relaxed);
     let is_free = || b.door.room().share().check(crate::http::room::ROOM as u64).is_ok();
-    let body = json!({"model": "cria", "prompt": "x".repeat(400_000), "max_tokens": 1, "stream": true});
+    let body =
+        json!({"model": "cria", "prompt": "x".repeat(400_000), "max_tokens": 1, "stream": true});
     let asked = b.post("/v1/completions", body);
     tokio::pin!(asked);
     // The stream has begun by then, which needed the request until that; the model is still on its way.

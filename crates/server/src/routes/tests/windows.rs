@@ -19,7 +19,11 @@ async fn a_list_tells_the_window_of_a_request_without_options_and_loads_nothing(
     create(&b, "short", json!({"parameters": {"num_ctx": 512, "unheard_of": 1}})).await;
     create(&b, "long", json!({"parameters": {"num_ctx": 100_000}})).await;
     let answer = b.get("/v1/models").await;
-    assert_eq!(answer.header("x-puna-ignored"), "", "parameters of models are no fields of this request");
+    assert_eq!(
+        answer.header("x-puna-ignored"),
+        "",
+        "parameters of models are no fields of this request"
+    );
     for model in answer.json()["data"].as_array().unwrap() {
         let expected = if model["id"] == "short:latest" { 512 } else { 2048 };
         let windows = [&model["context_length"], &model["max_model_len"], &model["meta"]["n_ctx"]];
@@ -62,7 +66,10 @@ async fn a_model_larger_than_the_memory_has_no_window() {
     let b = Bench::new();
     b.fake.need.store(u64::MAX, Ordering::Relaxed);
     let model = about(&b, "cria").await;
-    assert_eq!((&model["context_length"], &model["meta"]["n_ctx_train"]), (&Value::Null, &json!(2048)));
+    assert_eq!(
+        (&model["context_length"], &model["meta"]["n_ctx_train"]),
+        (&Value::Null, &json!(2048))
+    );
 }
 
 #[tokio::test]
@@ -70,7 +77,8 @@ async fn anthropic_s_form_tells_the_window_too() {
     let b = Bench::new();
     create(&b, "short", json!({"parameters": {"num_ctx": 512}})).await;
     for path in ["/v1/models?limit=1", "/v1/models/short"] {
-        let answer = b.with_headers("GET", path, &[("anthropic-version", "2023-06-01")]).await.json();
+        let answer =
+            b.with_headers("GET", path, &[("anthropic-version", "2023-06-01")]).await.json();
         let model = answer["data"].get(0).unwrap_or(&answer);
         assert_eq!(
             (&model["max_input_tokens"], &model["context_length"]),
@@ -97,8 +105,9 @@ async fn what_a_recipe_says_of_a_remote_model_is_shown_and_told() {
     .await;
     create(&b, "untold", with(json!({"capabilities": ["completion"]}))).await;
     create(&b, "nameless", with(json!({"context_length": 131_072}))).await;
-    let info =
-        async |name: &str| b.post("/api/show", json!({"model": name})).await.json()["model_info"].clone();
+    let info = async |name: &str| {
+        b.post("/api/show", json!({"model": name})).await.json()["model_info"].clone()
+    };
     let expected = json!({"general.architecture": "qwen3", "qwen3.context_length": 131_072, "qwen3.embedding_length": 1024});
     assert_eq!(info("told").await, expected);
     assert_eq!((info("untold").await, info("nameless").await), (json!({}), json!({})));

@@ -53,7 +53,8 @@ const REMARKS: [&str; 11] = [
 ];
 
 /// Types of JSON Schema. A number may be an integer.
-pub(super) const TYPES: [&str; 7] = ["string", "integer", "number", "boolean", "null", "array", "object"];
+pub(super) const TYPES: [&str; 7] =
+    ["string", "integer", "number", "boolean", "null", "array", "object"];
 
 /// One choice: plain schemas, without references and compositions, that hold at once.
 #[derive(Debug, Clone, Default)]
@@ -96,7 +97,9 @@ impl Choice {
 
 /// The types that a name stands for.
 fn named(name: &str) -> impl Iterator<Item = &'static str> {
-    TYPES.into_iter().filter(move |known| *known == name || (name == "number" && *known == "integer"))
+    TYPES
+        .into_iter()
+        .filter(move |known| *known == name || (name == "number" && *known == "integer"))
 }
 
 /// The types that one schema allows: those that it names, or that what it says is about.
@@ -118,7 +121,8 @@ fn types(schema: &Schema) -> Option<Vec<&'static str>> {
     let declared: Option<Vec<&'static str>> = match schema.get("type") {
         Some(Value::String(name)) => Some(named(name).collect()),
         Some(Value::Array(names)) => {
-            let names: HashSet<&str> = names.iter().filter_map(Value::as_str).flat_map(named).collect();
+            let names: HashSet<&str> =
+                names.iter().filter_map(Value::as_str).flat_map(named).collect();
             Some(TYPES.into_iter().filter(|name| names.contains(name)).collect())
         }
         _ => None,
@@ -129,10 +133,14 @@ fn types(schema: &Schema) -> Option<Vec<&'static str>> {
             Some(declared.into_iter().filter(|name| listed.contains(name)).collect())
         }
         (Some(types), None) => Some(types),
-        (None, Some(listed)) => Some(TYPES.into_iter().filter(|name| listed.contains(name)).collect()),
+        (None, Some(listed)) => {
+            Some(TYPES.into_iter().filter(|name| listed.contains(name)).collect())
+        }
         (None, None) if says(&["properties", "additionalProperties"]) => Some(vec!["object"]),
         (None, None) if says(&["items", "prefixItems"]) => Some(vec!["array"]),
-        (None, None) if says(&["minimum", "maximum", "multipleOf"]) => Some(vec!["integer", "number"]),
+        (None, None) if says(&["minimum", "maximum", "multipleOf"]) => {
+            Some(vec!["integer", "number"])
+        }
         (None, None) => None,
     }
 }
@@ -153,9 +161,9 @@ impl<'a> Schemas<'a> {
         self.steps.set(self.steps.get().saturating_add(steps));
         match self.steps.get() <= STEPS {
             true => Ok(()),
-            false => {
-                Err(format!("their $ref, allOf, anyOf and oneOf take more than {STEPS} steps to follow"))
-            }
+            false => Err(format!(
+                "their $ref, allOf, anyOf and oneOf take more than {STEPS} steps to follow"
+            )),
         }
     }
 
@@ -221,7 +229,8 @@ impl<'a> Schemas<'a> {
             return schema;
         }
         for keyword in ["$defs", "definitions"] {
-            if let (Some(map), Some(definitions)) = (schema.as_object_mut(), self.root.get(keyword)) {
+            if let (Some(map), Some(definitions)) = (schema.as_object_mut(), self.root.get(keyword))
+            {
                 map.entry(keyword).or_insert_with(|| definitions.clone());
             }
         }
@@ -269,26 +278,34 @@ impl Record {
         let (mut lists, mut others) = (false, Vec::new());
         for schema in &choice.0 {
             if let Some(keyword) = NOT_KEPT.iter().find(|keyword| schema.contains_key(**keyword)) {
-                return Err(format!("{keyword} of an object cannot be kept in this model's form of calls"));
+                return Err(format!(
+                    "{keyword} of an object cannot be kept in this model's form of calls"
+                ));
             }
             lists |= schema.contains_key("properties");
-            for (name, property) in schema.get("properties").and_then(Value::as_object).into_iter().flatten()
+            for (name, property) in
+                schema.get("properties").and_then(Value::as_object).into_iter().flatten()
             {
                 match record.properties.iter_mut().find(|(known, _)| known == name) {
                     Some((_, known)) => *known = all_of([&*known, property]),
                     None => record.properties.push((name.clone(), property.clone())),
                 }
             }
-            record.required.extend(list(schema, "required").filter_map(Value::as_str).map(str::to_owned));
+            record
+                .required
+                .extend(list(schema, "required").filter_map(Value::as_str).map(str::to_owned));
             others.extend(schema.get("additionalProperties").map(|others| (others, schema)));
         }
-        for name in choice.0.iter().flat_map(|schema| list(schema, "required")).filter_map(Value::as_str) {
+        for name in
+            choice.0.iter().flat_map(|schema| list(schema, "required")).filter_map(Value::as_str)
+        {
             if !record.properties.iter().any(|(known, _)| known == name) {
                 record.properties.push((name.to_owned(), json!({})));
             }
         }
         for (others, schema) in &others {
-            let is_listed = |name: &str| schema.get("properties").is_some_and(|own| own.get(name).is_some());
+            let is_listed =
+                |name: &str| schema.get("properties").is_some_and(|own| own.get(name).is_some());
             let stranger = record.properties.iter().find(|(name, _)| !is_listed(name));
             if let (false, Some((name, _))) = (**others == Value::Bool(true), stranger) {
                 return Err(format!(
@@ -362,7 +379,9 @@ fn bind(schema: &mut Value, pattern: &str) {
         map.insert("items".into(), anything());
     }
     // Names are strings as well.
-    if types.contains(&"object") && !map.contains_key("properties") && !map.contains_key("patternProperties")
+    if types.contains(&"object")
+        && !map.contains_key("properties")
+        && !map.contains_key("patternProperties")
     {
         let others = map.get("additionalProperties").cloned().unwrap_or_else(anything);
         if others != Value::Bool(false) {

@@ -41,7 +41,12 @@ fn case(title: &str, template: Template, parser: Option<&'static str>) -> Option
     let ends = ends.map(str::to_owned);
     let form = CallForm::of(&template, parser, template.think_tags().as_ref(), &ends)?;
     let title = title.to_owned();
-    matches!(form.arguments, Arguments::Written(_)).then_some(Case { title, form, template, parser })
+    matches!(form.arguments, Arguments::Written(_)).then_some(Case {
+        title,
+        form,
+        template,
+        parser,
+    })
 }
 
 /// All renderers, templates made here, and those of `$PUNA_TEST_MODELS`.
@@ -62,7 +67,8 @@ fn cases() -> Vec<Case> {
         all.push(case(renderer, template, Some(parser)).unwrap_or_else(|| panic!("{renderer}")));
     }
     let folder = std::env::var_os("PUNA_TEST_MODELS").map(std::path::PathBuf::from);
-    let folder = folder.unwrap_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/../../.cache/models").into());
+    let folder = folder
+        .unwrap_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/../../.cache/models").into());
     let files = std::fs::read_dir(folder.join("templates")).into_iter().flatten().flatten();
     let files: BTreeMap<_, _> = files.map(|file| (file.file_name(), file.path())).collect();
     if files.is_empty() {
@@ -99,7 +105,10 @@ struct Draw<'a> {
 
 impl Draw<'_> {
     fn below(&mut self, end: usize) -> usize {
-        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.seed = self
+            .seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.seed >> 33) as usize % end
     }
 
@@ -162,7 +171,8 @@ impl Draw<'_> {
                 }
             }
             let (after, tokens) = next.unwrap_or_else(|| {
-                let ascii: Vec<u32> = allowed.iter().copied().filter(|t| *t < 128 || *t > 255).collect();
+                let ascii: Vec<u32> =
+                    allowed.iter().copied().filter(|t| *t < 128 || *t > 255).collect();
                 let from = if ascii.is_empty() { &allowed } else { &ascii };
                 let token = from[self.below(from.len())];
                 (self.takes(&grammar, &[token]).unwrap(), vec![token])
@@ -200,7 +210,8 @@ fn fits(value: &Value, schema: &Value, root: &Value) -> bool {
     let reference = map
         .get("$ref")
         .is_none_or(|name| fits(value, root.pointer(&name.as_str().unwrap()[1..]).unwrap(), root));
-    let any = |key| list(key).is_none_or(|all: Vec<Value>| all.iter().any(|one| fits(value, one, root)));
+    let any =
+        |key| list(key).is_none_or(|all: Vec<Value>| all.iter().any(|one| fits(value, one, root)));
     let all = list("allOf").is_none_or(|all| all.iter().all(|one| fits(value, one, root)));
     let listed = list("enum").is_none_or(|all| all.contains(value));
     let constant = map.get("const").is_none_or(|one| one == value);
@@ -212,7 +223,8 @@ fn fits(value: &Value, schema: &Value, root: &Value) -> bool {
             && map.get("pattern").is_none_or(|pattern| pattern == "^[A-Z]{4}$" && code(text))
     });
     let bounds = value.as_f64().is_none_or(|n| {
-        number("minimum").is_none_or(|least| n >= least) && number("maximum").is_none_or(|most| n <= most)
+        number("minimum").is_none_or(|least| n >= least)
+            && number("maximum").is_none_or(|most| n <= most)
     });
     let items = value.as_array().is_none_or(|all| {
         let count = all.len() as f64;
@@ -223,11 +235,13 @@ fn fits(value: &Value, schema: &Value, root: &Value) -> bool {
     let object = value.as_object().is_none_or(|object| {
         let required = list("required").unwrap_or_default();
         let others = map.get("additionalProperties");
-        let property = |(key, value): (&String, &Value)| match (schema["properties"].get(key), others) {
-            (Some(schema), _) | (None, Some(schema)) => fits(value, schema, root),
-            (None, None) => map.get("properties").is_none(),
-        };
-        required.iter().all(|key| object.contains_key(key.as_str().unwrap())) && object.iter().all(property)
+        let property =
+            |(key, value): (&String, &Value)| match (schema["properties"].get(key), others) {
+                (Some(schema), _) | (None, Some(schema)) => fits(value, schema, root),
+                (None, None) => map.get("properties").is_none(),
+            };
+        required.iter().all(|key| object.contains_key(key.as_str().unwrap()))
+            && object.iter().all(property)
     });
     types
         && reference
@@ -297,7 +311,8 @@ fn check(case: &Case, schema: &Value, tags: &[(String, u32)], seed: u64, draws: 
         .compile_whole(&constraint)
         .unwrap_or_else(|e| panic!("{title}: {schema}: {e}\n{constraint:?}"));
     let Arguments::Written(written) = &case.form.arguments else { panic!() };
-    let ends = written::names(schema).into_iter().map(|name| written.frame(ValueKind::Text).after(&name));
+    let ends =
+        written::names(schema).into_iter().map(|name| written.frame(ValueKind::Text).after(&name));
     let mut likely: Vec<String> = ends.collect();
     likely.extend(
         ["a", " ", "\n", "7", "null", "true", "x y", "<", "\"", "[", "{", "]", "}", "ABCD", "m"]
@@ -340,7 +355,8 @@ fn calls_in_every_other_form(first: usize) {
     for (number, case) in cases().iter().enumerate().skip(first).step_by(2) {
         let mut ended = 0;
         for (i, schema) in schemas().iter().enumerate() {
-            ended += check(case, schema, &[], (number * 100 + i) as u64, if number < 8 { 3 } else { 1 });
+            ended +=
+                check(case, schema, &[], (number * 100 + i) as u64, if number < 8 { 3 } else { 1 });
         }
         assert!(ended >= 3, "{}: only {ended} calls came to an end", case.title);
         drawn += ended;
@@ -385,13 +401,16 @@ fn a_missing_or_repeated_or_invented_argument_is_not_let_through() {
     for case in [coder, glm] {
         let Arguments::Written(written) = &case.form.arguments else { panic!() };
         let grammar = grammars(&[])
-            .compile(&constraint(&case.form, &[ForcedTool::new(&tool).unwrap()], false, &[]).unwrap())
+            .compile(
+                &constraint(&case.form, &[ForcedTool::new(&tool).unwrap()], false, &[]).unwrap(),
+            )
             .unwrap();
         let draw = Draw { tags: &[], likely: Vec::new(), seed: 1 };
         use ValueKind::{Number, Text};
         let takes = |arguments: &[(&str, ValueKind, &str)]| {
             let text = format!("{}{NAME}{}", case.form.before, written.write(arguments));
-            draw.takes(&grammar, &draw.tokens(&text)).is_some_and(|mut grammar| grammar.is_complete())
+            draw.takes(&grammar, &draw.tokens(&text))
+                .is_some_and(|mut grammar| grammar.is_complete())
         };
         assert!(takes(&[("a", Text, "<b> & </b>\n{\"c\"}"), ("b", Number, "3")]), "{}", case.title);
         assert!(takes(&[("a", Text, ""), ("b", Number, "-12"), ("c", Text, "y")]));
@@ -432,8 +451,10 @@ fn formats_of_bare_strings_are_kept() {
     for (format, yes, no) in cases {
         let parameters =
             json!({"properties": {"a": {"type": "string", "format": format}}, "required": ["a"]});
-        let tool = Tool(json!({"type": "function", "function": {"name": NAME, "parameters": parameters}}));
-        let constraint = constraint(&all[0].form, &[ForcedTool::new(&tool).unwrap()], false, &[]).unwrap();
+        let tool =
+            Tool(json!({"type": "function", "function": {"name": NAME, "parameters": parameters}}));
+        let constraint =
+            constraint(&all[0].form, &[ForcedTool::new(&tool).unwrap()], false, &[]).unwrap();
         let grammar = grammars(&[]).compile(&constraint).unwrap();
         let takes = |value: &str| {
             let call = written.write(&[("a", ValueKind::Text, value)]);
@@ -449,8 +470,10 @@ fn formats_of_bare_strings_are_kept() {
 fn what_cannot_be_kept_is_refused_by_name() {
     let all = cases();
     let refused = |case: &Case, parameters: Value| {
-        let tool = Tool(json!({"type": "function", "function": {"name": "f", "parameters": parameters}}));
-        let made = ForcedTool::new(&tool).and_then(|tool| constraint(&case.form, &[tool], false, &[]));
+        let tool =
+            Tool(json!({"type": "function", "function": {"name": "f", "parameters": parameters}}));
+        let made =
+            ForcedTool::new(&tool).and_then(|tool| constraint(&case.form, &[tool], false, &[]));
         let failure = made.unwrap_err();
         assert_eq!(failure.status, 400);
         failure.message
@@ -460,7 +483,10 @@ fn what_cannot_be_kept_is_refused_by_name() {
         (json!({"properties": {"a": {}}, "not": {}}), "not"),
         (json!({"properties": {"a": false}, "required": ["a"]}), "\"a\""),
         (json!({"$ref": "#/$defs/none"}), "#/$defs/none"),
-        (json!({"anyOf": [{"$ref": "#"}]}), "no finite value fits #: its references lead back to it"),
+        (
+            json!({"anyOf": [{"$ref": "#"}]}),
+            "no finite value fits #: its references lead back to it",
+        ),
     ] {
         let message = refused(&all[0], parameters);
         assert!(message.contains(word) && message.contains("\"f\""), "{message}");
@@ -481,8 +507,7 @@ fn hostile() -> Vec<(&'static str, Value)> {
     };
     let twice = |name: &str| json!({"items": {"$ref": format!("#/$defs/{name}")}});
     let doubled = json!({"type": "array", "allOf": [twice("a"), twice("b")]});
-    let lists =
-        json!({"a": doubled, "b": {"type": "array", "minItems": 1, "allOf": [twice("b"), twice("a")]}});
+    let lists = json!({"a": doubled, "b": {"type": "array", "minItems": 1, "allOf": [twice("b"), twice("a")]}});
     let words: Vec<String> = (0..40_000).map(|n| format!("word{n}")).collect();
     vec![
         ("allOf", tower("allOf", json!({"type": "string"}))),
@@ -498,9 +523,12 @@ fn schemas_that_blow_up_take_bounded_time() {
     let begun = std::time::Instant::now();
     for case in cases() {
         for (what, parameters) in hostile() {
-            let tool = Tool(json!({"type": "function", "function": {"name": "f", "parameters": parameters}}));
+            let tool = Tool(
+                json!({"type": "function", "function": {"name": "f", "parameters": parameters}}),
+            );
             // Refused or not: it comes to an end.
-            let made = ForcedTool::new(&tool).and_then(|tool| constraint(&case.form, &[tool], false, &[]));
+            let made =
+                ForcedTool::new(&tool).and_then(|tool| constraint(&case.form, &[tool], false, &[]));
             assert!(
                 made.is_ok() || made.is_err_and(|failure| failure.status == 400),
                 "{}: {what}",
@@ -515,12 +543,13 @@ fn schemas_that_blow_up_take_bounded_time() {
 fn schemas_that_contain_themselves_through_what_they_inherit_have_an_end() {
     let all = cases();
     let gemma = all.iter().find(|case| case.title == "gemma4-small").unwrap();
-    let node =
-        |own: Value| json!({"type": "object", "properties": {"children": {"type": "array", "items": own}}});
+    let node = |own: Value| json!({"type": "object", "properties": {"children": {"type": "array", "items": own}}});
     let base = node(json!({"$ref": "#/$defs/base"}));
-    let derived = json!({"allOf": [{"$ref": "#/$defs/base"}, node(json!({"$ref": "#/$defs/derived"}))]});
+    let derived =
+        json!({"allOf": [{"$ref": "#/$defs/base"}, node(json!({"$ref": "#/$defs/derived"}))]});
     let parameters = json!({"properties": {"x": {"$ref": "#/$defs/derived"}}, "$defs": {"base": base, "derived": derived}});
-    let tool = Tool(json!({"type": "function", "function": {"name": "f", "parameters": parameters}}));
+    let tool =
+        Tool(json!({"type": "function", "function": {"name": "f", "parameters": parameters}}));
     let lark = constraint(&gemma.form, &[ForcedTool::new(&tool).unwrap()], false, &[]).unwrap();
     let Constraint::Lark(lark) = lark else { panic!("{lark:?}") };
     assert!(lark.len() < 20_000, "{}", lark.len());

@@ -149,13 +149,22 @@ impl Rules<'_> {
     }
 
     /// A property with its value; `None` if there is no value for it.
-    fn item(&mut self, name: &str, schema: &Value, around: &Around<'_>) -> Result<Option<String>, String> {
+    fn item(
+        &mut self,
+        name: &str,
+        schema: &Value,
+        around: &Around<'_>,
+    ) -> Result<Option<String>, String> {
         if around.is_outer {
-            let prefix = |rules: &Self, frame: &Frame| rules.literal(&format!("{name}{}", frame.before));
+            let prefix =
+                |rules: &Self, frame: &Frame| rules.literal(&format!("{name}{}", frame.before));
             return self.framed(schema, name, &prefix);
         }
-        if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c)) {
-            return Err(format!("the name {name:?} cannot be written in this model's form of calls"));
+        if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))
+        {
+            return Err(format!(
+                "the name {name:?} cannot be written in this model's form of calls"
+            ));
         }
         let value = self.value(schema)?;
         Ok(value.map(|value| format!("{} {value}", self.literal(&format!("{name}:")))))
@@ -164,19 +173,22 @@ impl Rules<'_> {
     /// A property that is not listed, with its value.
     fn more(&mut self, record: &Record, around: &Around<'_>) -> Result<Option<String>, String> {
         let Some(schema) = &record.more else { return Ok(None) };
-        let is_named_again =
-            self.written.frame(ValueKind::Text).after("a") != self.written.frame(ValueKind::Text).after("b");
+        let is_named_again = self.written.frame(ValueKind::Text).after("a")
+            != self.written.frame(ValueKind::Text).after("b");
         // What is closed by its own name cannot have any.
         if around.is_outer && is_named_again {
             return Ok(None);
         }
-        let known: Vec<String> = record.properties.iter().map(|(name, _)| super::regex(name)).collect();
-        let known = if known.is_empty() { String::new() } else { format!(" & ~/{}/", known.join("|")) };
+        let known: Vec<String> =
+            record.properties.iter().map(|(name, _)| super::regex(name)).collect();
+        let known =
+            if known.is_empty() { String::new() } else { format!(" & ~/{}/", known.join("|")) };
         let key = format!("T{}X{}", self.tool, self.count);
         self.count += 1;
         let _ = writeln!(self.lark, "{key}: /{OTHER_NAME}/{known}");
         if around.is_outer {
-            let prefix = |rules: &Self, frame: &Frame| format!("{key} {}", rules.literal(&frame.before));
+            let prefix =
+                |rules: &Self, frame: &Frame| format!("{key} {}", rules.literal(&frame.before));
             return self.framed(schema, "", &prefix);
         }
         let value = self.value(schema)?;
@@ -199,8 +211,9 @@ impl Rules<'_> {
             _ => self.value(schema)?,
         };
         let frame = written.frame(ValueKind::Text);
-        let value = value
-            .map(|value| format!("{} {value} {}", prefix(self, frame), self.literal(&frame.after(name))));
+        let value = value.map(|value| {
+            format!("{} {value} {}", prefix(self, frame), self.literal(&frame.after(name)))
+        });
         Ok(value.map(|value| self.rule(&value)))
     }
 
@@ -233,7 +246,8 @@ impl Rules<'_> {
         let mut found = Vec::new();
         for (choice, types) in choices.iter().zip(&types) {
             for kind in ValueKind::ALL {
-                let names: Vec<&str> = types.iter().copied().filter(|name| kind_of(name) == kind).collect();
+                let names: Vec<&str> =
+                    types.iter().copied().filter(|name| kind_of(name) == kind).collect();
                 // The wider type says both.
                 let names = if names.contains(&"number") { vec!["number"] } else { names };
                 if names.is_empty() {
@@ -243,11 +257,17 @@ impl Rules<'_> {
                 let (before, after) = (prefix(self, frame), frame.after(name));
                 let value = match kind {
                     ValueKind::Text => Some(self.bare_text(&choice.0, &unlike, &after)?),
-                    ValueKind::List | ValueKind::Object => {
-                        Some(format!("{} {}", self.json(&choice.schema(&names))?, self.literal(&after)))
-                    }
+                    ValueKind::List | ValueKind::Object => Some(format!(
+                        "{} {}",
+                        self.json(&choice.schema(&names))?,
+                        self.literal(&after)
+                    )),
                     _ if all.contains(&"string") => self.bare_word(choice, names[0], &after)?,
-                    _ => Some(format!("{} {}", self.json(&choice.schema(&names))?, self.literal(&after))),
+                    _ => Some(format!(
+                        "{} {}",
+                        self.json(&choice.schema(&names))?,
+                        self.literal(&after)
+                    )),
                 };
                 found.extend(value.map(|value| format!("{before} {value}")));
             }
@@ -256,7 +276,12 @@ impl Rules<'_> {
     }
 
     /// A bare string and what stands behind it.
-    fn bare_text(&mut self, schemas: &[Schema], unlike: &Unlike, after: &str) -> Result<String, String> {
+    fn bare_text(
+        &mut self,
+        schemas: &[Schema],
+        unlike: &Unlike,
+        after: &str,
+    ) -> Result<String, String> {
         let (end, rest) = self.split_at_tag(after);
         let plain = BareText { schemas, ..BareText::default() };
         let patterns = if plain.is_bound() { &unlike.bound } else { &unlike.free };
@@ -267,21 +292,29 @@ impl Rules<'_> {
     }
 
     /// A value that is one word, where a string could stand as well, and what stands behind it.
-    fn bare_word(&mut self, choice: &Choice, name: &str, after: &str) -> Result<Option<String>, String> {
+    fn bare_word(
+        &mut self,
+        choice: &Choice,
+        name: &str,
+        after: &str,
+    ) -> Result<Option<String>, String> {
         let (end, rest) = self.split_at_tag(after);
-        let values = choice.0.iter().find_map(|schema| match (schema.get("const"), schema.get("enum")) {
-            (Some(one), _) => Some(vec![one.clone()]),
-            (None, Some(Value::Array(all))) => Some(all.clone()),
-            _ => None,
-        });
+        let values =
+            choice.0.iter().find_map(|schema| match (schema.get("const"), schema.get("enum")) {
+                (Some(one), _) => Some(vec![one.clone()]),
+                (None, Some(Value::Array(all))) => Some(all.clone()),
+                _ => None,
+            });
         let is_plain = choice.0.iter().all(|schema| {
-            let bounds = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
+            let bounds =
+                ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
             !bounds.iter().any(|bound| schema.contains_key(*bound))
         });
         let texts = match (name, values) {
             (_, Some(values)) => {
                 let fits = |value: &&Value| kind_of(name) == kind_of_value(value);
-                let texts = values.iter().filter(fits).map(|value| super::regex(&value.to_string()));
+                let texts =
+                    values.iter().filter(fits).map(|value| super::regex(&value.to_string()));
                 texts.collect::<Vec<_>>().join("|")
             }
             ("null", _) => "null".to_owned(),
@@ -330,13 +363,20 @@ impl Rules<'_> {
         let mut found = Vec::new();
         for choice in self.schemas.choices(schema)? {
             let types = choice.types().unwrap_or_else(|| super::schemas::TYPES.to_vec());
-            for name in types.iter().filter(|name| **name != "integer" || !types.contains(&"number")) {
+            for name in
+                types.iter().filter(|name| **name != "integer" || !types.contains(&"number"))
+            {
                 found.push(match *name {
                     "string" => self.quoted(&choice)?,
                     "array" => self.list(&choice)?,
                     "object" => {
-                        let around =
-                            Around { head: "{", link: ",", close: "}", empty: "{}", is_outer: false };
+                        let around = Around {
+                            head: "{",
+                            link: ",",
+                            close: "}",
+                            empty: "{}",
+                            is_outer: false,
+                        };
                         self.objects(std::slice::from_ref(&choice), &around)?
                     }
                     scalar => self.json(&choice.schema(&[scalar]))?,
@@ -347,7 +387,9 @@ impl Rules<'_> {
     }
 
     fn quoted(&mut self, choice: &Choice) -> Result<String, String> {
-        let Style::Quoted(quote) = &self.written.style else { return Err("strings have no quotes".into()) };
+        let Style::Quoted(quote) = &self.written.style else {
+            return Err("strings have no quotes".into());
+        };
         let (end, rest) = self.split_at_tag(quote);
         let text = BareText { schemas: &choice.0, unlike: &[], barred: &self.written.barred, end };
         let text = self.text(&text)?;
@@ -356,15 +398,20 @@ impl Rules<'_> {
 
     fn list(&mut self, choice: &Choice) -> Result<String, String> {
         let not_kept = ["prefixItems", "contains", "additionalItems", "enum", "const"];
-        if let Some(keyword) = not_kept.iter().find(|key| choice.0.iter().any(|s| s.contains_key(**key))) {
-            return Err(format!("{keyword} of a list cannot be kept in this model's form of calls"));
+        if let Some(keyword) =
+            not_kept.iter().find(|key| choice.0.iter().any(|s| s.contains_key(**key)))
+        {
+            return Err(format!(
+                "{keyword} of a list cannot be kept in this model's form of calls"
+            ));
         }
         if choice.0.iter().any(|schema| schema.get("uniqueItems") == Some(&Value::Bool(true))) {
             return Err("uniqueItems cannot be kept".into());
         }
         let items: Vec<&Value> = choice.0.iter().filter_map(|schema| schema.get("items")).collect();
         let items = all_of(items);
-        let bound = |key| choice.0.iter().filter_map(move |schema| schema.get(key).and_then(Value::as_u64));
+        let bound =
+            |key| choice.0.iter().filter_map(move |schema| schema.get(key).and_then(Value::as_u64));
         let least = bound("minItems").max().unwrap_or(0);
         let most = bound("maxItems").min();
         let empty = "\"[]\"".to_owned();
@@ -375,7 +422,8 @@ impl Rules<'_> {
                 Err("a list that cannot be empty has no items".into())
             };
         };
-        let most = most.map(|most| most.checked_sub(least.max(1)).ok_or("minItems is more than maxItems"));
+        let most =
+            most.map(|most| most.checked_sub(least.max(1)).ok_or("minItems is more than maxItems"));
         let times = match (least.saturating_sub(1), most.transpose()?) {
             (few, None) => format!("{{{few},}}"),
             (few, Some(more)) if few + more == 0 => String::new(),
@@ -402,7 +450,8 @@ fn unlike(frame: &Frame, name: &str, types: &[&str]) -> Unlike {
         (may_be(&["boolean"]), BOOLEAN),
         (may_be(&["array", "object"]), BRACKETS),
     ];
-    let free: Vec<String> = words.iter().filter(|(is, _)| *is).map(|(_, text)| (*text).to_owned()).collect();
+    let free: Vec<String> =
+        words.iter().filter(|(is, _)| *is).map(|(_, text)| (*text).to_owned()).collect();
     let mut bound = free.clone();
     bound.push("<!\\[CDATA\\[(?s:.)*".into());
     if !frame.before.ends_with('\n') {

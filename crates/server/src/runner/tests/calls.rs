@@ -12,7 +12,11 @@ async fn ask(parser: &str, says: Vec<String>) -> Vec<Event> {
     ask_with(parser, says, |_| {}).await
 }
 
-async fn ask_with(parser: &str, says: Vec<String>, change: impl FnOnce(&mut Generate)) -> Vec<Event> {
+async fn ask_with(
+    parser: &str,
+    says: Vec<String>,
+    change: impl FnOnce(&mut Generate),
+) -> Vec<Event> {
     let fake = Arc::<Fake>::default();
     *fake.says.lock().unwrap() = says;
     let link = loaded(&fake, 128).await;
@@ -79,7 +83,10 @@ async fn calls_get_ids_and_numbers_and_what_cannot_be_read_comes_back_as_text() 
     for call in &calls {
         assert_eq!((call.name.as_str(), &call.arguments["a"]), ("f", &json!(1)));
         let random = call.id.strip_prefix("call_").unwrap();
-        assert!(random.len() == 8 && random.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()));
+        assert!(
+            random.len() == 8
+                && random.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+        );
     }
     assert_ne!(calls[0].id, calls[1].id);
     assert_eq!(content(&events), "Hm.<tool_call>{bad</tool_call> and <tool_call>{\"na");
@@ -117,7 +124,10 @@ fn streamed(events: &[Event]) -> Vec<(String, String, bool)> {
                 assert_eq!(open.take(), Some(*index));
                 let call = &mut calls[*index];
                 if let CallOutcome::Complete(arguments) = outcome {
-                    assert_eq!(json!(arguments), serde_json::from_str::<serde_json::Value>(&call.1).unwrap());
+                    assert_eq!(
+                        json!(arguments),
+                        serde_json::from_str::<serde_json::Value>(&call.1).unwrap()
+                    );
                     call.2 = true;
                 }
             }
@@ -138,7 +148,9 @@ async fn arguments_come_while_they_are_written_where_that_is_asked_for() {
     let half = ("f".to_owned(), "{\"a\": ".to_owned(), false);
     assert_eq!(streamed(&events), [whole.clone(), half, whole]);
     assert_eq!(calls(&events).len(), 2);
-    assert!(events.iter().filter(|event| matches!(event, Event::CallArguments { .. })).count() > 15);
+    assert!(
+        events.iter().filter(|event| matches!(event, Event::CallArguments { .. })).count() > 15
+    );
     // Nothing of a call that has begun is content as well.
     assert_eq!(content(&events), "Hm. So");
     let plain = ask("qwen3", says).await;
@@ -177,7 +189,11 @@ async fn where_one_call_is_wanted_the_answer_ends_behind_it() {
                     (task.parallel_tool_calls, task.stream_calls) = (false, stream);
                 })
                 .await;
-                assert_eq!((calls(&events).len(), content(&events).trim()), (1, "Hm."), "{text}: {events:?}");
+                assert_eq!(
+                    (calls(&events).len(), content(&events).trim()),
+                    (1, "Hm."),
+                    "{text}: {events:?}"
+                );
                 let begun = events.iter().filter(|event| matches!(event, Event::CallStart { .. }));
                 assert!(begun.count() <= 1, "{text}");
             }
@@ -193,7 +209,10 @@ async fn where_one_call_is_wanted_the_answer_ends_behind_it() {
     while let Some(event) = events.next().await {
         if let Event::Done(done) = event {
             // The token that ends it is the only one more.
-            assert_eq!((done.generated_tokens as usize, done.reason), (call.len() + 1, Reason::Stop));
+            assert_eq!(
+                (done.generated_tokens as usize, done.reason),
+                (call.len() + 1, Reason::Stop)
+            );
             return;
         }
     }
@@ -214,7 +233,8 @@ async fn every_call_of_a_list_comes_while_it_is_written() {
     assert_eq!(calls(&events).len(), 3);
     assert!(content(&events).trim().is_empty(), "{}", content(&events));
     // What breaks off behind complete ones is text, without them.
-    let events = stream(format!("<tool_call>[{}, {}, {{\"name\": \"f\", \"arg", call(1), call(2))).await;
+    let events =
+        stream(format!("<tool_call>[{}, {}, {{\"name\": \"f\", \"arg", call(1), call(2))).await;
     assert_eq!((streamed(&events), calls(&events).len()), (vec![told(1), told(2)], 2));
     assert_eq!(content(&events), "{\"name\": \"f\", \"arg");
 }
@@ -230,7 +250,8 @@ async fn a_forced_call_of_the_embedded_model_is_streamed() {
     };
     let parameters =
         json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
-    let tool = json!({"type": "function", "function": {"name": "get_weather", "parameters": parameters}});
+    let tool =
+        json!({"type": "function", "function": {"name": "get_weather", "parameters": parameters}});
     generate.input = Input::Chat { messages: vec![question], tools: vec![Tool(tool)] };
     generate.tool_choice = puna_api::native::ToolChoice::Required;
     generate.parallel_tool_calls = false;
@@ -247,7 +268,10 @@ async fn a_forced_call_of_the_embedded_model_is_streamed() {
     }
     let calls = streamed(&all);
     assert_eq!(calls.len(), 1, "{all:?}");
-    assert!(calls[0].0 == "get_weather" && calls[0].1.contains("\"city\"") && calls[0].2, "{calls:?}");
+    assert!(
+        calls[0].0 == "get_weather" && calls[0].1.contains("\"city\"") && calls[0].2,
+        "{calls:?}"
+    );
     let pieces = all.iter().filter(|event| matches!(event, Event::CallArguments { .. })).count();
     assert!(pieces > 2, "{all:?}");
 }
@@ -256,10 +280,12 @@ async fn a_forced_call_of_the_embedded_model_is_streamed() {
 async fn a_forced_answer_ends_where_a_call_comes_again() {
     use puna_api::native::ToolChoice::{Named, Required};
     let link = loaded_file(None, 2048).await;
-    let schema =
-        json!({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]});
-    let tool = json!({"type": "function", "function": {"name": "get_weather", "parameters": schema}});
-    for (choice, stream_calls) in [(Named("get_weather".into()), true), (Required, true), (Required, false)] {
+    let schema = json!({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]});
+    let tool =
+        json!({"type": "function", "function": {"name": "get_weather", "parameters": schema}});
+    for (choice, stream_calls) in
+        [(Named("get_weather".into()), true), (Required, true), (Required, false)]
+    {
         let Task::Generate(mut generate) = task("", 600, 4, true, true) else { panic!() };
         let question = puna_api::native::Message::text("user", "What is the weather in Paris?");
         generate.input = Input::Chat { messages: vec![question], tools: vec![Tool(tool.clone())] };

@@ -12,12 +12,16 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use puna_engine::{EngineError, Event as EngineEvent, Finish, Job, Piece, PromptToken, Sink, Summary};
+use puna_engine::{
+    EngineError, Event as EngineEvent, Finish, Job, Piece, PromptToken, Sink, Summary,
+};
 use puna_sampler::{Constraint, Grammar, Grammars, Spelling, TokenLogprobs};
 use tokio::sync::oneshot;
 
 use crate::canonical::Tokenize;
-use crate::runner::generator::{EmbedDone, Facts, Generator, LoadError, Loader, PairForm, RankDone};
+use crate::runner::generator::{
+    EmbedDone, Facts, Generator, LoadError, Loader, PairForm, RankDone,
+};
 use crate::runner::launch::{Launched, Launcher};
 use crate::runner::protocol::{LoadSpec, MemoryParts, Pulse};
 use crate::runner::worker;
@@ -97,12 +101,15 @@ impl Launcher for FakeLauncher {
 }
 
 /// Starts a runner in threads of this process; also its socket.
-pub(super) fn in_threads(loader: impl Loader + Send + 'static) -> io::Result<(Launched, UnixStream)> {
+pub(super) fn in_threads(
+    loader: impl Loader + Send + 'static,
+) -> io::Result<(Launched, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     let (ended, end) = oneshot::channel();
     let (kill, killed) = oneshot::channel();
-    let (socket, cut, end_of_process) = (theirs.try_clone()?, theirs.try_clone()?, theirs.try_clone()?);
+    let (socket, cut, end_of_process) =
+        (theirs.try_clone()?, theirs.try_clone()?, theirs.try_clone()?);
     thread::spawn(move || {
         let _ = worker::run(theirs, &loader);
         let _ = end_of_process.shutdown(Shutdown::Both);
@@ -188,8 +195,9 @@ impl Generator for FakeEngine {
 
     fn encode_prompt(&self, parts: &[(&str, bool)], leading_bos: &str) -> Vec<u32> {
         // Written as text, the end is spelt with marks of its own.
-        let shown =
-            |&(text, trusted): &(&str, bool)| if trusted { text.to_owned() } else { format!("«{text}»") };
+        let shown = |&(text, trusted): &(&str, bool)| {
+            if trusted { text.to_owned() } else { format!("«{text}»") }
+        };
         let text = parts.iter().map(shown).collect::<String>();
         let adds_bos = self.fake.adds_bos.load(Ordering::Relaxed);
         self.encode(text.strip_prefix(leading_bos).filter(|_| adds_bos).unwrap_or(&text))
@@ -271,7 +279,8 @@ impl Generator for FakeEngine {
             }
             let again = job.prompt.windows(5).any(|w| w.iter().map(|t| *t as u8).eq(*b"again"));
             let says = fake.says.lock().unwrap().clone();
-            let most = if says.is_empty() { job.max_tokens.unwrap_or(usize::MAX) } else { says.len() };
+            let most =
+                if says.is_empty() { job.max_tokens.unwrap_or(usize::MAX) } else { says.len() };
             let whole = if says.is_empty() { Finish::Length } else { Finish::End };
             let (mut finish, mut generated, mut tokens) = (whole, 0, job.prompt.clone());
             for i in 0..most {

@@ -14,7 +14,11 @@ fn zoo(name: &str) -> Gguf {
 }
 
 /// A copy of a file with other keys and one more tensor.
-fn changed(gguf: &Gguf, keys: Vec<(&str, Value)>, more: Option<(&str, [u64; 2], Vec<f32>)>) -> Vec<u8> {
+fn changed(
+    gguf: &Gguf,
+    keys: Vec<(&str, Value)>,
+    more: Option<(&str, [u64; 2], Vec<f32>)>,
+) -> Vec<u8> {
     let mut writer = Writer::with_metadata(gguf.metadata().clone());
     for (key, value) in keys {
         writer.set(key, value);
@@ -35,7 +39,8 @@ fn changed(gguf: &Gguf, keys: Vec<(&str, Value)>, more: Option<(&str, [u64; 2], 
 /// A RoBERTa with a classifier whose file wants all marks.
 fn bert() -> Vec<u8> {
     let flags = ["bos", "eos", "sep"].map(|mark| format!("tokenizer.ggml.add_{mark}_token"));
-    let mut keys: Vec<(&str, Value)> = flags.iter().map(|key| (key.as_str(), true.into())).collect();
+    let mut keys: Vec<(&str, Value)> =
+        flags.iter().map(|key| (key.as_str(), true.into())).collect();
     keys.push(("tokenizer.ggml.seperator_token_id", 316u32.into()));
     changed(&zoo("bert-rank.gguf"), keys, None)
 }
@@ -154,7 +159,11 @@ async fn documents_that_are_too_long_are_cut_only_where_that_is_asked_for_and_it
         assert_eq!(cut.cut.len(), 1);
         assert_eq!(cut.cut[0].0, 1);
         // Nearly: a cut through a word can make fewer tokens in its place.
-        assert!((short.tokens + 50..=short.tokens + 60).contains(&cut.tokens), "{} tokens", cut.tokens);
+        assert!(
+            (short.tokens + 50..=short.tokens + 60).contains(&cut.tokens),
+            "{} tokens",
+            cut.tokens
+        );
         let pairs = ranked(&link, Rank { pair_tokens: Some(40), ..plain.clone() }).await;
         assert!(pairs.tokens <= short.tokens + 40, "{} tokens", pairs.tokens);
         let documents = ranked(&link, Rank { document_tokens: Some(3), ..plain.clone() }).await;

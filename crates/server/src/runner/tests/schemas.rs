@@ -34,10 +34,10 @@ async fn answer(link: &Link, schema: Value) -> (Vec<String>, String, Option<Vec<
 #[tokio::test]
 async fn schemas_of_clients_are_taken_and_checked() {
     let link = loaded_file(None, 512).await;
-    let object =
-        |property: Value| json!({"type": "object", "properties": {"a": property}, "required": ["a"]});
+    let object = |property: Value| json!({"type": "object", "properties": {"a": property}, "required": ["a"]});
     let duration = "^P(?:(\\d+W)|(?!.*W)(?=\\d|T\\d)(\\d+Y)?(\\d+M)?(\\d+D)?(T(?=\\d)(\\d+H)?(\\d+M)?(\\d+([.,]\\d+)?S)?)?)$";
-    let set = json!({"type": "array", "uniqueItems": true, "items": {"enum": ["x", "y"]}, "maxItems": 2});
+    let set =
+        json!({"type": "array", "uniqueItems": true, "items": {"enum": ["x", "y"]}, "maxItems": 2});
     let node = json!({
         "type": "object",
         "properties": {"v": {"type": "integer", "minimum": 0, "maximum": 9}, "next": {"nullable": true, "allOf": [{"$ref": "#/definitions/N"}]}},
@@ -53,7 +53,9 @@ async fn schemas_of_clients_are_taken_and_checked() {
             "",
         ),
         (
-            object(json!({"type": "string", "format": "duration", "pattern": duration, "maxLength": 12})),
+            object(
+                json!({"type": "string", "format": "duration", "pattern": duration, "maxLength": 12}),
+            ),
             "pattern",
         ),
         (object(set), "uniqueItems"),
@@ -84,16 +86,24 @@ async fn schemas_of_clients_are_taken_and_checked() {
 #[tokio::test]
 async fn forms_that_could_only_be_cut_are_refused_with_the_reason() {
     let link = loaded_file(None, 512).await;
-    let node =
-        json!({"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["next"]});
+    let node = json!({"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["next"]});
     let cases = [
-        (json!({"$defs": {"node": node}, "$ref": "#/$defs/node"}), "no finite value fits #/$defs/node"),
-        (json!({"const": "xyz ".repeat(1250)}), "tokens, but the request allows 300: allow at least"),
+        (
+            json!({"$defs": {"node": node}, "$ref": "#/$defs/node"}),
+            "no finite value fits #/$defs/node",
+        ),
+        (
+            json!({"const": "xyz ".repeat(1250)}),
+            "tokens, but the request allows 300: allow at least",
+        ),
         (
             json!({"type": "string", "minLength": 10_000}),
             "tokens, but the request allows 300: allow at least",
         ),
-        (json!({"type": "array", "items": {"type": "integer"}, "minItems": 100_000}), "has at least"),
+        (
+            json!({"type": "array", "items": {"type": "integer"}, "minItems": 100_000}),
+            "has at least",
+        ),
         (json!({"type": "string", "minLength": 100_000}), "ask for shorter strings"),
     ];
     for (schema, words) in cases {
@@ -101,7 +111,10 @@ async fn forms_that_could_only_be_cut_are_refused_with_the_reason() {
         let mut events = link.submit(1, request(schema));
         match events.next().await.unwrap() {
             Event::Error(failure) => {
-                assert!(failure.status == 400 && failure.message.contains(words), "{name}: {failure}");
+                assert!(
+                    failure.status == 400 && failure.message.contains(words),
+                    "{name}: {failure}"
+                );
             }
             event => panic!("{name}: {event:?}"),
         }

@@ -45,19 +45,29 @@ async fn steps_are_written_in_the_models_syntax_and_counted_as_its_tokens() {
 #[tokio::test]
 async fn an_answer_is_cut_off_paused_or_fails_as_told() {
     let prompt = "<|im_start|>user\nTASK<|im_end|>\n";
-    let (text, end) = play(json!([{"steps": [{"text": "some words"}], "finish": "length"}]), prompt).await;
+    let (text, end) =
+        play(json!([{"steps": [{"text": "some words"}], "finish": "length"}]), prompt).await;
     let Event::Done(done) = end else { panic!("{end:?}") };
     assert_eq!((text.as_str(), done.reason.as_str()), ("some words", "length"));
     let (text, end) =
-        play(json!([{"steps": [{"text": "some "}, {"fail": "it rains"}, {"text": "x"}]}]), prompt).await;
+        play(json!([{"steps": [{"text": "some "}, {"fail": "it rains"}, {"text": "x"}]}]), prompt)
+            .await;
     let Event::Error(failure) = end else { panic!("{end:?}") };
     assert!(text == "some " && failure.message.ends_with("it rains"), "{failure:?}");
     let (text, end) = play(json!([{"steps": [{"fail": "at once"}]}]), prompt).await;
-    assert!(text.is_empty() && matches!(end, Event::Error(failure) if failure.message.ends_with("at once")));
+    assert!(
+        text.is_empty()
+            && matches!(end, Event::Error(failure) if failure.message.ends_with("at once"))
+    );
     let before = Instant::now();
-    let (text, _) =
-        play(json!([{"steps": [{"wait": 150}, {"text": "a"}, {"wait": 150}, {"text": "b"}]}]), prompt).await;
+    let (text, _) = play(
+        json!([{"steps": [{"wait": 150}, {"text": "a"}, {"wait": 150}, {"text": "b"}]}]),
+        prompt,
+    )
+    .await;
     assert!(text == "ab" && before.elapsed() >= Duration::from_millis(300));
     let (_, end) = play(json!([{"when": {"contains": ["other"]}}]), prompt).await;
-    assert!(matches!(end, Event::Error(failure) if failure.message.ends_with("has no answer to request 1")));
+    assert!(
+        matches!(end, Event::Error(failure) if failure.message.ends_with("has no answer to request 1"))
+    );
 }

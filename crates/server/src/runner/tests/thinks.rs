@@ -9,8 +9,11 @@ use super::*;
 /// A question that the model thinks about.
 fn question(change: impl FnOnce(&mut Generate)) -> Task {
     let Task::Generate(mut generate) = task("", 200, 4, true, true) else { panic!() };
-    let question =
-        Message { role: "user".into(), content: "What's 13 + 8 + 34?".into(), ..Message::default() };
+    let question = Message {
+        role: "user".into(),
+        content: "What's 13 + 8 + 34?".into(),
+        ..Message::default()
+    };
     generate.model = ModelText { thinking: true, ..ModelText::default() };
     generate.input = Input::Chat { messages: vec![question], tools: Vec::new() };
     generate.think = Some(Think::On);
@@ -41,7 +44,10 @@ async fn answer(link: &Link, task: Task) -> (String, usize, String, u64) {
 async fn a_thought_that_has_had_its_tokens_is_ended_and_the_answer_comes() {
     let link = loaded_file(None, 512).await;
     let (whole, pieces, content, _) = answer(&link, question(|_| {})).await;
-    assert!(whole.contains("= 55") && content.starts_with("55") && pieces > 8, "{whole:?} {content:?}");
+    assert!(
+        whole.contains("= 55") && content.starts_with("55") && pieces > 8,
+        "{whole:?} {content:?}"
+    );
     for budget in [0, 1, 5] {
         let (thought, pieces, content, tokens) =
             answer(&link, question(|task| task.options.think_budget = Some(budget))).await;
@@ -57,7 +63,8 @@ async fn a_thought_that_has_had_its_tokens_is_ended_and_the_answer_comes() {
 #[tokio::test]
 async fn an_answer_of_a_form_follows_a_thought_that_was_ended() {
     let link = loaded_file(None, 512).await;
-    let schema = json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]});
+    let schema =
+        json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]});
     for budget in [0, 5] {
         let wish = question(|task| {
             task.format = Some(Constraint::schema(schema.clone()));
@@ -74,7 +81,8 @@ async fn an_answer_of_a_form_follows_a_thought_that_was_ended() {
 #[tokio::test]
 async fn a_thought_that_repeats_itself_is_ended_where_an_answer_of_a_form_is_to_come() {
     let link = loaded_file(None, 512).await;
-    let schema = json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]});
+    let schema =
+        json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]});
     let circling = |format| {
         question(move |task| {
             // A line end again and again.

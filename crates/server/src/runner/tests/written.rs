@@ -44,7 +44,8 @@ async fn a_turn_that_users_and_tools_write_is_text_and_what_applications_write_i
     let gguf = puna_gguf::Gguf::from_bytes(embedded::weights()).unwrap();
     let tokenizer = Tokenizer::from_metadata(gguf.metadata()).unwrap();
     let link = loaded_file(None, 1024).await;
-    for (role, trusted) in [("user", false), ("tool", false), ("system", true), ("assistant", true)] {
+    for (role, trusted) in [("user", false), ("tool", false), ("system", true), ("assistant", true)]
+    {
         let (shown, counted) = prompt(&link, role, MARKS).await;
         let (before, after) = shown.split_once(MARKS).unwrap_or_else(|| panic!("{shown:?}"));
         let parts = [(before, true), (MARKS, trusted), (after, true)];
@@ -70,17 +71,23 @@ async fn who_writes_the_programs_marks_in_tools_and_calls_changes_no_other_text(
     let asked = |change: fn(&mut Generate)| {
         conversation("user", "Look.", |task| {
             let Input::Chat { messages, tools } = &mut task.input else { panic!() };
-            let parameters = json!({"type": "object", "properties": {"at\u{fdd0}": {"type": "string"}}});
-            let function = json!({"name": "look", "description": "Looks\u{fdd0}", "parameters": parameters});
+            let parameters =
+                json!({"type": "object", "properties": {"at\u{fdd0}": {"type": "string"}}});
+            let function =
+                json!({"name": "look", "description": "Looks\u{fdd0}", "parameters": parameters});
             tools.push(Tool(json!({"type": "function", "function": function})));
             let arguments = json!({"at\u{fdd0}": ["\u{fdd0}"]}).as_object().unwrap().clone();
-            let function = ToolCallFunction { name: "look".into(), arguments, ..ToolCallFunction::default() };
+            let function =
+                ToolCallFunction { name: "look".into(), arguments, ..ToolCallFunction::default() };
             let tool_calls = vec![ToolCall { id: "call_1".into(), function }];
-            messages.insert(1, Message { role: "assistant".into(), tool_calls, ..Message::default() });
+            messages
+                .insert(1, Message { role: "assistant".into(), tool_calls, ..Message::default() });
             change(task);
         })
     };
-    let Event::Rendered(shown) = end(&link, asked(|task| task.render_only = true)).await else { panic!() };
+    let Event::Rendered(shown) = end(&link, asked(|task| task.render_only = true)).await else {
+        panic!()
+    };
     assert_eq!(shown.matches('\u{fffd}').count(), 4, "{shown:?}");
     // All of the prompt is the template's and the application's.
     let Event::Done(done) = end(&link, asked(|_| {})).await else { panic!() };

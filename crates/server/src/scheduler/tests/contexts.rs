@@ -76,7 +76,11 @@ fn the_context_that_is_told_counts_models_that_can_be_unloaded() {
         let memory = Memory { total: memory * GB, available: (memory - others) * GB };
         planned_context(with_context(131072), memory, others * GB, plan)
     };
-    assert_eq!((told(20, 8), told(14, 8)), (Some(32768), Some(32768)), "as when the other one is there");
+    assert_eq!(
+        (told(20, 8), told(14, 8)),
+        (Some(32768), Some(32768)),
+        "as when the other one is there"
+    );
     assert_eq!(told(20, 0), Some(65536));
     assert_eq!(told(3, 0), None, "larger than the memory");
 }
@@ -130,7 +134,11 @@ fn want_of_memory_at_load_reduces_the_context_once_then_evicts_and_then_is_an_er
     let again = |run| Action::Start(run, Key("a".into()), smaller.clone());
     assert_eq!(b.event(Event::Exited(2, oom())), [again(3)]);
     b.event(planned(3, GB));
-    assert_eq!(b.event(Event::Exited(3, oom())), [again(4)], "the other is told to go, and still there");
+    assert_eq!(
+        b.event(Event::Exited(3, oom())),
+        [again(4)],
+        "the other is told to go, and still there"
+    );
     assert_eq!(b.finish(9), [Action::Stop(1)]);
     b.gone(1);
     b.event(planned(4, GB));
@@ -142,7 +150,10 @@ fn a_first_load_that_wants_memory_is_tried_with_less_context_and_then_fails() {
     let mut b = Bench::new(3, 512);
     ask_with(&mut b, 1, "a", &with_context(131072));
     b.event(planned(1, GB));
-    assert_eq!(b.event(Event::Exited(1, oom())), [Action::Start(2, Key("a".into()), with_context(32768))]);
+    assert_eq!(
+        b.event(Event::Exited(1, oom())),
+        [Action::Start(2, Key("a".into()), with_context(32768))]
+    );
     b.event(planned(2, GB));
     assert_eq!(b.event(Event::Exited(2, oom())), [Action::Refuse(1, Refusal::LoadFailed(oom()))]);
 }

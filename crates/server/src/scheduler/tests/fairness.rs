@@ -88,9 +88,17 @@ fn a_full_queue_has_a_place_for_who_has_none_and_the_fullest_client_gives_it() {
     for id in 2..=5 {
         assert_eq!(b.ask_as(1, id, "b"), []);
     }
-    assert_eq!(b.ask_as(1, 6, "b"), [Action::Refuse(6, Refusal::Busy)], "its own are not pushed out");
+    assert_eq!(
+        b.ask_as(1, 6, "b"),
+        [Action::Refuse(6, Refusal::Busy)],
+        "its own are not pushed out"
+    );
     assert_eq!(b.ask_as(2, 7, "c"), [Action::Refuse(5, Refusal::Busy)], "the newest makes place");
-    assert_eq!(b.ask_as(2, 8, "c"), [Action::Refuse(4, Refusal::Busy)], "as long as the other has more");
+    assert_eq!(
+        b.ask_as(2, 8, "c"),
+        [Action::Refuse(4, Refusal::Busy)],
+        "as long as the other has more"
+    );
     assert_eq!(b.ask_as(2, 9, "c"), [Action::Refuse(9, Refusal::Busy)]);
     assert_eq!(b.scheduler.waiting(), 5, "four, and the one whose model is being loaded");
 }

@@ -121,7 +121,8 @@ fn two_models_with_requests_for_both_are_loaded_a_few_times_and_not_for_every_re
                 Action::Stop(run) => actions.extend(b.gone(run)),
                 Action::Grant(id, _) => {
                     granted += 1;
-                    let client = clients.iter_mut().find(|c| c.1.is_some_and(|(r, _)| r == id)).unwrap();
+                    let client =
+                        clients.iter_mut().find(|c| c.1.is_some_and(|(r, _)| r == id)).unwrap();
                     client.1 = Some((id, b.now + Duration::from_millis(100)));
                 }
                 other => panic!("{other:?}"),
@@ -166,7 +167,8 @@ fn who_does_not_fit_beside_the_others_does_not_pass_and_is_served_in_turn() {
 #[test]
 fn a_large_model_is_passed_for_a_while_only() {
     let mut b = Bench::with_memory(10 * GB, 10 * GB);
-    b.scheduler = Scheduler::new(Limits { max_loaded: 30, max_queue: 512, keep_alive: KeepAlive::Forever });
+    b.scheduler =
+        Scheduler::new(Limits { max_loaded: 30, max_queue: 512, keep_alive: KeepAlive::Forever });
     b.event(Event::Memory(Memory { total: 10 * GB, available: 10 * GB }));
     b.ask(1, "a");
     b.load(1, 6 * GB);

@@ -45,7 +45,8 @@ pub(super) const BITNET: Family = Family {
         // Files have no word for the activation of the network.
         let activation = activation(keys.config);
         if activation != "silu" {
-            let found = format!("{}: in a GGUF file of bitnet it is silu", crate::name::shown(activation));
+            let found =
+                format!("{}: in a GGUF file of bitnet it is silu", crate::name::shown(activation));
             return Err(keys.config.wrong_value("hidden_act", found).into());
         }
         bitnet(keys)
@@ -83,7 +84,8 @@ fn thirds<'a>(
 ) -> Result<(), StoreError> {
     let rules = || cutter.family.layer.iter().copied().flatten();
     let matrices = || rules().filter(|rule| MATRICES.contains(&rule.there));
-    for (layer, rule) in (0..cutter.sizes.layers).flat_map(|layer| matrices().map(move |rule| (layer, rule)))
+    for (layer, rule) in
+        (0..cutter.sizes.layers).flat_map(|layer| matrices().map(move |rule| (layer, rule)))
     {
         let name = format!("{}{layer}.{}.weight", cutter.family.layers, rule.there);
         // Packed ones have been rounded.

@@ -45,14 +45,20 @@ impl Heads {
         };
         match heads.values.is_multiple_of(heads.keys) {
             true => Ok(heads),
-            false => Err(config.wrong("linear_num_value_heads", "a multiple of linear_num_key_heads").into()),
+            false => Err(config
+                .wrong("linear_num_value_heads", "a multiple of linear_num_key_heads")
+                .into()),
         }
     }
 
     /// Heads of values stand by the head of keys that they belong to; here the first of each comes first.
     fn tiled(&self, block: u64) -> Step {
         let each = self.values / self.keys;
-        if each == 1 { Step::Same } else { Step::Crossed { groups: each, each: self.keys, head: block } }
+        if each == 1 {
+            Step::Same
+        } else {
+            Step::Crossed { groups: each, each: self.keys, head: block }
+        }
     }
 }
 
@@ -133,12 +139,18 @@ fn linear(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     keys.set("ssm.inner_size", u32::try_from(heads.values * heads.value).unwrap_or(u32::MAX));
     if let Some(kinds) = keys.config.strings("layer_types") {
         if kinds.len() != keys.shape.sizes.layers as usize {
-            return Err(keys.config.wrong("layer_types", "a list with a word for each layer").into());
+            return Err(keys
+                .config
+                .wrong("layer_types", "a list with a word for each layer")
+                .into());
         }
         let recurrent: Vec<bool> = kinds.iter().map(|kind| kind == "linear_attention").collect();
         keys.set("attention.recurrent_layers", recurrent);
     }
-    keys.set("full_attention_interval", keys.config.opt_count("full_attention_interval")?.unwrap_or(4));
+    keys.set(
+        "full_attention_interval",
+        keys.config.opt_count("full_attention_interval")?.unwrap_or(4),
+    );
     let turning = keys.turning(0.25)?;
     keys.set("rope.dimension_count", turning);
     Ok(())
@@ -194,7 +206,8 @@ fn split<'a>(
         let part = "in_proj_qkvz.weight";
         let Some(tensor) = take(cutter, weights, layer, part, heads.keys * each)? else { continue };
         let window = |from, take| (heads.keys * take, Order::of(Step::Window { each, from, take }));
-        let parts = [window(0, heads.key), window(heads.key, heads.key), window(2 * heads.key, values)];
+        let parts =
+            [window(0, heads.key), window(heads.key, heads.key), window(2 * heads.key, values)];
         let gates = [window(2 * heads.key + values, values)];
         outputs.push(cutter.gathered(layer, "attn_qkv.weight", &tensor, &parts)?);
         outputs.push(cutter.gathered(layer, "attn_gate.weight", &tensor, &gates)?);
@@ -233,7 +246,9 @@ pub(super) fn tile<'a>(
             let Some(tensor) = take(cutter, weights, layer, part, rows)? else { continue };
             outputs.push(cutter.gathered(layer, here, &tensor, parts)?);
         }
-        let Some(tensor) = take(cutter, weights, layer, "out_proj.weight", width)? else { continue };
+        let Some(tensor) = take(cutter, weights, layer, "out_proj.weight", width)? else {
+            continue;
+        };
         if tensor.entry.shape[1..] != [values] {
             let (name, found) = (tensor.entry.name.clone(), tensor.entry.shape.clone());
             return Err(ImportError::TensorShape { name, found, want: vec![width, values] }.into());

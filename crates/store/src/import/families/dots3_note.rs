@@ -19,7 +19,11 @@ const OWN: [Rule; 2] =
 
 pub(super) const DOTS3_NOTE: Family = Family {
     architecture: "dots3note",
-    classes: &["Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration", "Dots3NoteTextForCausalLM"],
+    classes: &[
+        "Dots3NoteForCausalLM",
+        "Dots3NoteForConditionalGeneration",
+        "Dots3NoteTextForCausalLM",
+    ],
     layer: &[&ATTENTION, &LATENT, &INDEXER, &OWN, &GATED, &BEFORE, &EXPERTS, &SHARED],
     alike: Alike::Nothing,
     ends: &[("eot", "<|endofassistant|>")],
@@ -44,7 +48,8 @@ fn local(config: &Json, slides: &[bool], key: &str) -> Result<u32, StoreError> {
 /// Which layers have a window.
 fn slides(config: &Json, layers: u32) -> Result<Vec<bool>, StoreError> {
     let types = config.strings("layer_types").filter(|types| types.len() == layers as usize);
-    let types = types.ok_or_else(|| config.wrong("layer_types", "a list with a word for each layer"))?;
+    let types =
+        types.ok_or_else(|| config.wrong("layer_types", "a list with a word for each layer"))?;
     Ok(types.iter().map(|kind| kind == "sliding_attention").collect())
 }
 
@@ -56,8 +61,10 @@ fn dots3_note(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     let (heads, rank, nope) =
         (size("num_attention_heads")?, size("kv_lora_rank")?, size("qk_nope_head_dim")?);
     let (value, turning) = (size("v_head_dim")?, config.count("qk_rope_head_dim")?);
-    if size("q_lora_rank")? != config.count("q_lora_rank")? || size("qk_rope_head_dim")? != turning {
-        let want = "the same as without swa_ in front: files have one of q_lora_rank and qk_rope_head_dim";
+    if size("q_lora_rank")? != config.count("q_lora_rank")? || size("qk_rope_head_dim")? != turning
+    {
+        let want =
+            "the same as without swa_ in front: files have one of q_lora_rank and qk_rope_head_dim";
         return Err(config.wrong("swa_q_lora_rank", want).into());
     }
     keys.list(
@@ -88,7 +95,8 @@ fn by_layer<'a>(
         false => Ok(config.count(key)?),
     };
     for (layer, &here) in (0..).zip(&slides) {
-        let sizes = ["num_attention_heads", "qk_nope_head_dim", "v_head_dim"].map(|key| size(here, key));
+        let sizes =
+            ["num_attention_heads", "qk_nope_head_dim", "v_head_dim"].map(|key| size(here, key));
         let [heads, nope, value] = sizes;
         let sizes = [heads?, nope?, value?].map(u64::from);
         split_layer(cutter, weights, layer, sizes, outputs)?;

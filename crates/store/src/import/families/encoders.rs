@@ -33,8 +33,13 @@ const NOMIC_LAYER: [Rule; 11] = [
 const NOMIC_BIAS: [Rule; 1] = [aside("mlp.experts.bias")];
 
 /// An encoder like most of them.
-const ENCODER: Family =
-    Family { root: "", words: Words::Encoder, alike: Alike::Nothing, takes_adapters: false, ..PLAIN };
+const ENCODER: Family = Family {
+    root: "",
+    words: Words::Encoder,
+    alike: Alike::Nothing,
+    takes_adapters: false,
+    ..PLAIN
+};
 
 pub(super) const NOMIC_BERT: Family = Family {
     architecture: "nomic-bert",
@@ -76,7 +81,10 @@ pub(super) const NOMIC_BERT_MOE: Family = Family {
 };
 
 fn has_experts(config: &Json) -> bool {
-    config.value("moe_every_n_layers").and_then(serde_json::Value::as_u64).is_some_and(|every| every > 0)
+    config
+        .value("moe_every_n_layers")
+        .and_then(serde_json::Value::as_u64)
+        .is_some_and(|every| every > 0)
 }
 
 const JINA_LAYER: [Rule; 17] = [
@@ -358,7 +366,8 @@ pub(super) const T5_ENCODER: Family = Family {
 pub(super) fn t5_shape(config: &Json) -> Result<Shape, StoreError> {
     let heads = config.count("num_heads")?;
     let layers = config.count("num_layers")?;
-    let sizes = Sizes { layers, heads, kv_heads: heads, head: config.count("d_kv")?, ..Sizes::default() };
+    let sizes =
+        Sizes { layers, heads, kv_heads: heads, head: config.count("d_kv")?, ..Sizes::default() };
     let context = config.opt_count("n_positions")?.unwrap_or(512);
     Ok(Shape { sizes, width: config.count("d_model")?, context, inner: config.count("d_ff")? })
 }

@@ -26,7 +26,8 @@ pub(super) const SPARK2_5: Family = Family {
         let config = keys.config;
         for (key, want) in [("gate_attn_act_mode", "sigmoid"), ("hidden_act", "gelu")] {
             if let Some(found) = config.text(key).filter(|found| *found != want) {
-                let found = format!("{}, and in a GGUF file it is {want}", crate::name::shown(found));
+                let found =
+                    format!("{}, and in a GGUF file it is {want}", crate::name::shown(found));
                 return Err(config.wrong_value(key, found).into());
             }
         }
@@ -49,7 +50,8 @@ pub(super) const MAPLE: Family = Family {
     classes: &["MapleForCausalLM"],
     layer: &[&ATTENTION, &BEFORE, &EXPERTS],
     shape: |config| {
-        let inner = config.first_count(&["intermediate_size", "moe_intermediate_size"])?.unwrap_or(0);
+        let inner =
+            config.first_count(&["intermediate_size", "moe_intermediate_size"])?.unwrap_or(0);
         Shape::of(config, config.count("max_position_embeddings")?, inner)
     },
     keys: |keys| {
@@ -98,7 +100,13 @@ pub(super) const MUSE_GLIMMER: Family = Family {
 pub(super) const MIMO2: Family = Family {
     architecture: "mimo2",
     classes: &["MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"],
-    layer: &[&[one("self_attn.attention_sink_bias", "attn_sinks")], &ATTENTION, &GATED, &BEFORE, &EXPERTS],
+    layer: &[
+        &[one("self_attn.attention_sink_bias", "attn_sinks")],
+        &ATTENTION,
+        &GATED,
+        &BEFORE,
+        &EXPERTS,
+    ],
     alike: Alike::Kinds,
     odd: Some(fused),
     keys: mimo2,
@@ -120,17 +128,23 @@ fn fused<'a>(
         let Some(tensor) = weights.take_if(&name, |tensor| tensor.parts() > 1) else { continue };
         let parts = tensor.parts();
         let local = slides.get(layer as usize) == Some(&true);
-        let kv_heads =
-            config.opt_count("swa_num_key_value_heads")?.filter(|_| local).unwrap_or(sizes.kv_heads);
+        let kv_heads = config
+            .opt_count("swa_num_key_value_heads")?
+            .filter(|_| local)
+            .unwrap_or(sizes.kv_heads);
         let kv_heads = u64::from(kv_heads);
         let rows = [u64::from(sizes.heads) * head, kv_heads * head, kv_heads * value];
         let (all, columns) = (rows.iter().sum::<u64>(), tensor.columns());
-        if tensor.entry.shape != [all, columns] || rows.iter().any(|rows| !rows.is_multiple_of(parts)) {
+        if tensor.entry.shape != [all, columns]
+            || rows.iter().any(|rows| !rows.is_multiple_of(parts))
+        {
             let (name, found) = (tensor.entry.name.clone(), tensor.entry.shape.clone());
             return Err(ImportError::TensorShape { name, found, want: vec![all, columns] }.into());
         }
         let mut from = 0;
-        for (part, rows) in ["attn_q.weight", "attn_k.weight", "attn_v.weight"].into_iter().zip(rows) {
+        for (part, rows) in
+            ["attn_q.weight", "attn_k.weight", "attn_v.weight"].into_iter().zip(rows)
+        {
             let order = Order::of(Step::Window { each: all / parts, from, take: rows / parts });
             outputs.push(cutter.gathered(layer, part, &tensor, &[(rows, order)])?);
             from += rows / parts;
@@ -147,19 +161,26 @@ fn slides(config: &Json) -> Result<Vec<bool>, StoreError> {
 fn mimo2(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     keys.usual()?;
     let config: &Json = keys.config;
-    for (window, all) in [("swa_head_dim", "head_dim"), ("swa_num_attention_heads", "num_attention_heads")] {
-        if config.opt_count(window)?.is_some_and(|count| config.opt_count(all).ok().flatten() != Some(count))
+    for (window, all) in
+        [("swa_head_dim", "head_dim"), ("swa_num_attention_heads", "num_attention_heads")]
+    {
+        if config
+            .opt_count(window)?
+            .is_some_and(|count| config.opt_count(all).ok().flatten() != Some(count))
         {
             return Err(config.wrong(window, "the same as without a window").into());
         }
     }
     let slides = slides(config)?;
     if slides.len() != keys.shape.sizes.layers as usize {
-        return Err(config.wrong("hybrid_layer_pattern", "a list with a number for each layer").into());
+        return Err(config
+            .wrong("hybrid_layer_pattern", "a list with a number for each layer")
+            .into());
     }
     let all = keys.shape.sizes.kv_heads;
     let local = config.opt_count("swa_num_key_value_heads")?.unwrap_or(all);
-    let kv_heads: Vec<u32> = slides.iter().map(|&slides| if slides { local } else { all }).collect();
+    let kv_heads: Vec<u32> =
+        slides.iter().map(|&slides| if slides { local } else { all }).collect();
     keys.set("attention.head_count_kv", kv_heads);
     keys.set("attention.sliding_window_pattern", slides);
     keys.count("attention.sliding_window", &["sliding_window"])?;
@@ -209,8 +230,10 @@ fn step35(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     let (config, layers) = (keys.config, keys.shape.sizes.layers as usize);
     // Lists go on with layers that are not imported.
     let kinds = config.strings("layer_types").filter(|kinds| kinds.len() >= layers);
-    let kinds = kinds.ok_or_else(|| config.wrong("layer_types", "a list with a word for each layer"))?;
-    let slides: Vec<bool> = kinds[..layers].iter().map(|kind| kind == "sliding_attention").collect();
+    let kinds =
+        kinds.ok_or_else(|| config.wrong("layer_types", "a list with a word for each layer"))?;
+    let slides: Vec<bool> =
+        kinds[..layers].iter().map(|kind| kind == "sliding_attention").collect();
     let other = config.section("attention_other_setting");
     for (there, here, all) in [
         ("num_attention_heads", "attention.head_count", keys.shape.sizes.heads),
@@ -227,7 +250,8 @@ fn step35(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     {
         let limits = config.value(there).and_then(|list| list.as_array());
         let number = |limit: &serde_json::Value| limit.as_f64().unwrap_or(0.0) as f32;
-        let Some(limits) = limits.map(|list| list.iter().map(number).take(layers).collect::<Vec<f32>>())
+        let Some(limits) =
+            limits.map(|list| list.iter().map(number).take(layers).collect::<Vec<f32>>())
         else {
             continue;
         };

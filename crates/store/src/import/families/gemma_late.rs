@@ -68,10 +68,11 @@ pub(super) const GEMMA3N: Family = Family {
         let config = keys.config;
         later(keys, |keys| {
             let layers = keys.shape.sizes.layers as usize;
-            let inner = match config.value("intermediate_size").is_some_and(serde_json::Value::is_array) {
-                true => config.numbers("intermediate_size")?,
-                false => vec![config.count("intermediate_size")?; layers],
-            };
+            let inner =
+                match config.value("intermediate_size").is_some_and(serde_json::Value::is_array) {
+                    true => config.numbers("intermediate_size")?,
+                    false => vec![config.count("intermediate_size")?; layers],
+                };
             keys.list("feed_forward_length", inner)
         })?;
         keys.head_sizes();
@@ -129,20 +130,24 @@ fn gemma4(keys: &mut Keys<'_>) -> Result<(), StoreError> {
         let inner = config.count("intermediate_size")?;
         if config.flag("use_double_wide_mlp") == Some(true) {
             let first = layers.saturating_sub(shared);
-            keys.by_layer(
-                "feed_forward_length",
-                |layer| if layer < first { inner } else { inner.saturating_mul(2) },
-            );
+            keys.by_layer("feed_forward_length", |layer| {
+                if layer < first { inner } else { inner.saturating_mul(2) }
+            });
         } else {
             keys.set("feed_forward_length", inner);
         }
         Ok(())
     })?;
     let slides = keys.sliding_layers(6)?;
-    if let Some(global) = of_global(config, &slides, "num_global_key_value_heads", "num_key_value_heads")? {
+    if let Some(global) =
+        of_global(config, &slides, "num_global_key_value_heads", "num_key_value_heads")?
+    {
         let local = keys.shape.sizes.kv_heads;
         let slides = |layer: u32| slides.get(layer as usize) == Some(&true);
-        keys.by_layer("attention.head_count_kv", |layer| if slides(layer) { local } else { global });
+        keys.by_layer(
+            "attention.head_count_kv",
+            |layer| if slides(layer) { local } else { global },
+        );
     }
     let local = keys.head();
     let global = of_global(config, &slides, "global_head_dim", "head_dim")?.unwrap_or(local);
@@ -156,7 +161,10 @@ fn gemma4(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     if keys.shape.sizes.experts > 0 {
         keys.set("expert_count", keys.shape.sizes.experts);
         keys.count("expert_used_count", &["top_k_experts", "num_experts_per_tok"])?;
-        keys.count("expert_feed_forward_length", &["expert_intermediate_size", "moe_intermediate_size"])?;
+        keys.count(
+            "expert_feed_forward_length",
+            &["expert_intermediate_size", "moe_intermediate_size"],
+        )?;
     }
     keys.set("rope.dimension_count", global);
     keys.set("rope.dimension_count_swa", local);
@@ -164,7 +172,12 @@ fn gemma4(keys: &mut Keys<'_>) -> Result<(), StoreError> {
 }
 
 /// A number of the layers that see everything: under a name of its own, or in what is said of one of these layers.
-fn of_global(config: &Json, slides: &[bool], whole: &str, part: &str) -> Result<Option<u32>, StoreError> {
+fn of_global(
+    config: &Json,
+    slides: &[bool],
+    whole: &str,
+    part: &str,
+) -> Result<Option<u32>, StoreError> {
     if let Some(count) = config.opt_count(whole)? {
         return Ok(Some(count));
     }
@@ -192,7 +205,8 @@ fn proportional(keys: &mut Keys<'_>, head: u32) -> Result<(), StoreError> {
     }
     let share = global.float("partial_rotary_factor", 0.25)?;
     let turning = (head as f32 * share / 2.0) as usize;
-    let values = (0..head as usize / 2).map(|pair| if pair < turning { 1.0 } else { 1e30 }).collect();
+    let values =
+        (0..head as usize / 2).map(|pair| if pair < turning { 1.0 } else { 1e30 }).collect();
     keys.tensors.push(given("rope_freqs.weight", values));
     Ok(())
 }
@@ -228,12 +242,15 @@ fn stack<'a>(
         let content = Content::Rows { parts, columns, change: Change::None };
         outputs.push(Output { name: name.to_owned(), ty: cutter.matrices, shape, content });
     }
-    let rows = weights.get("embed_tokens.weight").and_then(|table| table.entry.shape.first().copied());
+    let rows =
+        weights.get("embed_tokens.weight").and_then(|table| table.entry.shape.first().copied());
     if let Some(rows) = rows
         && let Some(tensor) = weights.take("embed_tokens_per_layer.weight")
     {
         // What is filled up are the few rows of pictures and sounds.
-        let [has, columns] = tensor.entry.shape[..] else { return Err(wrong_rows(&tensor, rows).into()) };
+        let [has, columns] = tensor.entry.shape[..] else {
+            return Err(wrong_rows(&tensor, rows).into());
+        };
         if has < rows / 2 {
             return Err(wrong_rows(&tensor, rows).into());
         }
@@ -242,7 +259,8 @@ fn stack<'a>(
             columns,
             change: Change::None,
         };
-        let (name, shape) = ("per_layer_token_embd.weight".to_owned(), vec![rows.max(has), columns]);
+        let (name, shape) =
+            ("per_layer_token_embd.weight".to_owned(), vec![rows.max(has), columns]);
         outputs.push(Output { name, ty: cutter.matrices, shape, content });
     }
     Ok(())
@@ -255,7 +273,8 @@ fn wrong_rows(tensor: &Tensor<'_>, rows: u64) -> ImportError {
 
 /// Below how many deviations from the mean such a share of a normal distribution lies (Wichura's AS 241).
 fn quantile(share: f64) -> f64 {
-    let poly = |coefficients: &[f64], x: f64| coefficients.iter().rev().fold(0.0, |sum, c| sum * x + c);
+    let poly =
+        |coefficients: &[f64], x: f64| coefficients.iter().rev().fold(0.0, |sum, c| sum * x + c);
     if share <= 0.0 {
         return f64::NEG_INFINITY;
     }
@@ -349,7 +368,9 @@ mod tests {
 
     #[test]
     fn shares_of_a_normal_distribution_lie_below_their_quantiles() {
-        for (share, want) in [(0.5, 0.0), (0.95, 1.644_853_626_951_472_7), (0.01, -2.326_347_874_040_841)] {
+        for (share, want) in
+            [(0.5, 0.0), (0.95, 1.644_853_626_951_472_7), (0.01, -2.326_347_874_040_841)]
+        {
             assert!((quantile(share) - want).abs() < 1e-12, "{share}: {}", quantile(share));
         }
         assert!((quantile(1e-20) + 9.262_340_089_798_408).abs() < 1e-9);

@@ -53,7 +53,8 @@ pub(super) const CHATGLM_FIRST: Family = Family {
     layer: &[&FIRST_LAYER],
     ranks: Some("chatglm-bpe"),
     shape: |config| {
-        let mut shape = Shape::of(config, config.count("seq_length")?, config.count("ffn_hidden_size")?)?;
+        let mut shape =
+            Shape::of(config, config.count("seq_length")?, config.count("ffn_hidden_size")?)?;
         shape.sizes.head = config.opt_count("kv_channels")?.unwrap_or(shape.sizes.head);
         if config.flag("multi_query_attention") == Some(true) {
             shape.sizes.kv_heads = config.count("multi_query_group_num")?;
@@ -72,8 +73,10 @@ pub(super) const CHATGLM_FIRST: Family = Family {
 };
 
 /// Norms behind both parts, too.
-const NORMS: [Rule; 2] =
-    [one("post_self_attn_layernorm", "post_attention_norm"), one("post_mlp_layernorm", "post_ffw_norm")];
+const NORMS: [Rule; 2] = [
+    one("post_self_attn_layernorm", "post_attention_norm"),
+    one("post_mlp_layernorm", "post_ffw_norm"),
+];
 
 pub(super) const GLM4: Family = Family {
     architecture: "glm4",

@@ -8,8 +8,13 @@ use super::names::{ATTENTION, BEFORE, OLD_NORMS, OLD_WHOLE};
 use super::{Family, PLAIN};
 use crate::error::StoreError;
 
-const BASE: Family =
-    Family { root: "transformer.", layers: "h.", whole: &[&OLD_WHOLE], shape: Shape::four, ..PLAIN };
+const BASE: Family = Family {
+    root: "transformer.",
+    layers: "h.",
+    whole: &[&OLD_WHOLE],
+    shape: Shape::four,
+    ..PLAIN
+};
 
 /// Matrices have inputs before outputs.
 const GPT2_PARTS: [Rule; 5] = [
@@ -45,7 +50,8 @@ pub(super) const STARCODER: Family = Family {
     tied: true,
     keys: |keys| {
         if keys.config.flag("multi_query") == Some(false) {
-            let found = "false, and a GGUF file of this architecture has one head of keys".to_owned();
+            let found =
+                "false, and a GGUF file of this architecture has one head of keys".to_owned();
             return Err(keys.config.wrong_value("multi_query", found).into());
         }
         keys.usual()?;
@@ -88,10 +94,14 @@ pub(super) const CODESHELL: Family = Family {
 };
 
 /// Names of BLOOM, Falcon and GPT-NeoX.
-const NEOX_MLP: [Rule; 2] = [one("mlp.dense_h_to_4h", "ffn_up"), one("mlp.dense_4h_to_h", "ffn_down")];
+const NEOX_MLP: [Rule; 2] =
+    [one("mlp.dense_h_to_4h", "ffn_up"), one("mlp.dense_4h_to_h", "ffn_down")];
 
-const NEOX_WHOLE: [Rule; 3] =
-    [one("embed_in", "token_embd"), one("final_layer_norm", "output_norm"), one("embed_out", "output")];
+const NEOX_WHOLE: [Rule; 3] = [
+    one("embed_in", "token_embd"),
+    one("final_layer_norm", "output_norm"),
+    one("embed_out", "output"),
+];
 
 const NEOX_PARTS: [Rule; 4] = [
     one("input_layernorm", "attn_norm"),
@@ -240,7 +250,9 @@ pub(super) const JAIS: Family = Family {
     layer: &[&OLD_NORMS, &JAIS_PARTS, &[aside("attn")]],
     change: |config, name| {
         let scale = match name {
-            "token_embd.weight" => config.first_float(&["mup_embeddings_scale", "embeddings_scale"])?,
+            "token_embd.weight" => {
+                config.first_float(&["mup_embeddings_scale", "embeddings_scale"])?
+            }
             "output.weight" => match config.opt_float("mup_output_alpha")? {
                 Some(alpha) => Some(alpha * config.float("mup_width_scale", 1.0)?),
                 None => config.opt_float("width_scale")?,

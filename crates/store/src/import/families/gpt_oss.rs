@@ -8,8 +8,13 @@ use super::{Family, PLAIN};
 const EXPERTS: [Rule; 6] = [
     one("post_attention_layernorm", "post_attention_norm"),
     one("mlp.router", "ffn_gate_inp"),
-    pieces("mlp.experts.gate_up_proj", Cut::Turns, &["ffn_gate_exps", "ffn_up_exps"]).form(Form::Turned),
-    pieces("mlp.experts.gate_up_proj_bias", Cut::Turns, &["ffn_gate_exps.bias", "ffn_up_exps.bias"]),
+    pieces("mlp.experts.gate_up_proj", Cut::Turns, &["ffn_gate_exps", "ffn_up_exps"])
+        .form(Form::Turned),
+    pieces(
+        "mlp.experts.gate_up_proj_bias",
+        Cut::Turns,
+        &["ffn_gate_exps.bias", "ffn_up_exps.bias"],
+    ),
     one("mlp.experts.down_proj", "ffn_down_exps").form(Form::Turned),
     one("mlp.experts.down_proj_bias", "ffn_down_exps.bias"),
 ];

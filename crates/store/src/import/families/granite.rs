@@ -8,8 +8,13 @@ use super::state::{MAMBA_2, rates};
 use super::{Alike, Family, PLAIN};
 use crate::error::StoreError;
 
-pub(super) const GRANITE: Family =
-    Family { architecture: "granite", classes: &["GraniteForCausalLM"], pairs: true, keys: granite, ..PLAIN };
+pub(super) const GRANITE: Family = Family {
+    architecture: "granite",
+    classes: &["GraniteForCausalLM"],
+    pairs: true,
+    keys: granite,
+    ..PLAIN
+};
 
 /// Experts come all in one, gate before up.
 const MOE: [Rule; 8] = [
@@ -111,7 +116,8 @@ pub(super) const GRANITE_HYBRID: Family = Family {
         if kinds.len() != keys.shape.sizes.layers as usize {
             return Err(config.wrong("layer_types", "a list with a word for each layer").into());
         }
-        let attends = |layer: u32| kinds.get(layer as usize).is_some_and(|kind| kind == "attention");
+        let attends =
+            |layer: u32| kinds.get(layer as usize).is_some_and(|kind| kind == "attention");
         keys.by_layer("attention.head_count_kv", |layer| if attends(layer) { kv_heads } else { 0 });
         keys.count_if("expert_shared_feed_forward_length", &["shared_intermediate_size"])?;
         let heads = config.count("mamba_n_heads")?;
@@ -161,5 +167,8 @@ fn has_states(config: &Json) -> bool {
 }
 
 fn has_experts(config: &Json) -> bool {
-    config.value("num_local_experts").and_then(serde_json::Value::as_u64).is_some_and(|count| count > 0)
+    config
+        .value("num_local_experts")
+        .and_then(serde_json::Value::as_u64)
+        .is_some_and(|count| count > 0)
 }

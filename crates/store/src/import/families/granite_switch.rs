@@ -68,7 +68,9 @@ fn switched(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     ] {
         let ids = config.numbers(there)?;
         if ids.len() != count as usize {
-            return Err(config.wrong(there, "a list with a token for each of `num_adapters`").into());
+            return Err(config
+                .wrong(there, "a list with a token for each of `num_adapters`")
+                .into());
         }
         keys.set(key, ids);
     }
@@ -114,7 +116,12 @@ fn adapters<'a>(
                 let turns = end == "lora_b" && matches!(here, "attn_q" | "attn_k");
                 let order = if turns { Order::of(Step::Paired { head }) } else { Order::SAME };
                 let tensor = take(format!("{prefix}{module}.{there}{slice}"))?;
-                outputs.push(behind_none(cutter, (layer, &format!("{here}.{end}")), tensor, order)?);
+                outputs.push(behind_none(
+                    cutter,
+                    (layer, &format!("{here}.{end}")),
+                    tensor,
+                    order,
+                )?);
             }
         }
     }
@@ -128,7 +135,8 @@ fn behind_none<'a>(
     tensor: Tensor<'a>,
     order: Order,
 ) -> Result<Output<'a>, StoreError> {
-    let (found, adapters) = (tensor.entry.shape.clone(), u64::from(cutter.config.count("num_adapters")?));
+    let (found, adapters) =
+        (tensor.entry.shape.clone(), u64::from(cutter.config.count("num_adapters")?));
     let (rows, columns) = match found[..] {
         [count, 1, rows, columns] if count == adapters => (rows, columns),
         _ => {

@@ -36,8 +36,8 @@ pub(super) const HRM_TEXT: Family = Family {
         let (depth, high, low) =
             (config.one_of(&DEPTH)?, config.count("H_cycles")?, config.count("L_cycles")?);
         let passed = depth.checked_mul(high).and_then(|n| n.checked_mul(low.checked_add(1)?));
-        let passed =
-            passed.ok_or_else(|| config.wrong("H_cycles", "a number of passes that can be counted"))?;
+        let passed = passed
+            .ok_or_else(|| config.wrong("H_cycles", "a number of passes that can be counted"))?;
         keys.usual()?;
         keys.turns_whole();
         keys.set("block_count", passed);

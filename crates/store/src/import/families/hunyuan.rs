@@ -7,8 +7,10 @@ use super::names::{ATTENTION, BEFORE, EXPERTS, GATED, SHARED};
 use super::{Alike, Family, PLAIN};
 use crate::error::StoreError;
 
-const NORMS: [Rule; 2] =
-    [one("self_attn.query_layernorm", "attn_q_norm"), one("self_attn.key_layernorm", "attn_k_norm")];
+const NORMS: [Rule; 2] = [
+    one("self_attn.query_layernorm", "attn_q_norm"),
+    one("self_attn.key_layernorm", "attn_k_norm"),
+];
 
 const MOE: [Rule; 4] = [
     one("mlp.gate.wg", "ffn_gate_inp"),
@@ -123,7 +125,9 @@ fn same_everywhere(keys: &Keys<'_>, key: &str) -> Result<Option<u32>, StoreError
     let list = config.numbers(key)?;
     match list.first() {
         Some(first) if list.iter().all(|number| number == first) => Ok(Some(*first)),
-        _ => Err(config.wrong(key, "the same number for each layer: a GGUF file has one for all").into()),
+        _ => Err(config
+            .wrong(key, "the same number for each layer: a GGUF file has one for all")
+            .into()),
     }
 }
 
@@ -143,6 +147,7 @@ fn stretched(keys: &mut Keys<'_>, usual: f32) -> Result<(), StoreError> {
 
 fn stretched_base(keys: &Keys<'_>, rope: &Json, usual: f32) -> Result<f32, StoreError> {
     let (alpha, head) = (rope.float("alpha", usual)?, keys.head() as f32);
-    let base = rope.opt_float("rope_theta")?.or(keys.config.opt_float("rope_theta")?).unwrap_or(10_000.0);
+    let base =
+        rope.opt_float("rope_theta")?.or(keys.config.opt_float("rope_theta")?).unwrap_or(10_000.0);
     Ok(base * alpha.powf(head / (head - 2.0)))
 }

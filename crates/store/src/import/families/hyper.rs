@@ -67,7 +67,9 @@ fn hy_v4(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     if let Some(kinds) = config.strings("mlp_layer_types") {
         let dense = kinds.iter().take_while(|kind| *kind == "dense").count();
         if kinds[dense..].iter().any(|kind| kind == "dense") {
-            return Err(config.wrong("mlp_layer_types", "no dense layer behind one with experts").into());
+            return Err(config
+                .wrong("mlp_layer_types", "no dense layer behind one with experts")
+                .into());
         }
         keys.set("leading_dense_block_count", dense as u32);
     }
@@ -85,7 +87,8 @@ fn hy_v4(keys: &mut Keys<'_>) -> Result<(), StoreError> {
 
 /// Which layers have an indexer by older configurations, which only say which layers attend sparsely. Nothing where none does.
 fn sparse_layers(config: &Json) -> Option<Vec<bool>> {
-    let sparse = |kind: &String| ["sparse_attention", "deepseek_sparse_attention"].contains(&kind.as_str());
+    let sparse =
+        |kind: &String| ["sparse_attention", "deepseek_sparse_attention"].contains(&kind.as_str());
     let kinds = config.strings("layer_types").unwrap_or_default();
     kinds.iter().any(sparse).then(|| kinds.iter().map(sparse).collect())
 }
@@ -166,11 +169,14 @@ fn by_token<'a>(
     outputs: &mut Vec<Output<'a>>,
 ) -> Result<(), StoreError> {
     weights.leave(|name| name.starts_with("aligner.") || name.starts_with("image_"));
-    for layer in 0..cutter.config.opt_number("num_hash_layers")?.unwrap_or(0).min(cutter.sizes.layers) {
+    for layer in
+        0..cutter.config.opt_number("num_hash_layers")?.unwrap_or(0).min(cutter.sizes.layers)
+    {
         let there = format!("layers.{layer}.ffn.gate.tid2eid");
         let tensor = weights.take(&there).ok_or(ImportError::TensorMissing { name: there })?;
         weights.take(&format!("layers.{layer}.ffn.gate.bias"));
-        let (name, shape) = (cutter.full(Some(layer), "ffn_gate_tid2eid.weight"), tensor.entry.shape.clone());
+        let (name, shape) =
+            (cutter.full(Some(layer), "ffn_gate_tid2eid.weight"), tensor.entry.shape.clone());
         outputs.push(Output { name, ty: TensorType::I32, shape, content: Content::Whole(tensor) });
     }
     Ok(())

@@ -33,7 +33,17 @@ const KIMI_3: [Rule; 6] = [
 pub(super) const KIMI_K3: Family = Family {
     architecture: "kimi-k3",
     classes: &["KimiK3ForConditionalGeneration"],
-    layer: &[&ATTENTION, &LATENT, &GATED, &BEFORE, &KIMI_3, &KIMI_PARTS, &KIMI_SHARED, &MIXTRAL, &SHARED],
+    layer: &[
+        &ATTENTION,
+        &LATENT,
+        &GATED,
+        &BEFORE,
+        &KIMI_3,
+        &KIMI_PARTS,
+        &KIMI_SHARED,
+        &MIXTRAL,
+        &SHARED,
+    ],
     alike: Alike::Nothing,
     change: rates,
     odd: Some(gates_and_heeds),
@@ -88,14 +98,17 @@ fn gates_and_heeds<'a>(
     outputs: &mut Vec<Output<'a>>,
 ) -> Result<(), StoreError> {
     let attends = cutter.config.section("linear_attn_config").numbers("full_attn_layers")?;
-    let (attends, layers): (BTreeSet<u32>, u32) = (attends.into_iter().collect(), cutter.sizes.layers);
+    let (attends, layers): (BTreeSet<u32>, u32) =
+        (attends.into_iter().collect(), cutter.sizes.layers);
     weights.rename(|name| match gated(name, layers) {
         Some(layer) if !attends.contains(&(layer + 1)) => name.replace("g_proj", "delta_gate"),
         _ => name.to_owned(),
     })?;
     let width = u64::from(cutter.config.count("hidden_size")?);
     for layer in 0..cutter.sizes.layers {
-        for (there, here) in [("self_attention_res", "attn_res_score"), ("mlp_res", "ffn_res_score")] {
+        for (there, here) in
+            [("self_attention_res", "attn_res_score"), ("mlp_res", "ffn_res_score")]
+        {
             let name = cutter.full(Some(layer), &format!("{here}.weight"));
             outputs.extend(heeds(weights, &format!("layers.{layer}.{there}"), name, width)?);
         }
@@ -106,7 +119,8 @@ fn gates_and_heeds<'a>(
 
 /// The layer whose gate a tensor of such a name is, of so many: names can have any number.
 fn gated(name: &str, layers: u32) -> Option<u32> {
-    let layer = name.strip_prefix("layers.")?.strip_suffix(".self_attn.g_proj.weight")?.parse().ok()?;
+    let layer =
+        name.strip_prefix("layers.")?.strip_suffix(".self_attn.g_proj.weight")?.parse().ok()?;
     (layer < layers).then_some(layer)
 }
 
@@ -121,7 +135,8 @@ fn heeds(
     let Some(of_norm) = weights.take(&norm) else { return Ok(None) };
     let of_proj = weights.take(&proj).ok_or(ImportError::TensorMissing { name: proj })?;
     let numbers = |tensor: &Tensor<'_>| {
-        let (name, found, want) = (tensor.entry.name.clone(), tensor.entry.shape.clone(), vec![width]);
+        let (name, found, want) =
+            (tensor.entry.name.clone(), tensor.entry.shape.clone(), vec![width]);
         check_width(&name, &found, width)?;
         match tensor.entry.elements() == width {
             true => tensor.rows(0, 1, width),
@@ -129,7 +144,12 @@ fn heeds(
         }
     };
     let product = numbers(&of_norm)?.iter().zip(numbers(&of_proj)?).map(|(a, b)| a * b).collect();
-    Ok(Some(Output { name, ty: TensorType::F32, shape: vec![width], content: Content::Given(product) }))
+    Ok(Some(Output {
+        name,
+        ty: TensorType::F32,
+        shape: vec![width],
+        content: Content::Given(product),
+    }))
 }
 
 /// Ling 3 calls attention otherwise than others; its gates are of one name, whatever they weigh.
@@ -156,7 +176,9 @@ pub(super) const BAILINGMOE3: Family = Family {
         weights.rename(|name| {
             let name = name.replace(".attention.", ".self_attn.");
             match gated(&name, layers) {
-                Some(layer) if !attends(layer, every, layers) => name.replace("g_proj", "delta_gate"),
+                Some(layer) if !attends(layer, every, layers) => {
+                    name.replace("g_proj", "delta_gate")
+                }
                 _ => name,
             }
         })?;
@@ -184,7 +206,10 @@ pub(super) const BAILINGMOE3: Family = Family {
         keys.experts()?;
         latent(keys)?;
         keys.routed()?;
-        keys.count_if("expert_shared_feed_forward_length", &["moe_shared_expert_intermediate_size"])?;
+        keys.count_if(
+            "expert_shared_feed_forward_length",
+            &["moe_shared_expert_intermediate_size"],
+        )?;
         keys.delta(config, &["kda_lower_bound"])?;
         keys.set("kda.safe_gate", true);
         for (there, key) in [
@@ -193,7 +218,10 @@ pub(super) const BAILINGMOE3: Family = Family {
         ] {
             if let Some(list) = config.value(there).and_then(|list| list.as_array()) {
                 let limits = list.iter().map(|limit| limit.as_f64().unwrap_or(0.0) as f32);
-                let limits = limits.chain(std::iter::repeat(0.0)).take(layers as usize).collect::<Vec<f32>>();
+                let limits = limits
+                    .chain(std::iter::repeat(0.0))
+                    .take(layers as usize)
+                    .collect::<Vec<f32>>();
                 keys.set(key, limits);
             }
         }
@@ -224,7 +252,17 @@ const GLM_5_NEXT: [Rule; 9] = [
 pub(super) const GLM5_NEXT: Family = Family {
     architecture: "glm5-next",
     classes: &["Glm5NextForConditionalGeneration"],
-    layer: &[&GLM_5_NEXT, &ATTENTION, &LATENT, &INDEXER, &GATED, &BEFORE, &KIMI_PARTS, &EXPERTS, &SHARED],
+    layer: &[
+        &GLM_5_NEXT,
+        &ATTENTION,
+        &LATENT,
+        &INDEXER,
+        &GATED,
+        &BEFORE,
+        &KIMI_PARTS,
+        &EXPERTS,
+        &SHARED,
+    ],
     alike: Alike::Nothing,
     pre: glm::GLM4.pre,
     ends: glm::GLM4.ends,
@@ -236,7 +274,9 @@ pub(super) const GLM5_NEXT: Family = Family {
         keys.sizes();
         let attends: Vec<i32> = match config.strings("layer_types") {
             Some(types) => types.iter().map(|kind| i32::from(kind != "linear_attention")).collect(),
-            None => return Err(config.wrong("layer_types", "a list with a word for each layer").into()),
+            None => {
+                return Err(config.wrong("layer_types", "a list with a word for each layer").into());
+            }
         };
         keys.list("attention.head_count_kv", attends)?;
         keys.rope()?;

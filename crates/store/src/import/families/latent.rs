@@ -35,8 +35,12 @@ pub(super) const DEEPSEEK2: Family = Family {
 };
 
 /// GLM 4.7 Flash, with the tokenizer of its family.
-pub(super) const GLM4_MOE_LITE: Family =
-    Family { classes: &["Glm4MoeLiteForCausalLM"], pre: glm::GLM4.pre, ends: glm::GLM4.ends, ..DEEPSEEK2 };
+pub(super) const GLM4_MOE_LITE: Family = Family {
+    classes: &["Glm4MoeLiteForCausalLM"],
+    pre: glm::GLM4.pre,
+    ends: glm::GLM4.ends,
+    ..DEEPSEEK2
+};
 
 /// What chooses the positions that a token sees.
 pub(super) const INDEXER: [Rule; 5] = [
@@ -100,7 +104,8 @@ pub(super) fn owners(config: &Json) -> Result<Option<Vec<bool>>, StoreError> {
         "shared" => Some(false),
         _ => None,
     };
-    let owners: Option<Vec<bool>> = config.strings(KEY).and_then(|types| types.into_iter().map(of).collect());
+    let owners: Option<Vec<bool>> =
+        config.strings(KEY).and_then(|types| types.into_iter().map(of).collect());
     owners.map(Some).ok_or_else(|| config.wrong(KEY, "`full` or `shared` for each layer").into())
 }
 
@@ -148,9 +153,11 @@ pub(super) fn split<'a>(
     outputs: &mut Vec<Output<'a>>,
 ) -> Result<(), StoreError> {
     let heads = u64::from(cutter.sizes.kv_heads);
-    let [nope, value] = ["qk_nope_head_dim", "v_head_dim"].map(|key| cutter.config.count(key).map(u64::from));
+    let [nope, value] =
+        ["qk_nope_head_dim", "v_head_dim"].map(|key| cutter.config.count(key).map(u64::from));
     let sizes = [heads, nope?, value?];
-    (0..cutter.sizes.layers).try_for_each(|layer| split_layer(cutter, weights, layer, sizes, outputs))
+    (0..cutter.sizes.layers)
+        .try_for_each(|layer| split_layer(cutter, weights, layer, sizes, outputs))
 }
 
 /// The same in a layer with so many heads, features of a key that do not turn, and features of a value.
@@ -168,12 +175,15 @@ pub(super) fn split_layer<'a>(
         [rows, rank] if rows == heads * each => rank,
         _ => {
             let (found, want) = (tensor.entry.shape.clone(), vec![heads * each]);
-            return Err(ImportError::TensorShape { name: tensor.entry.name.clone(), found, want }.into());
+            return Err(
+                ImportError::TensorShape { name: tensor.entry.name.clone(), found, want }.into()
+            );
         }
     };
     let (name, shape) = (cutter.full(Some(layer), "attn_k_b.weight"), vec![heads, rank, nope]);
     let (order, matrices, change) = (Order::SAME, Order::SAME, Change::None);
-    let content = Content::Transposed { tensor: tensor.clone(), each, take: rank, order, matrices, change };
+    let content =
+        Content::Transposed { tensor: tensor.clone(), each, take: rank, order, matrices, change };
     outputs.push(Output { name, ty: cutter.matrices, shape, content });
     let (name, shape) = (cutter.full(Some(layer), "attn_v_b.weight"), vec![heads, value, rank]);
     let order = Order::of(Step::Window { each, from: nope, take: value });
@@ -254,7 +264,10 @@ pub(super) const PLM: Family = Family {
         keys.rope()?;
         keys.count("attention.kv_lora_rank", &["kv_lora_rank"])?;
         let turning = keys.config.count("qk_rope_head_dim")?;
-        keys.set("attention.key_length", keys.config.count("qk_nope_head_dim")?.saturating_add(turning));
+        keys.set(
+            "attention.key_length",
+            keys.config.count("qk_nope_head_dim")?.saturating_add(turning),
+        );
         keys.count("attention.value_length", &["v_head_dim"])?;
         keys.set("rope.dimension_count", turning);
         Ok(())
@@ -309,7 +322,10 @@ pub(super) const KIMI_LINEAR: Family = Family {
         keys.set("kda.head_dim", linear.count("head_dim")?);
         keys.count("expert_feed_forward_length", &["moe_intermediate_size"])?;
         keys.count("expert_shared_count", &["num_shared_experts"])?;
-        keys.set("leading_dense_block_count", config.opt_number("first_k_dense_replace")?.unwrap_or(0));
+        keys.set(
+            "leading_dense_block_count",
+            config.opt_number("first_k_dense_replace")?.unwrap_or(0),
+        );
         Ok(())
     },
     ..PLAIN

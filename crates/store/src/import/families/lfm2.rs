@@ -86,7 +86,8 @@ fn lfm2(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     keys.set("embedding_length", keys.shape.width);
     keys.set("feed_forward_length", inner(keys)?);
     keys.set("attention.head_count", keys.shape.sizes.heads);
-    let attends = |layer: u32| kinds.get(layer as usize).is_some_and(|kind| kind == "full_attention");
+    let attends =
+        |layer: u32| kinds.get(layer as usize).is_some_and(|kind| kind == "full_attention");
     keys.by_layer("attention.head_count_kv", |layer| if attends(layer) { kv_heads } else { 0 });
     let eps = config.first_float(&["norm_eps", "block_norm_eps", "rms_norm_eps"])?.unwrap_or(1e-5);
     keys.set("attention.layer_norm_rms_epsilon", eps);

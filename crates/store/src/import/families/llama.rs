@@ -41,8 +41,13 @@ pub(super) const SMOLLM3: Family = Family {
     ..PLAIN
 };
 
-pub(super) const ARCEE: Family =
-    Family { architecture: "arcee", classes: &["ArceeForCausalLM"], pairs: true, keys: turning, ..PLAIN };
+pub(super) const ARCEE: Family = Family {
+    architecture: "arcee",
+    classes: &["ArceeForCausalLM"],
+    pairs: true,
+    keys: turning,
+    ..PLAIN
+};
 
 pub(super) const SEED_OSS: Family = Family {
     architecture: "seed_oss",
@@ -51,8 +56,11 @@ pub(super) const SEED_OSS: Family = Family {
     ..PLAIN
 };
 
-pub(super) const ERNIE4_5: Family =
-    Family { architecture: "ernie4_5", classes: &["Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"], ..PLAIN };
+pub(super) const ERNIE4_5: Family = Family {
+    architecture: "ernie4_5",
+    classes: &["Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"],
+    ..PLAIN
+};
 
 /// The language model of PaddleOCR-VL.
 pub(super) const PADDLE_OCR: Family = Family {
@@ -104,7 +112,8 @@ pub(super) const COGVLM: Family = Family {
     layer: &[&COGVLM_LAYER, &BEFORE],
     shape: |config| {
         let mut shape = Shape::usual(config)?;
-        shape.sizes.kv_heads = config.opt_count("num_multi_query_heads")?.unwrap_or(shape.sizes.kv_heads);
+        shape.sizes.kv_heads =
+            config.opt_count("num_multi_query_heads")?.unwrap_or(shape.sizes.kv_heads);
         Ok(shape)
     },
     keys: turning,
@@ -181,8 +190,13 @@ pub(super) const LLAMA4: Family = Family {
     ..PLAIN
 };
 
-pub(super) const XVERSE: Family =
-    Family { architecture: "xverse", classes: &["XverseForCausalLM"], pairs: true, keys: turning, ..PLAIN };
+pub(super) const XVERSE: Family = Family {
+    architecture: "xverse",
+    classes: &["XverseForCausalLM"],
+    pairs: true,
+    keys: turning,
+    ..PLAIN
+};
 
 pub(super) const BAICHUAN: Family = Family {
     architecture: "baichuan",
@@ -283,8 +297,12 @@ pub(super) const PANGU: Family = Family {
     ..PLAIN
 };
 
-pub(super) const MAINCODER: Family =
-    Family { architecture: "maincoder", classes: &["MaincoderForCausalLM"], keys: turning, ..PLAIN };
+pub(super) const MAINCODER: Family = Family {
+    architecture: "maincoder",
+    classes: &["MaincoderForCausalLM"],
+    keys: turning,
+    ..PLAIN
+};
 
 const EXAONE_PARTS: [Rule; 9] = [
     one("ln_1", "attn_norm"),
@@ -307,7 +325,10 @@ pub(super) const EXAONE: Family = Family {
     layer: &[&EXAONE_PARTS, &[aside("attn.attention.rotary.inv_freq")]],
     keys: |keys| {
         keys.usual()?;
-        keys.set("attention.layer_norm_rms_epsilon", keys.config.float("layer_norm_epsilon", 1e-5)?);
+        keys.set(
+            "attention.layer_norm_rms_epsilon",
+            keys.config.float("layer_norm_epsilon", 1e-5)?,
+        );
         let turning = keys.turning(1.0)?;
         keys.set("rope.dimension_count", turning);
         Ok(())

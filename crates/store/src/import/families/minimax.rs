@@ -54,7 +54,11 @@ fn residual_scale(config: &Json) -> Result<f32, StoreError> {
     for (names, want, reason) in KEPT
         .iter()
         .map(|names| (names, scale, "the number that is said of the other parts of a layer"))
-        .chain(ADDED.iter().map(|names| (names, 1.0, "1, as a GGUF file of it has no place for others")))
+        .chain(
+            ADDED
+                .iter()
+                .map(|names| (names, 1.0, "1, as a GGUF file of it has no place for others")),
+        )
     {
         if config.first_float(names)?.unwrap_or(1.0) != want {
             let said = names.iter().find(|name| config.value(name).is_some()).unwrap_or(&names[0]);
@@ -175,7 +179,9 @@ fn dense_layers(config: &Json, layers: usize) -> Result<usize, StoreError> {
     };
     let dense = sparse.iter().take_while(|&&sparse| !sparse).count();
     if sparse.len() != layers || sparse[dense..].contains(&false) {
-        return Err(config.wrong(KEY, "0 for each of the first layers and 1 for all others").into());
+        return Err(config
+            .wrong(KEY, "0 for each of the first layers and 1 for all others")
+            .into());
     }
     Ok(dense)
 }

@@ -73,7 +73,10 @@ pub(super) const GROVEMOE: Family = Family {
     keys: |keys| {
         keys.usual()?;
         keys.count("expert_feed_forward_length", &["moe_intermediate_size"])?;
-        keys.set("expert_chunk_feed_forward_length", keys.config.opt_count("head_dim")?.unwrap_or(128));
+        keys.set(
+            "expert_chunk_feed_forward_length",
+            keys.config.opt_count("head_dim")?.unwrap_or(128),
+        );
         keys.set("experts_per_group", 2u32);
         keys.set("expert_group_scale", 0.05f32);
         Ok(())
@@ -100,8 +103,8 @@ fn whole_adjugates<'a>(
     let count = u64::from(last) + 1;
     for layer in 0..cutter.sizes.layers {
         // Whatever number a name claims, the first that is missing ends it.
-        let mut all =
-            (0..count).flat_map(|number| ["gate", "up", "down"].map(|part| name_of(layer, number, part)));
+        let mut all = (0..count)
+            .flat_map(|number| ["gate", "up", "down"].map(|part| name_of(layer, number, part)));
         if let Some(name) = all.find(|name| weights.get(name).is_none()) {
             return missing(name);
         }
@@ -161,7 +164,8 @@ pub(super) const BAILINGMOE: Family = Family {
     pairs: true,
     keys: |keys| {
         if keys.config.flag("norm_head") == Some(true) {
-            let found = "true: the output would have to be normalised, which a GGUF file of it is not";
+            let found =
+                "true: the output would have to be normalised, which a GGUF file of it is not";
             return Err(keys.config.wrong_value("norm_head", found.to_owned()).into());
         }
         turning(keys)?;
@@ -183,8 +187,10 @@ pub(super) const BAILINGMOE2: Family = Family {
     keys: |keys| {
         keys.usual()?;
         keys.routed()?;
-        let (shared, hidden) =
-            (keys.config.first_number(&["num_shared_experts"])?, keys.config.count("moe_intermediate_size")?);
+        let (shared, hidden) = (
+            keys.config.first_number(&["num_shared_experts"])?,
+            keys.config.count("moe_intermediate_size")?,
+        );
         let beside = keys.config.opt_count("moe_shared_expert_intermediate_size")?;
         let beside = beside.unwrap_or(hidden.saturating_mul(shared.unwrap_or(1)));
         keys.set("expert_shared_feed_forward_length", beside);
@@ -264,7 +270,9 @@ pub(super) const MELLUM: Family = Family {
         keys.usual()?;
         keys.routed()?;
         let window = keys.config.opt_count("sliding_window")?;
-        if let Some(window) = window.filter(|_| keys.config.flag("use_sliding_window") != Some(false)) {
+        if let Some(window) =
+            window.filter(|_| keys.config.flag("use_sliding_window") != Some(false))
+        {
             keys.set("attention.sliding_window", window);
             let slides = keys.sliding_layers(4)?;
             keys.set("attention.sliding_window_pattern", slides);
@@ -281,8 +289,10 @@ pub(super) const EXAONE_MOE: Family = Family {
         keys.sigmoid();
         keys.usual()?;
         keys.routed()?;
-        let (shared, hidden) =
-            (keys.config.first_number(&["num_shared_experts"])?, keys.config.count("moe_intermediate_size")?);
+        let (shared, hidden) = (
+            keys.config.first_number(&["num_shared_experts"])?,
+            keys.config.count("moe_intermediate_size")?,
+        );
         keys.set("expert_shared_feed_forward_length", hidden.saturating_mul(shared.unwrap_or(1)));
         keys.set("rope.scaling.type", "none");
         if let Some(window) = keys.config.opt_count("sliding_window")? {
@@ -319,13 +329,15 @@ pub(super) const DBRX: Family = Family {
     layer: &[&DBRX_PARTS],
     shape: |config| {
         let (attention, network) = (config.section("attn_config"), config.section("ffn_config"));
-        let mut shape = Shape::of(config, config.count("max_seq_len")?, network.count("ffn_hidden_size")?)?;
+        let mut shape =
+            Shape::of(config, config.count("max_seq_len")?, network.count("ffn_hidden_size")?)?;
         shape.sizes.kv_heads = attention.opt_count("kv_n_heads")?.unwrap_or(shape.sizes.heads);
         shape.sizes.experts = network.count("moe_num_experts")?;
         Ok(shape)
     },
     keys: |keys| {
-        let (attention, network) = (keys.config.section("attn_config"), keys.config.section("ffn_config"));
+        let (attention, network) =
+            (keys.config.section("attn_config"), keys.config.section("ffn_config"));
         keys.sizes();
         keys.set("rope.freq_base", attention.float("rope_theta", 10_000.0)?);
         if let Some(most) = attention.opt_float("clip_qkv")? {
@@ -381,7 +393,9 @@ fn whole_experts<'a>(
     _: &mut Vec<Output<'a>>,
 ) -> Result<(), StoreError> {
     let width = u64::from(cutter.config.one_of(&["moe_intermediate_size", "intermediate_size"])?);
-    for (name, tensor) in weights.iter().filter(|(name, _)| name.contains(".block_sparse_moe.experts.")) {
+    for (name, tensor) in
+        weights.iter().filter(|(name, _)| name.contains(".block_sparse_moe.experts."))
+    {
         let along = usize::from(name.ends_with(".w2.weight"));
         let found = tensor.entry.shape.clone();
         if found.get(along).is_some_and(|&found| found != width) {
@@ -409,7 +423,10 @@ fn grok(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     if let Some("yarn" | "original") = config.text("rope_type") {
         keys.set("rope.scaling.type", "yarn");
         keys.float_if("rope.scaling.factor", &["scaling_factor"])?;
-        keys.count_if("rope.scaling.original_context_length", &["original_max_position_embeddings"])?;
+        keys.count_if(
+            "rope.scaling.original_context_length",
+            &["original_max_position_embeddings"],
+        )?;
         for (there, here) in [
             ("extrapolation_factor", "rope.scaling.yarn_ext_factor"),
             ("attn_factor", "rope.scaling.yarn_attn_factor"),

@@ -375,7 +375,8 @@ mod tests {
         assert_eq!(classes.iter().collect::<BTreeSet<_>>().len(), classes.len());
         for family in FAMILIES {
             for rules in [family.whole, family.layer] {
-                let names: Vec<&str> = rules.iter().copied().flatten().map(|rule| rule.there).collect();
+                let names: Vec<&str> =
+                    rules.iter().copied().flatten().map(|rule| rule.there).collect();
                 assert!(!names.is_empty() && !names.contains(&""), "{}", family.architecture);
             }
         }

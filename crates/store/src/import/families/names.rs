@@ -20,8 +20,11 @@ pub(super) const ATTENTION: [Rule; 9] = [
 ];
 
 /// A feed-forward network with a gate.
-pub(super) const GATED: [Rule; 3] =
-    [one("mlp.gate_proj", "ffn_gate"), one("mlp.up_proj", "ffn_up"), one("mlp.down_proj", "ffn_down")];
+pub(super) const GATED: [Rule; 3] = [
+    one("mlp.gate_proj", "ffn_gate"),
+    one("mlp.up_proj", "ffn_up"),
+    one("mlp.down_proj", "ffn_down"),
+];
 
 /// The second norm stands before the feed-forward network.
 pub(super) const BEFORE: [Rule; 1] = [one("post_attention_layernorm", "ffn_norm")];
@@ -61,7 +64,8 @@ pub(super) const MIXTRAL: [Rule; 4] = [
 ];
 
 /// Gate and up stay in one.
-pub(super) const FUSED: [Rule; 2] = [one("mlp.gate_up_proj", "ffn_up"), one("mlp.down_proj", "ffn_down")];
+pub(super) const FUSED: [Rule; 2] =
+    [one("mlp.gate_up_proj", "ffn_up"), one("mlp.down_proj", "ffn_down")];
 
 /// What old decoders call what is of no layer.
 pub(super) const OLD_WHOLE: [Rule; 4] = [

@@ -50,7 +50,9 @@ fn kinds(config: &Json) -> Result<Vec<Kind>, ImportError> {
     };
     let kinds: Option<Vec<Kind>> = words.and_then(|words| words.iter().map(kind).collect());
     let kinds = kinds.filter(|kinds| !kinds.is_empty() && kinds.len() < LAYERS_LIMIT);
-    kinds.ok_or_else(|| config.wrong("hybrid_override_pattern", "a letter of M, *, - or E for each layer"))
+    kinds.ok_or_else(|| {
+        config.wrong("hybrid_override_pattern", "a letter of M, *, - or E for each layer")
+    })
 }
 
 pub(super) const NEMOTRON_H: Family = Family {
@@ -97,14 +99,18 @@ pub(super) const NEMOTRON_H_MOE: Family = Family {
 
 fn nemotron_h(keys: &mut Keys<'_>, inner: &str) -> Result<(), StoreError> {
     let config = keys.config;
-    let (kinds, inner, kv_heads) = (kinds(config)?, config.count(inner)?, keys.shape.sizes.kv_heads);
+    let (kinds, inner, kv_heads) =
+        (kinds(config)?, config.count(inner)?, keys.shape.sizes.kv_heads);
     let is = |layer: u32, kind| kinds.get(layer as usize) == Some(&kind);
     keys.set("block_count", keys.shape.sizes.layers);
     keys.set("context_length", 1u32 << 20);
     keys.set("embedding_length", keys.shape.width);
     keys.by_layer("feed_forward_length", |layer| if is(layer, Kind::Network) { inner } else { 0 });
     keys.set("attention.head_count", keys.shape.sizes.heads);
-    keys.by_layer("attention.head_count_kv", |layer| if is(layer, Kind::Attention) { kv_heads } else { 0 });
+    keys.by_layer(
+        "attention.head_count_kv",
+        |layer| if is(layer, Kind::Attention) { kv_heads } else { 0 },
+    );
     keys.head_sizes();
     keys.norms()?;
     keys.float_if("rope.freq_base", &["rope_theta"])?;

@@ -19,7 +19,8 @@ pub(super) const SHARED: [Rule; 4] = [
 ];
 
 /// KORMo's names of the norms.
-const KORMO: [Rule; 2] = [one("pre_attention_layernorm", "attn_norm"), one("pre_mlp_layernorm", "ffn_norm")];
+const KORMO: [Rule; 2] =
+    [one("pre_attention_layernorm", "attn_norm"), one("pre_mlp_layernorm", "ffn_norm")];
 
 pub(super) const QWEN2: Family = Family {
     architecture: "qwen2",
@@ -41,7 +42,10 @@ pub(super) const QWEN: Family = Family {
         keys.sizes();
         // The two halves of the network are as wide as this together.
         keys.set("feed_forward_length", keys.shape.inner / 2);
-        keys.set("attention.layer_norm_rms_epsilon", keys.config.float("layer_norm_epsilon", 1e-6)?);
+        keys.set(
+            "attention.layer_norm_rms_epsilon",
+            keys.config.float("layer_norm_epsilon", 1e-6)?,
+        );
         keys.rope()?;
         keys.set("rope.dimension_count", keys.head());
         Ok(())
@@ -60,7 +64,11 @@ const QWEN_1: [Rule; 5] = [
 /// Texts of a model that also sees.
 pub(super) const QWEN2VL: Family = Family {
     architecture: "qwen2vl",
-    classes: &["Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLModel"],
+    classes: &[
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen2VLModel",
+    ],
     ..PLAIN
 };
 
@@ -77,7 +85,8 @@ pub(super) const QWEN3VL: Family = Family {
 
 /// Experts come all in one, inputs before outputs.
 const QWEN3VL_EXPERTS: [Rule; 2] = [
-    pieces("mlp.experts.gate_up_proj", Cut::Behind, &["ffn_gate_exps", "ffn_up_exps"]).form(Form::Turned),
+    pieces("mlp.experts.gate_up_proj", Cut::Behind, &["ffn_gate_exps", "ffn_up_exps"])
+        .form(Form::Turned),
     one("mlp.experts.down_proj", "ffn_down_exps").form(Form::Turned),
 ];
 
@@ -92,7 +101,9 @@ fn experts<'a>(
     for layer in 0..cutter.sizes.layers {
         let name = |part: &str| format!("layers.{layer}.mlp.experts.{part}");
         let down = weights.get(&name("down_proj"));
-        if down.is_none_or(|down| down.entry.shape.get(1..) != Some(&[width, inner]) || width == inner) {
+        if down
+            .is_none_or(|down| down.entry.shape.get(1..) != Some(&[width, inner]) || width == inner)
+        {
             continue;
         }
         for rule in QWEN3VL_EXPERTS {
@@ -122,8 +133,10 @@ pub(super) const QWEN3VLMOE: Family = Family {
 /// How many layers take something of a picture.
 fn deepstack(keys: &mut Keys<'_>) {
     let vision = keys.config.section("vision_config");
-    let layers =
-        vision.value("deepstack_visual_indexes").and_then(|list| list.as_array()).map_or(0, Vec::len);
+    let layers = vision
+        .value("deepstack_visual_indexes")
+        .and_then(|list| list.as_array())
+        .map_or(0, Vec::len);
     keys.set("n_deepstack_layers", u32::try_from(layers).unwrap_or(0));
 }
 

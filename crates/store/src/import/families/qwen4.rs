@@ -58,7 +58,9 @@ pub(super) const QWEN4EXP: Family = Family {
     told: hashes,
     odd: Some(odd),
     change: |config, name| match name {
-        "ple_norm_key.weight" | "ple_norm_query.weight" | "ple_norm_conv.weight" => Ok(Change::Add(1.0)),
+        "ple_norm_key.weight" | "ple_norm_query.weight" | "ple_norm_conv.weight" => {
+            Ok(Change::Add(1.0))
+        }
         name => delta::change(config, name),
     },
     keys: |keys| {
@@ -93,7 +95,8 @@ fn blocks(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     keys.count("attention.indexer.top_k", &["indexer_budget"])?;
     let block = keys.config.count("indexer_compress_ratio")?;
     let kinds = keys.config.strings("layer_types");
-    let kinds = kinds.ok_or_else(|| keys.config.wrong("layer_types", "a list with a word for each layer"))?;
+    let kinds = kinds
+        .ok_or_else(|| keys.config.wrong("layer_types", "a list with a word for each layer"))?;
     // Transformers calls layers with an indexer by a name of their own.
     let attends = |kind: &str| ["full_attention", "indexed_attention"].contains(&kind);
     let blocks: Vec<u32> = kinds.iter().map(|kind| if attends(kind) { block } else { 0 }).collect();
@@ -152,7 +155,10 @@ fn hashes(keys: &mut Keys<'_>, weights: &mut Weights<'_>) -> Result<(), StoreErr
     }
     let name = part(layer, 0);
     let first = weights.get(&name).ok_or(ImportError::TensorMissing { name })?;
-    keys.set("embedding_length_per_layer_input", u32::try_from(first.columns()).unwrap_or(u32::MAX));
+    keys.set(
+        "embedding_length_per_layer_input",
+        u32::try_from(first.columns()).unwrap_or(u32::MAX),
+    );
     Ok(())
 }
 
@@ -167,7 +173,8 @@ fn numbers(tensor: &Tensor<'_>, count: u64) -> Result<Vec<u64>, ImportError> {
     }
     let mut bytes = vec![0; (8 * count) as usize];
     tensor.bytes(0, &mut bytes)?;
-    let numbers = bytes.as_chunks::<8>().0.iter().map(|word| u64::try_from(i64::from_le_bytes(*word)));
+    let numbers =
+        bytes.as_chunks::<8>().0.iter().map(|word| u64::try_from(i64::from_le_bytes(*word)));
     numbers.collect::<Result<_, _>>().map_err(|_| tensor.bad_type())
 }
 
@@ -212,14 +219,23 @@ fn queries_and_keys<'a>(
             return Err(ImportError::TensorShape { name, found, want }.into());
         }
         let keys = Order::of(Step::From { first: queries });
-        outputs.push(cutter.gathered(layer, "indexer.q_proj.weight", &both, &[(queries, Order::SAME)])?);
+        outputs.push(cutter.gathered(
+            layer,
+            "indexer.q_proj.weight",
+            &both,
+            &[(queries, Order::SAME)],
+        )?);
         outputs.push(cutter.gathered(layer, "indexer.k_proj.weight", &both, &[(key, keys)])?);
     }
     Ok(())
 }
 
 /// The table of n-grams, whose parts come one behind the other.
-fn table<'a>(cutter: &Cutter<'_>, weights: &mut Weights<'a>, layer: u32) -> Result<Output<'a>, StoreError> {
+fn table<'a>(
+    cutter: &Cutter<'_>,
+    weights: &mut Weights<'a>,
+    layer: u32,
+) -> Result<Output<'a>, StoreError> {
     const NAME: &str = "per_layer_token_embd.weight";
     let mut parts: Vec<Part<'a>> = Vec::new();
     let mut columns = 0;

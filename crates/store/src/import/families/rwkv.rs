@@ -71,7 +71,10 @@ pub(super) const RWKV6: Family = Family {
         keys.set("time_mix_extra_dim", if is_large { 64u32 } else { 32 });
         keys.set("time_decay_extra_dim", if is_large { 128u32 } else { 64 });
         let inner = config.opt_count("intermediate_size")?;
-        keys.set("feed_forward_length", inner.unwrap_or(((f64::from(width) * 3.5) as u32) / 32 * 32));
+        keys.set(
+            "feed_forward_length",
+            inner.unwrap_or(((f64::from(width) * 3.5) as u32) / 32 * 32),
+        );
         Ok(())
     },
     ..PLAIN
@@ -153,7 +156,8 @@ fn corrections<'a>(
                 return Err(ImportError::TensorShape { name, found, want }.into());
             }
         };
-        let content = Content::Transposed { tensor, each, take, order, matrices, change: Change::None };
+        let content =
+            Content::Transposed { tensor, each, take, order, matrices, change: Change::None };
         let ty = cutter.type_of(here, &shape);
         outputs.push(Output { name: cutter.full(Some(layer), here), ty, shape, content });
     }
@@ -181,7 +185,9 @@ fn odd<'a>(
         for (part, here) in
             [("attention.output", "time_mix_output"), ("feed_forward.value", "channel_mix_value")]
         {
-            let Some(tensor) = weights.take(&format!("blocks.{layer}.{part}.weight")) else { continue };
+            let Some(tensor) = weights.take(&format!("blocks.{layer}.{part}.weight")) else {
+                continue;
+            };
             let (name, shape) = (format!("{here}.weight"), tensor.entry.shape.clone());
             let columns = tensor.columns();
             let rows = tensor.entry.elements() / columns.max(1);

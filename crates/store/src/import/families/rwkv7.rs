@@ -111,7 +111,9 @@ pub(super) const ARWKV7: Family = Family {
     keys: |keys| {
         let config = keys.config;
         if let Some(version) = config.opt_number("wkv_version")?.filter(|&version| version != 7) {
-            return Err(config.wrong_value("wkv_version", format!("{version}, but 7 is known")).into());
+            return Err(config
+                .wrong_value("wkv_version", format!("{version}, but 7 is known"))
+                .into());
         }
         keys.endless();
         keys.norms()?;
@@ -146,11 +148,15 @@ fn letters(config: &Json) -> &'static [&'static str] {
 
 /// One spelling of the names of all folders.
 fn plain(name: &str) -> String {
-    let name = name.replace("blocks.", "layers.").replace("time_mixer.", "").replace("ffn", "feed_forward");
+    let name = name
+        .replace("blocks.", "layers.")
+        .replace("time_mixer.", "")
+        .replace("ffn", "feed_forward");
     let name = name.replace("self_attn", "attention").replace("attn", "attention");
     let name = name.replace("feed_forward_norm", "ln2").replace("g_norm", "ln_x");
     // Of all layers the first one alone has it, before everything else.
-    let before = ["layers.0.pre_norm", "layers.0.pre_ln"].iter().find_map(|first| name.strip_prefix(first));
+    let before =
+        ["layers.0.pre_norm", "layers.0.pre_ln"].iter().find_map(|first| name.strip_prefix(first));
     before.map(|end| format!("pre_ln{end}")).unwrap_or(name)
 }
 
@@ -173,9 +179,11 @@ fn odd<'a>(
 ) -> Result<(), StoreError> {
     weights.rename(plain)?;
     let first = "layers.0.attention.";
-    let of_values = |part: &str| ["v0", "v1", "v2", "v_lora."].iter().any(|start| part.starts_with(start));
+    let of_values =
+        |part: &str| ["v0", "v1", "v2", "v_lora."].iter().any(|start| part.starts_with(start));
     weights.leave(|name| name.strip_prefix(first).is_some_and(of_values));
-    let rates: Vec<String> = weights.names().filter(|name| name.starts_with(first)).cloned().collect();
+    let rates: Vec<String> =
+        weights.names().filter(|name| name.starts_with(first)).cloned().collect();
     for name in rates {
         let Some((rule, layer, end)) = rule_for(cutter.family, &name) else { continue };
         if let (Some(here), Some(tensor)) = (twin(rule.here), weights.get(&name).cloned()) {
@@ -192,7 +200,12 @@ fn odd<'a>(
         let (all, count) = (tensor.entry.elements(), letters.len() as u64);
         if !all.is_multiple_of(count) {
             let (name, found) = (tensor.entry.name.clone(), tensor.entry.shape.clone());
-            return Err(ImportError::TensorShape { name, found, want: vec![count, 1, 1, all / count] }.into());
+            return Err(ImportError::TensorShape {
+                name,
+                found,
+                want: vec![count, 1, 1, all / count],
+            }
+            .into());
         }
         let parts = vec![Part { tensor, rows: count, order: Order::SAME }];
         fused(cutter, layer, parts, all / count, outputs);

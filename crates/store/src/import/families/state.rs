@@ -17,7 +17,8 @@ const ENDLESS: u32 = 1 << 20;
 
 /// What states are configured by, where it goes by several names.
 const INNER: [&str; 3] = ["mamba_d_ssm", "intermediate_size", "d_inner"];
-const STATE: [&str; 5] = ["state_size", "d_state", "mamba_d_state", "ssm_state_size", "mamba_state_dim"];
+const STATE: [&str; 5] =
+    ["state_size", "d_state", "mamba_d_state", "ssm_state_size", "mamba_state_dim"];
 const KERNEL: [&str; 4] = ["conv_kernel", "d_conv", "mamba_d_conv", "mamba_conv_kernel"];
 const RANK: [&str; 3] = ["time_step_rank", "dt_rank", "mamba_dt_rank"];
 const EPS: [&str; 2] = ["layer_norm_epsilon", "rms_norm_eps"];
@@ -100,7 +101,10 @@ impl Keys<'_> {
         self.set("feed_forward_length", 0u32);
         self.set("attention.head_count", 0u32);
         self.set("block_count", self.shape.sizes.layers);
-        self.set("attention.layer_norm_rms_epsilon", self.config.first_float(&EPS)?.unwrap_or(1e-5));
+        self.set(
+            "attention.layer_norm_rms_epsilon",
+            self.config.first_float(&EPS)?.unwrap_or(1e-5),
+        );
         Ok(())
     }
 
@@ -115,7 +119,8 @@ impl Keys<'_> {
 
     /// A number for each layer.
     pub(super) fn by_layer(&mut self, key: &str, number: impl Fn(u32) -> u32) {
-        let numbers: Vec<i32> = (0..self.shape.sizes.layers).map(|layer| number(layer) as i32).collect();
+        let numbers: Vec<i32> =
+            (0..self.shape.sizes.layers).map(|layer| number(layer) as i32).collect();
         self.set(key, numbers);
     }
 
@@ -190,8 +195,11 @@ const JAMBA_LAYER: [Rule; 11] = [
     one("feed_forward.experts.{}.up_proj", "ffn_up_exps"),
     one("feed_forward.experts.{}.down_proj", "ffn_down_exps"),
 ];
-const FINAL: [Rule; 3] =
-    [one("embed_tokens", "token_embd"), one("final_layernorm", "output_norm"), one("lm_head", "output")];
+const FINAL: [Rule; 3] = [
+    one("embed_tokens", "token_embd"),
+    one("final_layernorm", "output_norm"),
+    one("lm_head", "output"),
+];
 
 /// Whether something is so every so many layers, from one on.
 fn every(config: &Json, what: &str) -> Result<impl Fn(u32) -> bool + use<>, ImportError> {
@@ -215,7 +223,8 @@ pub(super) const JAMBA: Family = Family {
         let has_experts = every(cutter.config, "expert")?;
         weights.rename(|name| {
             let name = name.replace(".moe.", ".feed_forward.");
-            let layer = name.strip_prefix("layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
+            let layer =
+                name.strip_prefix("layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
             match layer {
                 // Old folders call the one network of a layer without experts the first of them.
                 Some(layer) if !has_experts(layer) => name.replace(".experts.0.", "."),
@@ -335,7 +344,11 @@ fn multiplied(config: &Json, name: &str) -> Result<Change, StoreError> {
     let number = |key: &str| config.float(key, 1.0);
     let list = |key: &str, at: usize| -> Result<f32, ImportError> {
         match config.value(key).is_some_and(|value| !value.is_null()) {
-            true => config.floats(key)?.get(at).copied().ok_or_else(|| config.wrong(key, "more numbers")),
+            true => config
+                .floats(key)?
+                .get(at)
+                .copied()
+                .ok_or_else(|| config.wrong(key, "more numbers")),
             false => Ok(1.0),
         }
     };

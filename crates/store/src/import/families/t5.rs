@@ -75,7 +75,8 @@ fn keys(keys: &mut Keys<'_>) -> Result<(), StoreError> {
     t5_keys(keys)?;
     let config = keys.config;
     // By the tensor that a gate is, files say whether there is one, and then it is this one.
-    if let Some(function @ ("gated-silu" | "silu" | "gelu" | "gated-relu")) = config.text("feed_forward_proj")
+    if let Some(function @ ("gated-silu" | "silu" | "gelu" | "gated-relu")) =
+        config.text("feed_forward_proj")
     {
         let found = format!("{function}: in a GGUF file of t5 it is relu, or gated-gelu");
         return Err(config.wrong_value("feed_forward_proj", found).into());
@@ -98,7 +99,8 @@ fn both_stacks<'a>(
         return Ok(());
     };
     weights.leave(|name| *name != table && TABLES.iter().any(|other| *name == full(other)));
-    let (head, is_tied) = ("lm_head.weight", cutter.config.flag("tie_word_embeddings") != Some(false));
+    let (head, is_tied) =
+        ("lm_head.weight", cutter.config.flag("tie_word_embeddings") != Some(false));
     if is_tied {
         weights.leave(|name| name == head);
     } else if let (None, Some(tensor)) = (weights.get(head), weights.get(&table).cloned()) {
@@ -129,14 +131,18 @@ fn encoder<'a>(
     for name in names {
         let Some(tensor) = weights.take(&name) else { continue };
         let Some((rule, layer, end)) = rule_for(&T5_ENCODER, &name) else {
-            return Err(ImportError::TensorUnknown { name: crate::name::shown(&tensor.entry.name) }.into());
+            return Err(ImportError::TensorUnknown {
+                name: crate::name::shown(&tensor.entry.name),
+            }
+            .into());
         };
         alone.cut(rule, layer, end, &tensor, outputs)?;
     }
     // Every layer has what the first has, but for the amounts by distance that all may share.
     let mut layers: BTreeMap<u32, BTreeSet<&str>> = BTreeMap::new();
     for output in &outputs[first..] {
-        let part = output.name.strip_prefix(T5_ENCODER.blocks).and_then(|rest| rest.split_once('.'));
+        let part =
+            output.name.strip_prefix(T5_ENCODER.blocks).and_then(|rest| rest.split_once('.'));
         let part = part.filter(|(_, part)| !part.starts_with("attn_rel_b"));
         if let Some((Ok(layer), part)) = part.map(|(number, part)| (number.parse(), part)) {
             layers.entry(layer).or_default().insert(part);

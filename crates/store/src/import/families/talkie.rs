@@ -30,7 +30,9 @@ pub(super) const TALKIE: Family = Family {
     takes_adapters: false,
     change: |config, name| {
         Ok(match name {
-            "attn_q.weight" | "attn_k.weight" => Change::Opposed { head: config.count("head_dim")?.into() },
+            "attn_q.weight" | "attn_k.weight" => {
+                Change::Opposed { head: config.count("head_dim")?.into() }
+            }
             _ => Change::None,
         })
     },

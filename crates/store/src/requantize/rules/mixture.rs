@@ -183,8 +183,8 @@ impl Rules<'_> {
     fn attn_output(&self) -> TensorType {
         if self.has_eight_experts() {
             return match self.file {
-                "Q2_K" | "IQ3_XXS" | "IQ3_XS" | "IQ3_S" | "IQ3_M" | "Q3_K_S" | "Q3_K_M" | "IQ4_NL"
-                | "IQ4_XS" | "Q4_K_S" | "Q4_K_M" => Q5_K,
+                "Q2_K" | "IQ3_XXS" | "IQ3_XS" | "IQ3_S" | "IQ3_M" | "Q3_K_S" | "Q3_K_M"
+                | "IQ4_NL" | "IQ4_XS" | "Q4_K_S" | "Q4_K_M" => Q5_K,
                 _ if self.is_very_low() => Q5_K,
                 _ => self.base,
             };

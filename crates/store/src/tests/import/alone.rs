@@ -40,7 +40,11 @@ pub(super) fn check(
         let sizes = |shape: &[u64]| shape.iter().copied().filter(|&n| n != 1).collect::<Vec<_>>();
         assert_eq!(sizes(&found.shape), sizes(&tensor.shape), "{name}: {}", tensor.name);
         for (a, b) in values(&made, found).into_iter().zip(values(&want, tensor)) {
-            assert!((a - b).abs() <= b.abs() * 1e-3 + 1e-6, "{name}: {} has {a} for {b}", tensor.name);
+            assert!(
+                (a - b).abs() <= b.abs() * 1e-3 + 1e-6,
+                "{name}: {} has {a} for {b}",
+                tensor.name
+            );
         }
     }
 }
@@ -102,7 +106,8 @@ fn rwkv_becomes_what_the_engine_reads() {
     ];
     let config = json!({"architectures": ["Rwkv6ForCausalLM"], "hidden_size": 32, "num_hidden_layers": 2, "head_size": 16,
         "intermediate_size": 128, "rescale_every": 1, "layer_norm_epsilon": 1e-5});
-    let vocabulary = ("rwkv_vocab_v20230424.txt", "1 'a' 1\n2 b'\\xff' 1\n3 '\\n\\n' 2\n".to_owned());
+    let vocabulary =
+        ("rwkv_vocab_v20230424.txt", "1 'a' 1\n2 b'\\xff' 1\n3 '\\n\\n' 2\n".to_owned());
     let keys = ["block_count", "embedding_length", "feed_forward_length", "wkv.head_size"];
     check("rwkv6", &model.named(&whole, "rwkv.blocks.", &names), &config, vocabulary, &keys);
 }
@@ -160,8 +165,7 @@ fn gemma_3n_becomes_what_the_engine_reads() {
         "altup_num_inputs": 4, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 10,
         "activation_sparsity_pattern": vec![0.0; layers], "layer_types": vec!["sliding_attention"; layers]});
     let config = json!({"architectures": ["Gemma3nForConditionalGeneration"], "text_config": text});
-    let vocabulary =
-        json!({"model": {"type": "BPE", "byte_fallback": true, "vocab": {"<unk>": 0, "a": 1}, "merges": []}});
+    let vocabulary = json!({"model": {"type": "BPE", "byte_fallback": true, "vocab": {"<unk>": 0, "a": 1}, "merges": []}});
     let tensors = model.named(&whole, "model.language_model.layers.", &names);
     let keys = ["block_count", "embedding_length", "attention.head_count"];
     check("gemma3n", &tensors, &config, ("tokenizer.json", vocabulary.to_string()), &keys);

@@ -38,10 +38,12 @@ pub(super) fn config_there(gguf: &Gguf, class: &str, llama3: Option<Value>) -> V
         rope = json!({"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": local}});
     }
     let layer_types =
-        meta.bools(&format!("{arch}.attention.sliding_window_pattern")).ok().flatten().map(|slides| {
-            let kind = |slides| if slides { "sliding_attention" } else { "full_attention" };
-            slides.into_iter().map(kind).collect::<Vec<_>>()
-        });
+        meta.bools(&format!("{arch}.attention.sliding_window_pattern")).ok().flatten().map(
+            |slides| {
+                let kind = |slides| if slides { "sliding_attention" } else { "full_attention" };
+                slides.into_iter().map(kind).collect::<Vec<_>>()
+            },
+        );
     json!({
         "architectures": [class], "hidden_size": number("embedding_length"), "num_hidden_layers": number("block_count"),
         "intermediate_size": number("feed_forward_length"), "num_attention_heads": number("attention.head_count"),

@@ -103,10 +103,15 @@ pub(super) const GROUPED: &[(&str, &str)] =
 #[test]
 fn glm_becomes_what_llama_cpp_makes_of_it() {
     // llama.cpp takes the width for the context where the length of training is not said.
-    case("chatglm", "GlmForCausalLM").fixed(json!({"seq_length": 48, "partial_rotary_factor": 0.5})).check();
+    case("chatglm", "GlmForCausalLM")
+        .fixed(json!({"seq_length": 48, "partial_rotary_factor": 0.5}))
+        .check();
     case("glm4", "Glm4ForCausalLM").fixed(json!({"partial_rotary_factor": 0.5})).check();
     let keys = &[ROUTED, WEIGHTED, GROUPED].concat();
-    case("glm4moe", "Glm4MoeForCausalLM").keys(keys).fixed(json!({"partial_rotary_factor": 0.5})).check();
+    case("glm4moe", "Glm4MoeForCausalLM")
+        .keys(keys)
+        .fixed(json!({"partial_rotary_factor": 0.5}))
+        .check();
 }
 
 #[test]
@@ -132,8 +137,10 @@ fn families_like_llama_become_what_llama_cpp_makes_of_them() {
         .fixed(json!({"eos_token_id": 316, "eod_token_id": 3}))
         .check();
     case("hunyuan_vl", "HunYuanVLForConditionalGeneration")
-        .fixed(json!({"rope_scaling": {"type": "xdrope", "alpha": 1.0, "xdrope_section": [2, 2, 2]},
-            "rope_theta": 10000.0, "rope_parameters": null}))
+        .fixed(
+            json!({"rope_scaling": {"type": "xdrope", "alpha": 1.0, "xdrope_section": [2, 2, 2]},
+            "rope_theta": 10000.0, "rope_parameters": null}),
+        )
         .check();
     case("baichuan-13b", "BaichuanForCausalLM").check();
     case("maincoder", "MaincoderForCausalLM").check();
@@ -303,7 +310,10 @@ fn newer_families_become_what_the_engine_reads() {
     case("nanbeige", "NanbeigeForCausalLM").keys(&[("num_loops", "num_loops")]).check();
     case("arctic", "ArcticForCausalLM").check();
     case("hy_v3", "HYV3ForCausalLM")
-        .keys(&[("router_scaling_factor", "expert_weights_scale"), ("route_norm", "expert_weights_norm")])
+        .keys(&[
+            ("router_scaling_factor", "expert_weights_scale"),
+            ("route_norm", "expert_weights_norm"),
+        ])
         .fixed(json!({"num_shared_experts": 1}))
         // The file's own width of the shared expert is not that of another expert.
         .but(&["expert_shared_feed_forward_length"])
@@ -311,7 +321,9 @@ fn newer_families_become_what_the_engine_reads() {
     let rope = json!({"full_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}});
     case("spark2_5", "Spark2_5ForCausalLM")
-        .fixed(json!({"rope_parameters": rope, "gate_attn_act_mode": "sigmoid", "hidden_act": "gelu"}))
+        .fixed(
+            json!({"rope_parameters": rope, "gate_attn_act_mode": "sigmoid", "hidden_act": "gelu"}),
+        )
         .check();
     case("maple", "MapleForCausalLM")
         // The bound is the same in all layers.
@@ -387,7 +399,10 @@ fn decoders_with_older_names_become_what_llama_cpp_makes_of_them() {
         // Its inside is always a multiple of 256, which the file's is not.
         .but(&["vocab_size", "feed_forward_length"])
         .check();
-    case("plamo", "PlamoForCausalLM").fixed(json!({"n_shared_head": 2})).but(&["vocab_size"]).check();
+    case("plamo", "PlamoForCausalLM")
+        .fixed(json!({"n_shared_head": 2}))
+        .but(&["vocab_size"])
+        .check();
 }
 
 #[test]

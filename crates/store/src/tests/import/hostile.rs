@@ -34,7 +34,8 @@ fn numbers_of_a_configuration_make_nothing_grow() {
     // Factors of frequencies are made of the size of a head alone.
     let error = llama(&|_, config| {
         config["head_dim"] = 2_147_483_646u32.into();
-        config["rope_parameters"] = json!({"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0});
+        config["rope_parameters"] =
+            json!({"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0});
     });
     assert!(error.contains("`head_dim` must be at most 65536"), "{error}");
     let error = llama(&|_, config| {
@@ -66,9 +67,11 @@ fn tensors_without_values_are_not_there() {
 
 #[test]
 fn a_tensor_has_one_name_and_one_source() {
-    let error = llama(&|tensors, _| tensors.push(one("model.layers.+1.mlp.up_proj.weight", vec![4, 4])));
+    let error =
+        llama(&|tensors, _| tensors.push(one("model.layers.+1.mlp.up_proj.weight", vec![4, 4])));
     assert!(error.contains("layers.+1.mlp") && error.contains("not known"), "{error}");
-    let error = llama(&|tensors, _| tensors.push(one("model.layers.01.mlp.up_proj.weight", vec![4, 4])));
+    let error =
+        llama(&|tensors, _| tensors.push(one("model.layers.01.mlp.up_proj.weight", vec![4, 4])));
     assert!(error.contains("layers.01.mlp") && error.contains("not known"), "{error}");
     let error = llama(&|tensors, _| {
         for there in ["mlp.gate.e_score_correction_bias", "mlp.gate.expert_bias"] {
@@ -76,12 +79,14 @@ fn a_tensor_has_one_name_and_one_source() {
         }
     });
     assert!(error.contains("two of its tensors would become blk.0.exp_probs_b.bias"), "{error}");
-    let error = llama(&|tensors, _| tensors.push(one("language_model.model.norm.weight", vec![48])));
+    let error =
+        llama(&|tensors, _| tensors.push(one("language_model.model.norm.weight", vec![48])));
     assert!(error.contains("model.norm.weight occurs twice"), "{error}");
     // Of two spellings of the memory of the seventh version one would be lost.
     let (kit, gguf) = (Kit::new(), zoo("rwkv7"));
     let spelled = |within: &str| one(&format!("model.layers.0.{within}.k_k"), vec![64]);
-    let tensors = [spelled("attention"), spelled("self_attn"), one("model.embeddings.weight", vec![320, 64])];
+    let tensors =
+        [spelled("attention"), spelled("self_attn"), one("model.embeddings.weight", vec![320, 64])];
     let config = json!({"architectures": ["RWKV7ForCausalLM"], "num_hidden_layers": 1, "hidden_size": 64, "head_dim": 64});
     let mut folder = folder_of(&kit, "rwkv7", &gguf, &tensors, config);
     let (name, text) = super::memory::vocabulary();
@@ -95,7 +100,8 @@ fn a_row_is_not_wider_than_any_model_has() {
     let (kit, gguf) = (Kit::new(), zoo("llama"));
     let mut tensors = tensors_there(&gguf);
     tensors.retain(|tensor| tensor.0 != "model.norm.weight");
-    let mut folder = folder_of(&kit, "wide", &gguf, &tensors, config_there(&gguf, "LlamaForCausalLM", None));
+    let mut folder =
+        folder_of(&kit, "wide", &gguf, &tensors, config_there(&gguf, "LlamaForCausalLM", None));
     // A vector, which is read at once.
     put_wide(&mut folder, "model.norm.weight", &[(1 << 26) + 1]);
     let error = kit.store.import(&folder.files).unwrap_err().to_string();
@@ -122,7 +128,8 @@ fn a_row_is_as_wide_where_it_is_read_before_its_file_is_planned() {
 /// A file with a tensor of two bytes a value; it has holes, so that it takes no place.
 fn put_wide(folder: &mut Folder, tensor: &str, shape: &[u64]) {
     let size = 2 * shape.iter().product::<u64>();
-    let header = format!(r#"{{"{tensor}":{{"dtype":"F16","shape":{shape:?},"data_offsets":[0,{size}]}}}}"#);
+    let header =
+        format!(r#"{{"{tensor}":{{"dtype":"F16","shape":{shape:?},"data_offsets":[0,{size}]}}}}"#);
     let name = "model-00003-of-00003.safetensors";
     folder.put(name, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat());
     let file = File::options().append(true).open(folder.dir.join(name)).unwrap();
@@ -144,11 +151,18 @@ fn files_of_settings_are_read_up_to_a_bound() {
 #[test]
 fn ways_to_quantize_that_are_not_known_are_named() {
     let error = llama(&|tensors, config| {
-        tensors.push(("model.layers.0.mlp.up_proj.qweight".into(), "I32", vec![6, 96], vec![0; 4 * 6 * 96]));
+        tensors.push((
+            "model.layers.0.mlp.up_proj.qweight".into(),
+            "I32",
+            vec![6, 96],
+            vec![0; 4 * 6 * 96],
+        ));
         config["quantization_config"] = json!({"quant_method": "gptq", "bits": 4});
     });
     assert!(
-        error.contains("`quantization_config` is of gptq, and its tensor model.layers.0.mlp.up_proj.qweight"),
+        error.contains(
+            "`quantization_config` is of gptq, and its tensor model.layers.0.mlp.up_proj.qweight"
+        ),
         "{error}"
     );
 }

@@ -124,11 +124,14 @@ fn packed_experts_stay_as_they_are_and_products_of_8_bits_meet_their_scales() {
     let code = |expert: usize, row: usize, column: usize| {
         ((expert + 3 * row + column) % 8 + if column >= 32 { 8 } else { 0 }) as u8
     };
-    stored.retain(|(name, ..)| !(name.starts_with("layers.1.ffn.experts.") && name.ends_with("w1.weight")));
+    stored.retain(|(name, ..)| {
+        !(name.starts_with("layers.1.ffn.experts.") && name.ends_with("w1.weight"))
+    });
     for expert in 0..6 {
         let name = format!("layers.1.ffn.experts.{expert}.w1");
         let pairs = (0..2).flat_map(|row| (0..32).map(move |pair| (row, 2 * pair)));
-        let codes = pairs.map(|(row, at)| code(expert, row, at) | code(expert, row, at + 1) << 4).collect();
+        let codes =
+            pairs.map(|(row, at)| code(expert, row, at) | code(expert, row, at + 1) << 4).collect();
         stored.push((format!("{name}.weight"), "I8", vec![2, 32], codes));
         stored.push((format!("{name}.scale"), "F8_E8M0", vec![2, 2], vec![127, 128, 126, 130]));
     }
@@ -146,7 +149,11 @@ fn packed_experts_stay_as_they_are_and_products_of_8_bits_meet_their_scales() {
         let (expert, row, column) = (at / 128, at / 64 % 2, at % 64);
         let code = code(expert, row, column) as usize;
         let sign = if code < 8 { 1.0 } else { -1.0 };
-        assert_eq!(found, sign * sizes[code % 8] * scales[row][column / 32], "{expert} {row} {column}");
+        assert_eq!(
+            found,
+            sign * sizes[code % 8] * scales[row][column / 32],
+            "{expert} {row} {column}"
+        );
     }
     let kv = made.tensor("blk.1.attn_kv.weight").unwrap();
     assert!(values(&made, kv).iter().all(|&x| x == 6.0), "1.5 by four");

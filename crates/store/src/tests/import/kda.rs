@@ -16,7 +16,9 @@ pub(super) fn kimi_3(mut model: Model<'_>) -> Vec<Stored> {
         model.put(format!("{name}_proj.weight"), (vec![1, shape[0]], half));
     };
     for layer in 0..model.layers {
-        for (here, there) in [("attn_res_score", "self_attention_res"), ("ffn_res_score", "mlp_res")] {
+        for (here, there) in
+            [("attn_res_score", "self_attention_res"), ("ffn_res_score", "mlp_res")]
+        {
             let numbers = model.take(layer, &format!("{here}.weight")).unwrap();
             halved(&mut model, format!("{ROOT}{layer}.{there}"), numbers);
         }
@@ -63,8 +65,11 @@ pub(super) fn ling_3(mut model: Model<'_>) -> Vec<Stored> {
     for beyond in [model.layers as u32, u32::MAX] {
         model.put(format!("{LAYERS}{beyond}.attention.g_proj.weight"), (vec![1], vec![1.0]));
     }
-    let whole =
-        [("token_embd", "model.word_embeddings"), ("output_norm", "model.norm"), ("output", "lm_head")];
+    let whole = [
+        ("token_embd", "model.word_embeddings"),
+        ("output_norm", "model.norm"),
+        ("output", "lm_head"),
+    ];
     let own = [
         ("ssm_f_a", "attention.f_proj"),
         ("ssm_g_a", "attention.g_proj"),
@@ -162,7 +167,12 @@ fn delta_attention_with_a_bound_becomes_what_llama_cpp_makes_of_it() {
     let limits = json!({"expert_swiglu_limit_list": [null, 0.3, null, 0.2, 0.5], "share_expert_swiglu_limit_list": [0.4, null, 0.3, 0.25]});
     ling(&sizes, "bailingmoe3", "BailingMoeV3ForCausalLM", limits);
     let sees = json!({"mrope_section": [2, 1, 1], "tie_word_embeddings": true});
-    ling(&sizes[..sizes.len() - 1], "bailingmoe3-vl", "BailingMoeV3VLForConditionalGeneration", sees);
+    ling(
+        &sizes[..sizes.len() - 1],
+        "bailingmoe3-vl",
+        "BailingMoeV3VLForConditionalGeneration",
+        sees,
+    );
 }
 
 #[test]

@@ -18,7 +18,8 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
     match &*model.arch.clone() {
         "llama-embed" => {
             model.unpair();
-            let whole = [("token_embd", "embed_tokens"), ("output_norm", "norm"), ("output", "lm_head")];
+            let whole =
+                [("token_embd", "embed_tokens"), ("output_norm", "norm"), ("output", "lm_head")];
             model.named(&whole, "layers.", LLAMA)
         }
         "jina-bert-v3" => jina(model),
@@ -51,7 +52,8 @@ fn jina(mut model: Model<'_>) -> Vec<Stored> {
         ("token_types.weight", computed("roberta.embeddings.token_type_embeddings")),
         ("token_embd_norm", "roberta.emb_ln".to_owned()),
     ];
-    let mut names = vec![("attn_output_norm", "norm1".to_owned()), ("layer_output_norm", "norm2".to_owned())];
+    let mut names =
+        vec![("attn_output_norm", "norm1".to_owned()), ("layer_output_norm", "norm2".to_owned())];
     for (weight, bias, there) in [
         ("attn_qkv.weight", "attn_qkv.bias", "mixer.Wqkv"),
         ("attn_output.weight", "attn_output.bias", "mixer.out_proj"),
@@ -91,7 +93,11 @@ fn talkie(mut model: Model<'_>) -> Vec<Stored> {
         ("ffn_down", "mlp.mlp_resid"),
         ("layer_output_scale.weight", "embed_skip.a_g"),
     ];
-    model.named(&[("token_embd", "model.embed"), ("output.weight", "lm_head")], "model.blocks.", &names)
+    model.named(
+        &[("token_embd", "model.embed"), ("output.weight", "lm_head")],
+        "model.blocks.",
+        &names,
+    )
 }
 
 /// Two stacks of as many layers.
@@ -99,8 +105,11 @@ fn hrm(mut model: Model<'_>) -> Vec<Stored> {
     let depth = model.number("hrm.layers_per_stack");
     model.join(&["attn_gate", "attn_q", "attn_k", "attn_v"], "all");
     model.join(&["ffn_gate", "ffn_up"], "both");
-    let whole =
-        [("token_embd", "model.embed_tokens"), ("output", "lm_head"), ("hrm.z_l_init", "model.z_L_init")];
+    let whole = [
+        ("token_embd", "model.embed_tokens"),
+        ("output", "lm_head"),
+        ("hrm.z_l_init", "model.z_L_init"),
+    ];
     let names = [
         ("all", "attn.gqkv_proj"),
         ("attn_output", "attn.o_proj"),
@@ -109,7 +118,9 @@ fn hrm(mut model: Model<'_>) -> Vec<Stored> {
     ];
     let mut tensors = model.named(&whole, "layers.", &names);
     for (name, ..) in &mut tensors {
-        let Some((layer, part)) = name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) else {
+        let Some((layer, part)) =
+            name.strip_prefix("layers.").and_then(|rest| rest.split_once('.'))
+        else {
             continue;
         };
         let layer: usize = layer.parse().unwrap();
@@ -178,16 +189,24 @@ fn late_families_become_what_the_engine_reads() {
         .fixed(json!({"head_dim": 12}))
         .but(&["layer_norm_rms_epsilon"])
         .check();
-    let keys =
-        [("H_cycles", "hrm.h_cycles"), ("L_cycles", "hrm.l_cycles"), ("embedding_scale", "embedding_scale")];
+    let keys = [
+        ("H_cycles", "hrm.h_cycles"),
+        ("L_cycles", "hrm.l_cycles"),
+        ("embedding_scale", "embedding_scale"),
+    ];
     case("hrm_text", "HrmTextForCausalLM")
         .keys(&[&keys[..], &[("num_layers_per_stack", "hrm.layers_per_stack")]].concat())
         .check();
     // Of old the number of layers was that of a stack.
-    case("hrm_text", "HrmTextForCausalLM").keys(&keys).fixed(json!({"num_hidden_layers": 2})).check();
+    case("hrm_text", "HrmTextForCausalLM")
+        .keys(&keys)
+        .fixed(json!({"num_hidden_layers": 2}))
+        .check();
     case("plamo2", "Plamo2ForCausalLM")
-        .fixed(json!({"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size_per_head": 16,
-            "mamba_num_heads": 4, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_step": 2}))
+        .fixed(
+            json!({"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size_per_head": 16,
+            "mamba_num_heads": 4, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_step": 2}),
+        )
         // Layers without attention have no heads, which the file says they have.
         .but(&["attention.head_count"])
         .check();
@@ -246,14 +265,16 @@ fn matrices_of_bitnet_are_rounded_to_three_values() {
             numbers.iter_mut().for_each(|x| *x = nearest(*x));
             assert!(numbers.contains(&0.0) && numbers.contains(&size), "{}", tensor.name);
         }
-        let found = values(&made, made.tensor(&tensor.name).unwrap_or_else(|| panic!("{}", tensor.name)));
+        let found =
+            values(&made, made.tensor(&tensor.name).unwrap_or_else(|| panic!("{}", tensor.name)));
         assert_eq!(found.len(), numbers.len());
         for (a, b) in found.into_iter().zip(numbers) {
             assert!((a - b).abs() <= b.abs() * 1e-3 + 1e-6, "{} has {a} for {b}", tensor.name);
         }
     }
     assert!(made.tensors().iter().all(|tensor| want.tensor(&tensor.name).is_some()));
-    for key in ["block_count", "embedding_length", "feed_forward_length", "attention.head_count_kv"] {
+    for key in ["block_count", "embedding_length", "feed_forward_length", "attention.head_count_kv"]
+    {
         let key = format!("bitnet.{key}");
         assert_eq!(made.metadata().get(&key), want.metadata().get(&key), "{key}");
     }
@@ -266,31 +287,39 @@ fn matrices_of_bitnet_are_rounded_to_three_values() {
 /// Four values a byte: those of a row, of the one a quarter further down, and so on.
 fn packed(values: &[u8], columns: usize) -> Vec<u8> {
     let plane = values.len() / columns / 4 * columns;
-    (0..plane).map(|at| (0..4).fold(0, |byte, k| byte | values[k * plane + at] << (2 * k))).collect()
+    (0..plane)
+        .map(|at| (0..4).fold(0, |byte, k| byte | values[k * plane + at] << (2 * k)))
+        .collect()
 }
 
 /// Matrices that come as three values with a factor are what they are, in a family of their own and in others.
 #[test]
 fn packed_matrices_of_three_values_are_unpacked() {
     let parts = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
-    let names = [("attn_sub_norm", "self_attn.attn_sub_norm"), ("ffn_sub_norm", "mlp.ffn_sub_norm")];
+    let names =
+        [("attn_sub_norm", "self_attn.attn_sub_norm"), ("ffn_sub_norm", "mlp.ffn_sub_norm")];
     for (name, class, act, linear, becomes, size) in [
         ("bitnet", "BitNetForCausalLM", "relu2", "autobitlinear", "bitnet-b1.58", 0.75f32),
         ("llama", "LlamaForCausalLM", "silu", "bitlinear", "llama", 4.0),
     ] {
         let want = zoo(name);
         let model = Model::of(&want);
-        let whole =
-            [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
+        let whole = [
+            ("token_embd", "model.embed_tokens"),
+            ("output_norm", "model.norm"),
+            ("output", "lm_head"),
+        ];
         let mut stored = model.named(&whole, "model.layers.", &[&names[..], LLAMA].concat());
         stored.retain(|tensor| !tensor.0.ends_with(".scale"));
-        let is_packed =
-            |tensor: &Stored| parts.iter().any(|part| tensor.0.ends_with(&format!("{part}.weight")));
+        let is_packed = |tensor: &Stored| {
+            parts.iter().any(|part| tensor.0.ends_with(&format!("{part}.weight")))
+        };
         let mut scales = Vec::new();
         for tensor in stored.iter_mut().filter(|tensor| is_packed(tensor)) {
             let (rows, columns) = (tensor.2[0] as usize, tensor.2[1] as usize);
             // Minus one, zero and one in turns, from another one on in each row.
-            let values: Vec<u8> = (0..rows * columns).map(|at| ((at + at / columns) % 3) as u8).collect();
+            let values: Vec<u8> =
+                (0..rows * columns).map(|at| ((at + at / columns) % 3) as u8).collect();
             (tensor.1, tensor.2[0], tensor.3) = ("U8", rows as u64 / 4, packed(&values, columns));
             let scale = tensor.0.replace(".weight", ".weight_scale");
             scales.push((scale, "BF16", vec![1], bytes(&[size], "BF16")));
@@ -299,8 +328,7 @@ fn packed_matrices_of_three_values_are_unpacked() {
         let mut config = config_there(&want, class, None);
         config["tie_word_embeddings"] = (name == "bitnet").into();
         config["hidden_act"] = act.into();
-        config["quantization_config"] =
-            json!({"quant_method": "bitnet", "linear_class": linear, "quantization_mode": "offline"});
+        config["quantization_config"] = json!({"quant_method": "bitnet", "linear_class": linear, "quantization_mode": "offline"});
         let (_kit, made) = import(name, &stored, config.clone()).unwrap();
         assert_eq!(made.metadata().architecture(), Ok(becomes));
         // The one class multiplies by the factor, the other divides.
@@ -337,17 +365,23 @@ fn experts_of_qwen3_vl_are_read_in_either_order() {
             let part = |part: &str| numbers(format!("blk.{layer}.ffn_{part}_exps.weight"));
             let (gate, up, down) = (part("gate"), part("up"), part("down"));
             let matrix = width * inner;
-            let both = gate.chunks(matrix).zip(up.chunks(matrix)).flat_map(|(gate, up)| [gate, up].concat());
-            for (name, numbers, rows, columns) in
-                [("gate_up_proj", both.collect(), 2 * inner, width), ("down_proj", down, width, inner)]
-            {
+            let both = gate
+                .chunks(matrix)
+                .zip(up.chunks(matrix))
+                .flat_map(|(gate, up)| [gate, up].concat());
+            for (name, numbers, rows, columns) in [
+                ("gate_up_proj", both.collect(), 2 * inner, width),
+                ("down_proj", down, width, inner),
+            ] {
                 let numbers: Vec<f32> = numbers;
                 let turned = |matrix: &[f32]| -> Vec<f32> {
                     let at = |column: usize| matrix.iter().skip(column).step_by(columns).copied();
                     (0..columns).flat_map(at).collect()
                 };
                 let (shape, numbers) = match inputs_first {
-                    true => ([columns, rows], numbers.chunks(rows * columns).flat_map(turned).collect()),
+                    true => {
+                        ([columns, rows], numbers.chunks(rows * columns).flat_map(turned).collect())
+                    }
                     false => ([rows, columns], numbers),
                 };
                 let shape = [&[experts as u64][..], &shape.map(|n| n as u64)].concat();

@@ -82,7 +82,8 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
             both_ways(&mut model);
             let names = ["gate", "up", "down"]
                 .map(|part| (format!("ffn_{part}_exps"), format!("mlp.experts.{{}}.{part}_proj")));
-            let names: Vec<(&str, &str)> = names.iter().map(|(here, there)| (&**here, &**there)).collect();
+            let names: Vec<(&str, &str)> =
+                names.iter().map(|(here, there)| (&**here, &**there)).collect();
             model.experts(LAYERS, &names);
             // What guesses further tokens stands behind all layers.
             let beyond = format!("{LAYERS}{}.enorm.weight", model.layers);
@@ -93,18 +94,24 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
             both_ways(&mut model);
             let names = ["gate", "up", "down"]
                 .map(|part| (format!("ffn_{part}_exps"), format!("mlp.experts.{{}}.{part}_proj")));
-            let names: Vec<(&str, &str)> = names.iter().map(|(here, there)| (&**here, &**there)).collect();
+            let names: Vec<(&str, &str)> =
+                names.iter().map(|(here, there)| (&**here, &**there)).collect();
             model.experts(LAYERS, &names);
             // The root of 48 features over 12; layers with a window have as many of their own.
             model.all(&|name, (_, numbers)| {
                 let is_short = name.ends_with("attn_q_a_norm.weight")
-                    || ["blk.0.attn_kv_a_norm.weight", "blk.2.attn_kv_a_norm.weight"].contains(&name);
+                    || ["blk.0.attn_kv_a_norm.weight", "blk.2.attn_kv_a_norm.weight"]
+                        .contains(&name);
                 numbers.iter_mut().filter(|_| is_short).for_each(|x| *x /= 2.0);
             });
             model.put("vision_encoder.patch_embed.weight".to_owned(), (vec![1], vec![1.0]));
             model.put("model.mtp.embed_tokens.weight".to_owned(), (vec![1], vec![1.0]));
-            let own = [("attn_gate", "self_attn.g_proj"), ("attn_k_norm", "self_attn.k_rope_only_layernorm")];
-            let latent: Vec<_> = LATENT.iter().filter(|(here, _)| *here != "attn_k").copied().collect();
+            let own = [
+                ("attn_gate", "self_attn.g_proj"),
+                ("attn_k_norm", "self_attn.k_rope_only_layernorm"),
+            ];
+            let latent: Vec<_> =
+                LATENT.iter().filter(|(here, _)| *here != "attn_k").copied().collect();
             model.named(USUAL, LAYERS, &[&latent[..], DEEPSEEK, INDEXER, &own].concat())
         }
         "hy_v4" => {
@@ -164,7 +171,8 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
             let is_third = model.arch == "kimi-k3";
             let names = [("ffn_gate_exps", "w1"), ("ffn_down_exps", "w2"), ("ffn_up_exps", "w3")]
                 .map(|(here, there)| (here, format!("block_sparse_moe.experts.{{}}.{there}")));
-            let names: Vec<(&str, &str)> = names.iter().map(|(here, there)| (*here, &**there)).collect();
+            let names: Vec<(&str, &str)> =
+                names.iter().map(|(here, there)| (*here, &**there)).collect();
             model.experts(LAYERS, &names);
             model.all(&|name, (shape, numbers)| {
                 if name.ends_with("ssm_a") {
@@ -215,9 +223,11 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
                 ("ffn_down", "mlp.Wo"),
             ],
         ),
-        "eurobert" => {
-            model.named(&[("token_embd", "embed_tokens"), ("output_norm", "norm")], "layers.", LATENT)
-        }
+        "eurobert" => model.named(
+            &[("token_embd", "embed_tokens"), ("output_norm", "norm")],
+            "layers.",
+            LATENT,
+        ),
         _ => nomic(model),
     }
 }
@@ -349,15 +359,21 @@ pub(super) fn hy_v4() -> Case {
 /// What stands for a layer with an indexer of its own, and for one without, is one of two words.
 #[test]
 fn words_for_indexers_are_not_guessed() {
-    let keys = [SIZES, ROUTED, WEIGHTED, GROUPED, INDEXED, &[("q_lora_rank", "attention.q_lora_rank")]];
+    let keys =
+        [SIZES, ROUTED, WEIGHTED, GROUPED, INDEXED, &[("q_lora_rank", "attention.q_lora_rank")]];
     let glm_dsa = || {
-        case("glm-dsa", "GlmMoeDsaForCausalLM").keys(&keys.concat()).fixed(json!({"num_key_value_heads": 3,
+        case("glm-dsa", "GlmMoeDsaForCausalLM")
+            .keys(&keys.concat())
+            .fixed(json!({"num_key_value_heads": 3,
             "qk_nope_head_dim": 18, "head_dim": null, "scoring_func": "sigmoid"}))
     };
     for case in [&hy_v4 as &dyn Fn() -> Case, &glm_dsa, &kda::glm_5] {
         for unknown in [json!(["full", "partial", "full"]), json!(["full", 1]), json!("full")] {
             let error = case().says(json!({"indexer_types": unknown})).import().err().unwrap();
-            assert!(error.contains("`indexer_types` must be `full` or `shared` for each layer"), "{error}");
+            assert!(
+                error.contains("`indexer_types` must be `full` or `shared` for each layer"),
+                "{error}"
+            );
         }
     }
     let error = glm_dsa().says(json!({"index_topk_pattern": "FSXS"})).import().err().unwrap();
@@ -375,7 +391,8 @@ fn attention_through_a_latent_vector_becomes_what_llama_cpp_makes_of_it() {
         .fixed(with(4, json!({"scoring_func": "softmax"})))
         .but(&["q_lora_rank"])
         .check();
-    let keys = [SIZES, ROUTED, WEIGHTED, GROUPED, &[("q_lora_rank", "attention.q_lora_rank")]].concat();
+    let keys =
+        [SIZES, ROUTED, WEIGHTED, GROUPED, &[("q_lora_rank", "attention.q_lora_rank")]].concat();
     let rope = json!({"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32, "beta_slow": 1,
         "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0});
     case("deepseek3", "DeepseekV3ForCausalLM")
@@ -402,7 +419,9 @@ fn attention_through_a_latent_vector_becomes_what_llama_cpp_makes_of_it() {
     // What the file lists, in one of the forms that configurations have.
     case("glm-dsa", "GlmMoeDsaForCausalLM")
         .keys(&indexed)
-        .fixed(sizes(json!({"scoring_func": "sigmoid", "index_topk_freq": 3, "index_skip_topk_offset": 1})))
+        .fixed(sizes(
+            json!({"scoring_func": "sigmoid", "index_topk_freq": 3, "index_skip_topk_offset": 1}),
+        ))
         .but(&["unknown_token_id"])
         .check();
     let rope = json!({"full_attention": {"rope_type": "default", "rope_theta": 8e4},
@@ -416,8 +435,12 @@ fn attention_through_a_latent_vector_becomes_what_llama_cpp_makes_of_it() {
     };
     let local = json!({"num_attention_heads": 2, "q_lora_rank": 12, "kv_lora_rank": 48, "qk_nope_head_dim": 22,
         "qk_rope_head_dim": 8, "v_head_dim": 20});
-    let named = local.as_object().unwrap().iter().map(|(key, value)| (format!("swa_{key}"), value.clone()));
-    case("dots3note", "Dots3NoteForCausalLM").keys(&indexed).fixed(windows(named.collect())).check();
+    let named =
+        local.as_object().unwrap().iter().map(|(key, value)| (format!("swa_{key}"), value.clone()));
+    case("dots3note", "Dots3NoteForCausalLM")
+        .keys(&indexed)
+        .fixed(windows(named.collect()))
+        .check();
     // The same as transformers writes it.
     let listed = json!({"per_layer_config": {"1": local, "3": local}});
     case("dots3note", "Dots3NoteForCausalLM").keys(&indexed).fixed(windows(listed)).check();
@@ -426,7 +449,10 @@ fn attention_through_a_latent_vector_becomes_what_llama_cpp_makes_of_it() {
         "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1});
     case("mistral4", "Mistral3ForConditionalGeneration")
         .keys(&[SIZES, ROUTED, WEIGHTED, &[("q_lora_rank", "attention.q_lora_rank")]].concat())
-        .fixed(with(4, json!({"model_type": "mistral4", "scoring_func": "softmax", "rope_parameters": rope})))
+        .fixed(with(
+            4,
+            json!({"model_type": "mistral4", "scoring_func": "softmax", "rope_parameters": rope}),
+        ))
         .check();
     // Made with keys that the converter does not write.
     case("minicpm3", "MiniCPM3ForCausalLM")
@@ -436,7 +462,13 @@ fn attention_through_a_latent_vector_becomes_what_llama_cpp_makes_of_it() {
             ("qk_rope_head_dim", "rope.dimension_count"),
         ])
         .fixed(with(4, json!({"v_head_dim": 16})))
-        .but(&["freq_base", "value_length", "scaling.attn_factor", "original_context_length", "scaling.type"])
+        .but(&[
+            "freq_base",
+            "value_length",
+            "scaling.attn_factor",
+            "original_context_length",
+            "scaling.type",
+        ])
         .check();
     case("plm", "PLMForCausalLM")
         .keys(&[
@@ -471,7 +503,11 @@ fn later_kinds_of_gemma_become_what_llama_cpp_makes_of_them() {
     case("gemma4", "Gemma4ForCausalLM").keys(&keys).fixed(json!({"rope_parameters": rope})).check();
     case("gemma4-moe", "Gemma4ForConditionalGeneration")
         .keys(
-            &[&keys[..], &[("top_k_experts", "expert_used_count"), ("num_experts", "expert_count")]].concat(),
+            &[
+                &keys[..],
+                &[("top_k_experts", "expert_used_count"), ("num_experts", "expert_count")],
+            ]
+            .concat(),
         )
         .fixed(json!({"rope_parameters": rope, "num_local_experts": null}))
         .check();
@@ -495,7 +531,9 @@ fn vocabularies_of_every_form_are_among_the_files_of_a_folder() {
         "hy.tiktoken",
         "tiktoken.model",
     ];
-    for name in ["model.safetensors", "config.json", "chat_template.jinja", "README.md"].iter().chain(&forms)
+    for name in ["model.safetensors", "config.json", "chat_template.jinja", "README.md"]
+        .iter()
+        .chain(&forms)
     {
         std::fs::write(
             dir.join(name),
@@ -505,7 +543,8 @@ fn vocabularies_of_every_form_are_among_the_files_of_a_folder() {
     }
     let recipe = Modelfile::parse(&format!("FROM {}\n", dir.display())).unwrap();
     let plan = plan_local(&recipe, kit.dir.path(), None, &mut |_| {}).unwrap();
-    let names: Vec<_> = plan.request.files.iter().flatten().map(|(name, _)| name.as_str()).collect();
+    let names: Vec<_> =
+        plan.request.files.iter().flatten().map(|(name, _)| name.as_str()).collect();
     for name in forms.iter().chain(&["chat_template.jinja", "config.json"]) {
         assert!(names.contains(name), "{name}: {names:?}");
     }

@@ -47,7 +47,8 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
     if model.arch == "arwkv7" {
         unfuse(&mut model, "model.layers.", "self_attn.time_mixer.x_", &LETTERS);
         let names = first_spelling(&mut model, "self_attn.time_mixer");
-        let names: Vec<(&str, &str)> = names.iter().map(|(here, there)| (&**here, &**there)).collect();
+        let names: Vec<(&str, &str)> =
+            names.iter().map(|(here, there)| (&**here, &**there)).collect();
         return model.named(QWEN, "model.layers.", &[GATED, &*names].concat());
     }
     unfuse(&mut model, "model.layers.", "self_attn.time_maa_", &["w", "k", "v", "r", "g"]);
@@ -88,14 +89,17 @@ fn first_spelling(model: &mut Model<'_>, within: &str) -> Vec<(String, String)> 
     });
     let bare = THIN.iter().chain(&VECTORS).chain(&["r_k"]);
     let bare = bare.map(|part| (format!("time_mix_{part}.weight"), format!("{within}.{part}")));
-    let named = MATRICES.iter().map(|part| (format!("time_mix_{part}"), format!("{within}.{part}")));
+    let named =
+        MATRICES.iter().map(|part| (format!("time_mix_{part}"), format!("{within}.{part}")));
     bare.chain(named).chain([("time_mix_ln".to_owned(), format!("{within}.ln_x"))]).collect()
 }
 
 /// How much a token counts for itself, by heads.
 fn heads(model: &mut Model<'_>) {
     let head = model.number("wkv.head_size") as u64;
-    model.each(&["time_mix_r_k"], &|(shape, numbers): Numbers| (vec![shape[0] / head, head], numbers));
+    model.each(&["time_mix_r_k"], &|(shape, numbers): Numbers| {
+        (vec![shape[0] / head, head], numbers)
+    });
 }
 
 const SIZES: [(&str, &str); 5] = [
@@ -121,7 +125,10 @@ fn qwen_with_a_memory_becomes_what_the_engine_reads() {
         ])
         .check();
     case("rwkv6qwen2", "RWKV6Qwen2ForCausalLM")
-        .keys(&[("lora_rank_tokenshift", "time_mix_extra_dim"), ("lora_rank_decay", "time_decay_extra_dim")])
+        .keys(&[
+            ("lora_rank_tokenshift", "time_mix_extra_dim"),
+            ("lora_rank_decay", "time_decay_extra_dim"),
+        ])
         .fixed(json!({"num_attention_heads": 4}))
         .but(&["context_length", "vocab_size"])
         .check();
@@ -173,7 +180,10 @@ fn rwkv_7_becomes_what_the_engine_reads() {
     let mut config = json!({"architectures": ["Rwkv7ForCausalLM"], "hidden_size": 128, "num_hidden_layers": 3,
         "intermediate_size": 96, "layer_norm_epsilon": 1e-5});
     let sizes = |config: &mut serde_json::Value, names: [&str; 5]| {
-        names.into_iter().zip([64, 8, 6, 5, 12]).for_each(|(name, size)| config[name] = size.into());
+        names
+            .into_iter()
+            .zip([64, 8, 6, 5, 12])
+            .for_each(|(name, size)| config[name] = size.into());
     };
     sizes(&mut config, SIZES.map(|(there, _)| there));
     let tensors = model.named(&whole, "model.blocks.", &[&own, &*names].concat());
@@ -189,7 +199,8 @@ fn rwkv_7_becomes_what_the_engine_reads() {
     let tensors = model.named(&MODULES_WHOLE, "model.layers.", &MODULES);
     let mut config = json!({"architectures": ["RWKV7ForCausalLM"], "hidden_size": 128, "num_hidden_layers": 3,
         "intermediate_size": 96, "norm_eps": 1e-5});
-    let there = ["head_dim", "decay_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim", "gate_low_rank_dim"];
+    let there =
+        ["head_dim", "decay_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim", "gate_low_rank_dim"];
     sizes(&mut config, there);
     alone::check("rwkv7", &tensors, &config, vocabulary(), &KEYS);
 }

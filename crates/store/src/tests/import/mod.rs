@@ -113,12 +113,16 @@ fn compare(kit: &Kit, name: &str, want: &Gguf, folder: &Folder, but: &[&str]) {
         let found = made.metadata().get(key);
         let near = found.and_then(|f| f.as_float()).zip(value.as_float());
         let near = near.is_some_and(|(a, b)| (a - b).abs() <= b.abs() * 1e-6);
-        let text =
-            |value: Option<&puna_gguf::Value>| value.and_then(|v| v.as_str()).unwrap_or_default().to_owned();
+        let text = |value: Option<&puna_gguf::Value>| {
+            value.and_then(|v| v.as_str()).unwrap_or_default().to_owned()
+        };
         let is_alike = ALIKE.contains(&(&text(Some(value)), &text(found)));
-        let lists = made.metadata().i32s(key).ok().flatten().zip(want.metadata().i32s(key).ok().flatten());
-        let floats = made.metadata().f32s(key).ok().flatten().zip(want.metadata().f32s(key).ok().flatten());
-        let near = near || lists.is_some_and(|(a, b)| a == b) || floats.is_some_and(|(a, b)| a == b);
+        let lists =
+            made.metadata().i32s(key).ok().flatten().zip(want.metadata().i32s(key).ok().flatten());
+        let floats =
+            made.metadata().f32s(key).ok().flatten().zip(want.metadata().f32s(key).ok().flatten());
+        let near =
+            near || lists.is_some_and(|(a, b)| a == b) || floats.is_some_and(|(a, b)| a == b);
         let near = near || key == "tokenizer.ggml.pre" && is_alike;
         assert!(near || found == Some(value), "{name}: {key} is {found:?} for {value:?}");
     }
@@ -128,13 +132,16 @@ fn compare(kit: &Kit, name: &str, want: &Gguf, folder: &Folder, but: &[&str]) {
         shape[..end].to_vec()
     };
     let whole = made.tensors().iter().filter(|tensor| want.tensor(&tensor.name).is_some());
-    let mut names: Vec<_> = whole.map(|tensor| (tensor.name.to_string(), shape(&tensor.shape))).collect();
-    let mut all: Vec<_> = want.tensors().iter().map(|t| (t.name.to_string(), shape(&t.shape))).collect();
+    let mut names: Vec<_> =
+        whole.map(|tensor| (tensor.name.to_string(), shape(&tensor.shape))).collect();
+    let mut all: Vec<_> =
+        want.tensors().iter().map(|t| (t.name.to_string(), shape(&t.shape))).collect();
     all.retain(|(name, _)| !in_pieces(&made, name) && !in_whole(&made, name));
     names.sort();
     all.sort();
     assert_eq!(names, all, "{name}");
-    let has_sixteen = want.tensors().iter().any(|t| matches!(t.ty, TensorType::F16 | TensorType::BF16));
+    let has_sixteen =
+        want.tensors().iter().any(|t| matches!(t.ty, TensorType::F16 | TensorType::BF16));
     for tensor in made.tensors() {
         let Some(source) = want.tensor(&tensor.name) else {
             check_piece(name, want, &made, &tensor.name);
@@ -143,14 +150,20 @@ fn compare(kit: &Kit, name: &str, want: &Gguf, folder: &Folder, but: &[&str]) {
         if but.iter().any(|end| tensor.name.ends_with(end)) {
             continue;
         }
-        let is_computed = ROUNDED.iter().any(|start| name.starts_with(start)) && source.ty == TensorType::F32
+        let is_computed = ROUNDED.iter().any(|start| name.starts_with(start))
+            && source.ty == TensorType::F32
             || tensor.name.ends_with("ssm_a")
             || tensor.name.starts_with("rope");
         if source.ty == tensor.ty && !is_computed {
             assert!(made.data(tensor) == want.data(source), "{name}: {}", tensor.name);
             continue;
         }
-        assert!(!has_sixteen || source.ty == TensorType::F32, "{name}: {} became {}", tensor.name, tensor.ty);
+        assert!(
+            !has_sixteen || source.ty == TensorType::F32,
+            "{name}: {} became {}",
+            tensor.name,
+            tensor.ty
+        );
         for (a, b) in values(&made, tensor).into_iter().zip(values(want, source)) {
             let near = (a - b).abs() <= b.abs() * 1e-3 + 1e-6;
             assert!(near, "{name}: {} has {a} for {b}", tensor.name);
@@ -159,8 +172,10 @@ fn compare(kit: &Kit, name: &str, want: &Gguf, folder: &Folder, but: &[&str]) {
 }
 
 /// Names of what is one tensor in some files, and of its pieces.
-const PIECES: [(&str, &[&str]); 2] =
-    [("ffn_gate_up_exps", &["ffn_gate_exps", "ffn_up_exps"]), ("attn_qkv", &["attn_q", "attn_k", "attn_v"])];
+const PIECES: [(&str, &[&str]); 2] = [
+    ("ffn_gate_up_exps", &["ffn_gate_exps", "ffn_up_exps"]),
+    ("attn_qkv", &["attn_q", "attn_k", "attn_v"]),
+];
 
 /// Whether a tensor has become several.
 fn in_pieces(made: &Gguf, name: &str) -> bool {
@@ -174,7 +189,8 @@ fn in_whole(made: &Gguf, name: &str) -> bool {
     let is_piece = |whole: &str, piece: &str| {
         name.contains(&format!(".{piece}.")) && made.tensor(&name.replace(piece, whole)).is_some()
     };
-    let mut all = PIECES.iter().flat_map(|(whole, pieces)| pieces.iter().map(move |piece| (whole, piece)));
+    let mut all =
+        PIECES.iter().flat_map(|(whole, pieces)| pieces.iter().map(move |piece| (whole, piece)));
     made.tensor(name).is_none() && all.any(|(whole, piece)| is_piece(whole, piece))
 }
 
@@ -322,8 +338,9 @@ fn what_is_wrong_with_a_folder_is_said() {
         let made = kit.store.import(&folder.files);
         made.map(|_| ()).map_err(|e: StoreError| e.to_string()).unwrap_err()
     };
-    let without =
-        |end: &'static str| move |folder: &mut Folder| folder.files.retain(|file| !file.name.ends_with(end));
+    let without = |end: &'static str| {
+        move |folder: &mut Folder| folder.files.retain(|file| !file.name.ends_with(end))
+    };
     let error = import(&without("00002-of-00002.safetensors"));
     assert!(error.contains("is missing"), "{error}");
     let error = import(&without("tokenizer.model"));
@@ -336,7 +353,8 @@ fn what_is_wrong_with_a_folder_is_said() {
     });
     assert!(error.contains("model-00003-of-00003.safetensors"), "{error}");
     let error = import(&|folder| {
-        let extra = safetensors(&[("model.layers.0.strange.weight".into(), "F32", vec![1], vec![0; 4])]);
+        let extra =
+            safetensors(&[("model.layers.0.strange.weight".into(), "F32", vec![1], vec![0; 4])]);
         folder.put("model-00003-of-00003.safetensors", extra);
     });
     assert!(error.contains("strange") && error.contains("not known"), "{error}");

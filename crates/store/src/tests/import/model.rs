@@ -59,7 +59,9 @@ impl<'a> Model<'a> {
 
     /// Changes tensors of all layers that have them, weights and biases.
     pub(super) fn each(&mut self, parts: &[&str], change: &dyn Fn(Numbers) -> Numbers) {
-        for (layer, part) in (0..self.layers).flat_map(|layer| parts.iter().map(move |part| (layer, part))) {
+        for (layer, part) in
+            (0..self.layers).flat_map(|layer| parts.iter().map(move |part| (layer, part)))
+        {
             for end in ["weight", "bias"] {
                 let name = format!("{part}.{end}");
                 if let Some(numbers) = self.take(layer, &name) {
@@ -105,8 +107,10 @@ impl<'a> Model<'a> {
     pub(super) fn join(&mut self, parts: &[&str], to: &str) {
         for layer in 0..self.layers {
             for end in ["weight", "bias"] {
-                let all: Vec<Numbers> =
-                    parts.iter().filter_map(|part| self.take(layer, &format!("{part}.{end}"))).collect();
+                let all: Vec<Numbers> = parts
+                    .iter()
+                    .filter_map(|part| self.take(layer, &format!("{part}.{end}")))
+                    .collect();
                 if all.len() == parts.len() {
                     self.back(layer, &format!("{to}.{end}"), behind(all));
                 }
@@ -132,8 +136,11 @@ impl<'a> Model<'a> {
             let (head, columns) = (rows / (kv_heads * (group + 2)), numbers.len() / rows);
             let mut out = Vec::with_capacity(numbers.len());
             for kv in 0..kv_heads {
-                let starts =
-                    [kv * group * head, (kv_heads * group + kv) * head, (kv_heads * (group + 1) + kv) * head];
+                let starts = [
+                    kv * group * head,
+                    (kv_heads * group + kv) * head,
+                    (kv_heads * (group + 1) + kv) * head,
+                ];
                 for (start, rows) in starts.into_iter().zip([group * head, head, head]) {
                     out.extend_from_slice(&numbers[start * columns..(start + rows) * columns]);
                 }
@@ -147,11 +154,16 @@ impl<'a> Model<'a> {
         for (layer, (part, there)) in
             (0..self.layers).flat_map(|layer| names.iter().map(move |name| (layer, name)))
         {
-            let Some((shape, numbers)) = self.take(layer, &format!("{part}.weight")) else { continue };
+            let Some((shape, numbers)) = self.take(layer, &format!("{part}.weight")) else {
+                continue;
+            };
             let each = numbers.len() / shape[0] as usize;
             for (number, numbers) in numbers.chunks_exact(each).enumerate() {
                 let there = there.replace("{}", &number.to_string());
-                self.put(format!("{root}{layer}.{there}.weight"), (shape[1..].to_vec(), numbers.to_vec()));
+                self.put(
+                    format!("{root}{layer}.{there}.weight"),
+                    (shape[1..].to_vec(), numbers.to_vec()),
+                );
             }
         }
     }
@@ -162,12 +174,18 @@ impl<'a> Model<'a> {
 
     /// Gives all tensors that are left their names in the folder: those outside of layers, then those of layers, each the
     /// name here and there without an end, or with one where it has another.
-    pub(super) fn named(mut self, whole: &[(&str, &str)], root: &str, names: &[(&str, &str)]) -> Vec<Stored> {
+    pub(super) fn named(
+        mut self,
+        whole: &[(&str, &str)],
+        root: &str,
+        names: &[(&str, &str)],
+    ) -> Vec<Stored> {
         for (name, numbers) in std::mem::take(&mut self.tensors) {
-            let (layer, part) = match name.strip_prefix("blk.").map(|rest| rest.split_once('.').unwrap()) {
-                Some((layer, part)) => (Some(layer), part),
-                None => (None, &*name),
-            };
+            let (layer, part) =
+                match name.strip_prefix("blk.").map(|rest| rest.split_once('.').unwrap()) {
+                    Some((layer, part)) => (Some(layer), part),
+                    None => (None, &*name),
+                };
             let names = if layer.is_some() { names } else { whole };
             let (stem, end) = part.rsplit_once('.').unwrap_or((part, ""));
             let there = names.iter().find_map(|(here, there)| match () {
@@ -189,7 +207,10 @@ pub(super) fn turned((shape, numbers): Numbers) -> Numbers {
     let (rows, columns) = (*rows as usize, *columns as usize);
     let mut out = Vec::with_capacity(numbers.len());
     for matrix in numbers.chunks_exact(rows * columns) {
-        out.extend((0..columns).flat_map(|column| (0..rows).map(move |row| matrix[row * columns + column])));
+        out.extend(
+            (0..columns)
+                .flat_map(|column| (0..rows).map(move |row| matrix[row * columns + column])),
+        );
     }
     ([around, &[columns as u64, rows as u64]].concat(), out)
 }
@@ -218,7 +239,11 @@ pub(super) fn piece((shape, numbers): &Numbers, at: usize, count: usize) -> Numb
     let (rows_at, matrices) = if shape.len() == 3 { (1, shape[0] as usize) } else { (0, 1) };
     let each = numbers.len() / matrices;
     let take = each / count;
-    let out = numbers.chunks_exact(each).flat_map(|matrix| &matrix[at * take..][..take]).copied().collect();
+    let out = numbers
+        .chunks_exact(each)
+        .flat_map(|matrix| &matrix[at * take..][..take])
+        .copied()
+        .collect();
     let mut shape = shape.clone();
     shape[rows_at] /= count as u64;
     (shape, out)

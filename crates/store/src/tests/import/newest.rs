@@ -26,8 +26,9 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
         }
         "grovemoe" => {
             for (experts, there) in [("exps", "experts"), ("chexps", "chunk_experts")] {
-                let names = ["gate", "up", "down"]
-                    .map(|part| (format!("ffn_{part}_{experts}"), format!("mlp.{there}.{{}}.{part}_proj")));
+                let names = ["gate", "up", "down"].map(|part| {
+                    (format!("ffn_{part}_{experts}"), format!("mlp.{there}.{{}}.{part}_proj"))
+                });
                 let names = names.each_ref().map(|(here, there)| (&**here, &**there));
                 model.experts("model.layers.", &names);
             }
@@ -46,7 +47,9 @@ fn newest_families_become_what_the_engine_reads() {
         .but(&["rope.dimension_count"])
         .check();
     case("chameleon", "ChameleonForConditionalGeneration").check();
-    case("chameleon-swin", "ChameleonForConditionalGeneration").keys(&[("swin_norm", "swin_norm")]).check();
+    case("chameleon-swin", "ChameleonForConditionalGeneration")
+        .keys(&[("swin_norm", "swin_norm")])
+        .check();
     case("grovemoe", "GroveMoeForCausalLM")
         // Those of all published models.
         .but(&["experts_per_group", "expert_group_scale", "expert_chunk_feed_forward_length"])
@@ -57,8 +60,10 @@ fn newest_families_become_what_the_engine_reads() {
 #[test]
 fn a_folder_of_grovemoe_has_all_smaller_experts() {
     let want = zoo("grovemoe");
-    let (all, config) = (tensors(Model::of(&want)), config_there(&want, "GroveMoeForCausalLM", None));
-    let named = |layer: &str, expert: &str| format!("model.layers.{layer}.mlp.chunk_experts.{expert}.");
+    let (all, config) =
+        (tensors(Model::of(&want)), config_there(&want, "GroveMoeForCausalLM", None));
+    let named =
+        |layer: &str, expert: &str| format!("model.layers.{layer}.mlp.chunk_experts.{expert}.");
     let in_all = |expert: &str| format!(".mlp.chunk_experts.{expert}");
     for (lost, missing) in [
         (named("1", "2") + "up_proj", named("1", "2") + "up_proj.weight"),
@@ -67,7 +72,8 @@ fn a_folder_of_grovemoe_has_all_smaller_experts() {
         (in_all("2"), named("0", "2") + "gate_proj.weight"),
         (in_all(""), named("0", "0") + "gate_proj.weight"),
     ] {
-        let stored: Vec<Stored> = all.iter().filter(|(name, ..)| !name.contains(&lost)).cloned().collect();
+        let stored: Vec<Stored> =
+            all.iter().filter(|(name, ..)| !name.contains(&lost)).cloned().collect();
         let error = import("grovemoe", &stored, config.clone()).err().unwrap();
         assert!(error.contains(&format!("tensor {missing} is missing")), "{lost}: {error}");
     }
@@ -84,7 +90,8 @@ fn import(name: &str, tensors: &[Stored], config: Value) -> Result<(Kit, Gguf), 
 
 /// Compares tensors of the same names; `skipped` values of each are another's.
 fn near(made: &Gguf, want: &Gguf, name: &str, skipped: usize) {
-    let [found, of] = [made, want].map(|gguf| gguf.tensor(name).unwrap_or_else(|| panic!("{name}")));
+    let [found, of] =
+        [made, want].map(|gguf| gguf.tensor(name).unwrap_or_else(|| panic!("{name}")));
     assert_eq!(found.shape, of.shape, "{name}");
     for (a, b) in values(made, found).into_iter().zip(values(want, of)).skip(skipped) {
         assert!((a - b).abs() <= b.abs() * 1e-3 + 1e-5, "{name} has {a} for {b}");
@@ -116,7 +123,9 @@ fn of_cogvlm_the_matrices_of_text_are_taken() {
             false => near(&made, &want, &tensor.name, 0),
         }
     }
-    for key in ["attention.head_count", "attention.head_count_kv", "block_count", "feed_forward_length"] {
+    for key in
+        ["attention.head_count", "attention.head_count_kv", "block_count", "feed_forward_length"]
+    {
         let key = format!("cogvlm.{key}");
         assert_eq!(made.metadata().u32(&key), want.metadata().u32(&key));
     }
@@ -146,7 +155,9 @@ fn adapters_of_granite_switch_stand_behind_one_that_changes_nothing() {
                 let (shape, numbers) = model.take(layer, &format!("{part}.{here}")).unwrap();
                 let each = numbers.len() / shape[0] as usize;
                 let apart = |numbers: &[f32]| match turning {
-                    heads if heads > 0 && here == "lora_b" => halves(numbers, shape[1] as usize, heads),
+                    heads if heads > 0 && here == "lora_b" => {
+                        halves(numbers, shape[1] as usize, heads)
+                    }
                     _ => numbers.to_vec(),
                 };
                 let adapters = numbers[each..].chunks_exact(each).flat_map(apart).collect();
@@ -172,7 +183,11 @@ fn adapters_of_granite_switch_stand_behind_one_that_changes_nothing() {
     ];
     model.put("model.switch.adapter_token_ids".to_owned(), (vec![1], vec![0.0]));
     let stored = model.named(
-        &[("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")],
+        &[
+            ("token_embd", "model.embed_tokens"),
+            ("output_norm", "model.norm"),
+            ("output", "lm_head"),
+        ],
         "model.layers.",
         &[&own[..], LLAMA].concat(),
     );
@@ -212,7 +227,10 @@ fn adapters_of_granite_switch_stand_behind_one_that_changes_nothing() {
         let mut config = config.clone();
         config[key] = json!([211, 35]);
         let error = import("graniteswitch", &stored, config).err().unwrap();
-        assert!(error.contains(&format!("`{key}` must be a list with a token for each")), "{error}");
+        assert!(
+            error.contains(&format!("`{key}` must be a list with a token for each")),
+            "{error}"
+        );
     }
     config["num_adapters"] = 2.into();
     config["adapter_token_ids"] = json!([211, 35]);
@@ -265,8 +283,13 @@ fn t5(gguf: &Gguf, table: &str) -> Vec<Stored> {
 
 fn t5_config(gguf: &Gguf, class: &str, layers: [u32; 2], gated: bool, tied: bool) -> Value {
     let mut config = config_there(gguf, class, None);
-    for key in ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"]
-    {
+    for key in [
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    ] {
         config.as_object_mut().unwrap().remove(key);
     }
     let own = json!({"d_model": 48, "d_kv": 20, "d_ff": 64, "num_heads": 4, "num_layers": layers[0],
@@ -285,11 +308,14 @@ fn both_stacks_of_t5_become_what_the_engine_reads() {
         ("t5-umt5", "UMT5ForConditionalGeneration", [2, 2], true, false),
     ] {
         // Every folder has one of the tables, some have all of them.
-        for tables in [&["shared"][..], &["decoder.embed_tokens"], &["shared", "encoder.embed_tokens"]] {
+        for tables in
+            [&["shared"][..], &["decoder.embed_tokens"], &["shared", "encoder.embed_tokens"]]
+        {
             let (kit, want) = (Kit::new(), zoo(name));
             let mut stored = t5(&want, tables[0]);
             for twin in &tables[1..] {
-                let table = stored.iter().find(|(name, ..)| name.starts_with(tables[0])).unwrap().clone();
+                let table =
+                    stored.iter().find(|(name, ..)| name.starts_with(tables[0])).unwrap().clone();
                 stored.push((format!("{twin}.weight"), table.1, table.2, table.3));
             }
             let odd = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight";
@@ -307,19 +333,24 @@ fn what_a_file_of_t5_cannot_say_is_settled_or_refused() {
     let config = |tied| t5_config(&want, "T5ForConditionalGeneration", [2, 2], false, tied);
     // Where hidden states are as they are, the output has a table of its own, though it is the same.
     let (_kit, made) = import("t5-tied", &t5(&want, "shared"), config(false)).unwrap();
-    let [table, output] = ["token_embd.weight", "output.weight"].map(|name| made.tensor(name).unwrap());
+    let [table, output] =
+        ["token_embd.weight", "output.weight"].map(|name| made.tensor(name).unwrap());
     assert!(made.data(table) == made.data(output) && table.ty == output.ty);
     let mut gated = config(true);
     gated["feed_forward_proj"] = "gated-silu".into();
     let error = import("t5-tied", &t5(&want, "shared"), gated).err().unwrap();
     assert!(
-        error.contains("`feed_forward_proj` is gated-silu: in a GGUF file of t5 it is relu, or gated-gelu"),
+        error.contains(
+            "`feed_forward_proj` is gated-silu: in a GGUF file of t5 it is relu, or gated-gelu"
+        ),
         "{error}"
     );
-    for lost in
-        ["encoder.block.1.layer.0.SelfAttention.v.weight", "decoder.block.1.layer.1.EncDecAttention.k.weight"]
-    {
-        let stored: Vec<Stored> = t5(&want, "shared").into_iter().filter(|(name, ..)| name != lost).collect();
+    for lost in [
+        "encoder.block.1.layer.0.SelfAttention.v.weight",
+        "decoder.block.1.layer.1.EncDecAttention.k.weight",
+    ] {
+        let stored: Vec<Stored> =
+            t5(&want, "shared").into_iter().filter(|(name, ..)| name != lost).collect();
         let error = import("t5-tied", &stored, config(true)).err().unwrap();
         assert!(error.contains("blk.1") && error.contains("missing"), "{lost}: {error}");
     }

@@ -46,7 +46,8 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
                 ("output_norm", "gpt_neox.final_layer_norm"),
                 ("output", "embed_out"),
             ];
-            let own = [("attn_qkv", "attention.query_key_value"), ("attn_output", "attention.dense")];
+            let own =
+                [("attn_qkv", "attention.query_key_value"), ("attn_output", "attention.dense")];
             model.named(&whole, "gpt_neox.layers.", &[&own, NEOX].concat())
         }
         arch @ ("bloom" | "falcon") => {
@@ -57,9 +58,12 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
                 ("token_embd_norm", format!("{root}word_embeddings_layernorm")),
                 ("output_norm", format!("{root}ln_f")),
             ];
-            let whole: Vec<(&str, &str)> = whole.iter().map(|(here, there)| (*here, &**there)).collect();
-            let own =
-                [("attn_qkv", "self_attention.query_key_value"), ("attn_output", "self_attention.dense")];
+            let whole: Vec<(&str, &str)> =
+                whole.iter().map(|(here, there)| (*here, &**there)).collect();
+            let own = [
+                ("attn_qkv", "self_attention.query_key_value"),
+                ("attn_output", "self_attention.dense"),
+            ];
             model.named(&whole, &format!("{root}h."), &[&own, NEOX].concat())
         }
         "dbrx" => dbrx(model),
@@ -75,7 +79,10 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
                 ("both", "ffn.proj_1"),
                 ("ffn_down", "ffn.proj_2"),
             ];
-            let whole = [("token_embd", "transformer.token_embeddings"), ("output_norm", "transformer.norm")];
+            let whole = [
+                ("token_embd", "transformer.token_embeddings"),
+                ("output_norm", "transformer.norm"),
+            ];
             model.named(&whole, "transformer.layers.", &own)
         }
         "plamo" => plamo(model),
@@ -116,8 +123,11 @@ fn dbrx(mut model: Model<'_>) -> Vec<Stored> {
     model.each(&["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"], &|(shape, numbers)| {
         (vec![shape[0] * shape[1], shape[2]], numbers)
     });
-    let whole =
-        [("token_embd", "transformer.wte"), ("output_norm", "transformer.norm_f"), ("output", "lm_head")];
+    let whole = [
+        ("token_embd", "transformer.wte"),
+        ("output_norm", "transformer.norm_f"),
+        ("output", "lm_head"),
+    ];
     let own = [
         ("attn_norm", "norm_attn_norm.norm_1"),
         ("attn_qkv", "norm_attn_norm.attn.Wqkv"),
@@ -149,10 +159,15 @@ fn plamo(mut model: Model<'_>) -> Vec<Stored> {
         (shape, out)
     });
     model.each(&["attn_output"], &|(shape, numbers)| {
-        let out = numbers.chunks_exact(shape[1] as usize).flat_map(|row| crossed(row, head)).collect();
+        let out =
+            numbers.chunks_exact(shape[1] as usize).flat_map(|row| crossed(row, head)).collect();
         (shape, out)
     });
-    let whole = [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
+    let whole = [
+        ("token_embd", "model.embed_tokens"),
+        ("output_norm", "model.norm"),
+        ("output", "lm_head"),
+    ];
     let own = [
         ("attn_norm", "norm"),
         ("attn_q", "self_attn.q_proj"),

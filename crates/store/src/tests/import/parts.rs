@@ -18,8 +18,11 @@ fn cut((name, dtype, shape, data): &Stored, count: usize, by_columns: bool) -> V
         let (mut shape, mut bytes) = (shape.clone(), Vec::new());
         shape[usize::from(by_columns)] /= count as u64;
         for row in 0..rows {
-            let (row_here, of) =
-                if by_columns { (true, columns / count) } else { (row * count / rows == number, 0) };
+            let (row_here, of) = if by_columns {
+                (true, columns / count)
+            } else {
+                (row * count / rows == number, 0)
+            };
             let from = row * columns + number * of;
             let take = if by_columns { of } else { columns };
             bytes.extend_from_slice(if row_here { &data[from..from + take] } else { &[] });
@@ -85,7 +88,10 @@ fn experts_in_the_files_of_several_devices_are_put_together() {
     }
     folder.put("pytorch_model-00003-TP-000.safetensors", safetensors(&files[0]));
     let error = kit.store.import(&folder.files).unwrap_err().to_string();
-    assert!(error.contains("experts.0.w1.weight occurs twice among the files of device 0"), "{error}");
+    assert!(
+        error.contains("experts.0.w1.weight occurs twice among the files of device 0"),
+        "{error}"
+    );
 }
 
 /// Numbers of eight bits: one to five.
@@ -132,16 +138,26 @@ fn queries_keys_and_values_of_several_devices_are_put_together() {
     for (layer, devices, rows) in layers {
         let name = format!("model.layers.{layer}.self_attn.");
         stored.retain(|tensor| {
-            !["q_proj", "k_proj", "v_proj"].iter().any(|part| tensor.0.starts_with(&format!("{name}{part}")))
+            !["q_proj", "k_proj", "v_proj"]
+                .iter()
+                .any(|part| tensor.0.starts_with(&format!("{name}{part}")))
         });
         let order = laid(devices, rows);
-        let data = order.iter().flat_map(|(row, _)| (0..columns).map(|column| CODES[number(*row, column)]));
+        let data = order
+            .iter()
+            .flat_map(|(row, _)| (0..columns).map(|column| CODES[number(*row, column)]));
         let shape = vec![order.len() as u64, columns as u64];
         stored.push((format!("{name}qkv_proj.weight"), "F8_E4M3", shape, data.collect()));
         let blocks = order.last().unwrap().1 + 1;
-        let scales: Vec<f32> = (0..blocks * across).map(|at| scale(at / across, at % across)).collect();
+        let scales: Vec<f32> =
+            (0..blocks * across).map(|at| scale(at / across, at % across)).collect();
         let shape = vec![blocks as u64, across as u64];
-        stored.push((format!("{name}qkv_proj.weight_scale_inv"), "F32", shape, bytes(&scales, "F32")));
+        stored.push((
+            format!("{name}qkv_proj.weight_scale_inv"),
+            "F32",
+            shape,
+            bytes(&scales, "F32"),
+        ));
     }
     let mut folder = Folder { dir: kit.dir.path().to_owned(), files: Vec::new() };
     folder.put("model.safetensors", safetensors(&stored));

@@ -68,7 +68,9 @@ pub(super) fn tensors_there(gguf: &Gguf) -> Vec<Stored> {
             numbers.iter_mut().for_each(|x| *x -= 1.0);
         }
         let rows = shape[0] as usize;
-        for (part, heads) in [("attn_q.", "attention.head_count"), ("attn_k.", "attention.head_count_kv")] {
+        for (part, heads) in
+            [("attn_q.", "attention.head_count"), ("attn_k.", "attention.head_count_kv")]
+        {
             let pairs = ["llama", "arcee", "smollm3", "granite"].contains(&&*arch);
             if pairs && tensor.name.contains(part) {
                 numbers = halves(&numbers, rows, number(heads));
@@ -126,9 +128,11 @@ pub(super) fn gpt_oss_experts(gguf: &Gguf, layers: usize, out: &mut Vec<Stored>)
     for layer in 0..layers {
         let get = |name: &str| gguf.tensor(&format!("blk.{layer}.ffn_{name}")).unwrap();
         let prefix = format!("model.layers.{layer}.mlp.experts");
-        let turns =
-            |a: Vec<f32>, b: Vec<f32>| a.into_iter().zip(b).flat_map(|(a, b)| [a, b]).collect::<Vec<_>>();
-        let (gate, up, down) = (get("gate_exps.weight"), get("up_exps.weight"), get("down_exps.weight"));
+        let turns = |a: Vec<f32>, b: Vec<f32>| {
+            a.into_iter().zip(b).flat_map(|(a, b)| [a, b]).collect::<Vec<_>>()
+        };
+        let (gate, up, down) =
+            (get("gate_exps.weight"), get("up_exps.weight"), get("down_exps.weight"));
         let [width, hidden, count] = gate.shape[..] else { panic!() };
         let both = turns(values(gguf, get("gate_exps.bias")), values(gguf, get("up_exps.bias")));
         out.push((
@@ -138,15 +142,26 @@ pub(super) fn gpt_oss_experts(gguf: &Gguf, layers: usize, out: &mut Vec<Stored>)
             bytes(&both, "F32"),
         ));
         let bias = values(gguf, get("down_exps.bias"));
-        out.push((format!("{prefix}.down_proj_bias"), "F32", vec![count, width], bytes(&bias, "F32")));
+        out.push((
+            format!("{prefix}.down_proj_bias"),
+            "F32",
+            vec![count, width],
+            bytes(&bias, "F32"),
+        ));
         if gate.ty == TensorType::MXFP4 {
             let rows = |t: &TensorInfo, row: u64| {
                 let size = (t.shape[0] / 32 * 17) as usize;
                 gguf.data(t)[row as usize * size..][..size].to_vec()
             };
-            let mixed = (0..count * hidden).flat_map(|row| [rows(gate, row), rows(up, row)]).collect();
+            let mixed =
+                (0..count * hidden).flat_map(|row| [rows(gate, row), rows(up, row)]).collect();
             let plain = (0..count * width).map(|row| rows(down, row)).collect();
-            blocks(&format!("{prefix}.gate_up_proj"), vec![count, 2 * hidden, width / 32], mixed, out);
+            blocks(
+                &format!("{prefix}.gate_up_proj"),
+                vec![count, 2 * hidden, width / 32],
+                mixed,
+                out,
+            );
             blocks(&format!("{prefix}.down_proj"), vec![count, width, hidden / 32], plain, out);
             continue;
         }
@@ -165,10 +180,17 @@ pub(super) fn gpt_oss_experts(gguf: &Gguf, layers: usize, out: &mut Vec<Stored>)
         let down = values(gguf, down);
         let mut turned = Vec::new();
         for (expert, input) in (0..count).flat_map(|e| (0..hidden).map(move |i| (e, i))) {
-            turned
-                .extend((0..width).map(|output| down[((expert * width + output) * hidden + input) as usize]));
+            turned.extend(
+                (0..width)
+                    .map(|output| down[((expert * width + output) * hidden + input) as usize]),
+            );
         }
-        out.push((format!("{prefix}.down_proj"), "F32", vec![count, hidden, width], bytes(&turned, "F32")));
+        out.push((
+            format!("{prefix}.down_proj"),
+            "F32",
+            vec![count, hidden, width],
+            bytes(&turned, "F32"),
+        ));
     }
 }
 

@@ -104,8 +104,9 @@ fn qwen_4_exp_becomes_what_llama_cpp_makes_of_it() {
         qwen4(name).check();
     }
     // Of several tokens that end a text n-grams end at the last.
-    let several = qwen4("qwen4exp")
-        .says(json!({"eos_token_id": [3, 316], "architectures": ["Qwen4ExpForConditionalGeneration"]}));
+    let several = qwen4("qwen4exp").says(
+        json!({"eos_token_id": [3, 316], "architectures": ["Qwen4ExpForConditionalGeneration"]}),
+    );
     let (_kit, made) = several.import().unwrap();
     assert_eq!(made.metadata().u32("qwen4exp.ple.eos_token_id"), Ok(316));
 }
@@ -116,12 +117,18 @@ fn what_n_grams_and_streams_need_is_named() {
     for (says, reason) in [
         (json!({"output_gate_type": "silu"}), "`output_gate_type` is silu, and in a GGUF file"),
         (json!({"output_gate_type": null}), "`output_gate_type` is absent, and in a GGUF file"),
-        (json!({"output_gate_type": null, "hidden_act": "silu"}), "`hidden_act` is silu, and in a GGUF file"),
+        (
+            json!({"output_gate_type": null, "hidden_act": "silu"}),
+            "`hidden_act` is silu, and in a GGUF file",
+        ),
         (json!({"ple_layer_ids": [1, 3]}), "`ple_layer_ids` must be a list of one layer at most"),
         (json!({"ple_layer_ids": [5]}), "`ple_layer_ids` must be a list of one layer at most"),
         (json!({"ple_layer_ids": [0]}), "`ple_layer_ids` must be a list of one layer at most"),
         (json!({"ple_layer_ids": [1]}), "layers.0.ple.ple_embedding.layer_multipliers is missing"),
-        (json!({"ngram_size": 3}), "ple_embedding.layer_multipliers has shape [4], but [3] is expected"),
+        (
+            json!({"ngram_size": 3}),
+            "ple_embedding.layer_multipliers has shape [4], but [3] is expected",
+        ),
         (
             json!({"heads_per_ngram": 3}),
             "ple_embedding.ngram_heads_offsets has shape [6], but [9] is expected",
@@ -129,7 +136,10 @@ fn what_n_grams_and_streams_need_is_named() {
         (json!({"ngram_size": 2147483647u32}), "but [2147483647] is expected"),
         (json!({"split_ngram_parts": 5}), "ngram_embedding.shard_4.weight is missing"),
         (json!({"split_ngram_parts": 3}), "ngram_embedding.shard_3.weight is not known"),
-        (json!({"indexer_head_dim": 8}), "index_qk_proj.weight has shape [96, 48], but [64, 48] is expected"),
+        (
+            json!({"indexer_head_dim": 8}),
+            "index_qk_proj.weight has shape [96, 48], but [64, 48] is expected",
+        ),
         (json!({"hc_lowrank": null}), "`hc_lowrank` must be a positive number"),
     ] {
         let error = refused(says.clone());

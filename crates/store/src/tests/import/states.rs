@@ -8,13 +8,20 @@ use super::model::{Model, Numbers};
 
 type Names<'a> = &'a [(&'a str, &'a str)];
 
-const BACKBONE: Names<'_> =
-    &[("token_embd", "backbone.embeddings"), ("output_norm", "backbone.norm_f"), ("output", "lm_head")];
-const FINAL: Names<'_> =
-    &[("token_embd", "model.embed_tokens"), ("output_norm", "model.final_layernorm"), ("output", "lm_head")];
+const BACKBONE: Names<'_> = &[
+    ("token_embd", "backbone.embeddings"),
+    ("output_norm", "backbone.norm_f"),
+    ("output", "lm_head"),
+];
+const FINAL: Names<'_> = &[
+    ("token_embd", "model.embed_tokens"),
+    ("output_norm", "model.final_layernorm"),
+    ("output", "lm_head"),
+];
 const USUAL: Names<'_> =
     &[("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
-const LFM2: Names<'_> = &[("token_embd", "model.embed_tokens"), ("token_embd_norm", "model.embedding_norm")];
+const LFM2: Names<'_> =
+    &[("token_embd", "model.embed_tokens"), ("token_embd_norm", "model.embedding_norm")];
 const LAYERS: &str = "model.layers.";
 const BLOCKS: &str = "backbone.layers.";
 
@@ -49,7 +56,13 @@ const ATTENTION: Names<'_> = &[
     ("attn_k_norm", "self_attn.k_norm"),
 ];
 
-fn named(model: Model<'_>, whole: Names<'_>, root: &str, within: &str, names: Names<'_>) -> Vec<Stored> {
+fn named(
+    model: Model<'_>,
+    whole: Names<'_>,
+    root: &str,
+    within: &str,
+    names: Names<'_>,
+) -> Vec<Stored> {
     let mut mixer = mixer(within);
     // Mamba's first kind has a matrix of steps, whose bias is called as usual.
     if model.gguf.tensor("blk.0.ssm_x.weight").is_some() {
@@ -83,7 +96,8 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
         "jamba" => {
             let part = |part: &str| format!("feed_forward.experts.{{}}.{part}_proj");
             let (gate, up, down) = (part("gate"), part("up"), part("down"));
-            let experts = [("ffn_gate_exps", &*gate), ("ffn_up_exps", &*up), ("ffn_down_exps", &*down)];
+            let experts =
+                [("ffn_gate_exps", &*gate), ("ffn_up_exps", &*up), ("ffn_down_exps", &*down)];
             model.experts(LAYERS, &experts);
             named(model, FINAL, LAYERS, "mamba", &[ATTENTION, FEED_FORWARD].concat())
         }
@@ -139,7 +153,8 @@ fn multiply_back(model: &mut Model<'_>) {
     let (inner, state) = (model.number("ssm.inner_size"), model.number("ssm.state_size"));
     let bands = [(inner, 4.0), (inner, 0.5), (state, 2.0), (state, 8.0), (usize::MAX, 0.25)];
     model.all(&|name, (shape, numbers)| {
-        let part = name.rsplit_once(".").and_then(|(stem, _)| stem.rsplit('.').next()).unwrap_or_default();
+        let part =
+            name.rsplit_once(".").and_then(|(stem, _)| stem.rsplit('.').next()).unwrap_or_default();
         let times = match part {
             "token_embd" => 0.5,
             "output" => 4.0,
@@ -165,8 +180,10 @@ fn multiply_back(model: &mut Model<'_>) {
 
 fn nemotron(mut model: Model<'_>) -> Vec<Stored> {
     unpair(&mut model, 2);
-    let experts =
-        [("ffn_up_exps", "mixer.experts.{}.up_proj"), ("ffn_down_exps", "mixer.experts.{}.down_proj")];
+    let experts = [
+        ("ffn_up_exps", "mixer.experts.{}.up_proj"),
+        ("ffn_down_exps", "mixer.experts.{}.down_proj"),
+    ];
     model.experts(BLOCKS, &experts);
     let names = [
         ("attn_norm", "norm"),
@@ -261,14 +278,17 @@ pub(super) fn delta_with(mut model: Model<'_>, whole: Names<'_>, own: Names<'_>)
             }
         }
         if let Some(numbers) = model.take(layer, "ssm_out.weight") {
-            let back = super::model::turned(untiled(super::model::turned(numbers), 0, groups, value));
+            let back =
+                super::model::turned(untiled(super::model::turned(numbers), 0, groups, value));
             model.back(layer, "ssm_out.weight", back);
         }
     }
     let parts = ["gate", "up", "down"];
-    let there = parts.map(|part| (format!("ffn_{part}_exps"), format!("mlp.experts.{{}}.{part}_proj")));
+    let there =
+        parts.map(|part| (format!("ffn_{part}_exps"), format!("mlp.experts.{{}}.{part}_proj")));
     if is_next {
-        let names: Vec<(&str, &str)> = there.iter().map(|(here, there)| (&**here, &**there)).collect();
+        let names: Vec<(&str, &str)> =
+            there.iter().map(|(here, there)| (&**here, &**there)).collect();
         model.experts(LAYERS, &names);
     }
     // Later folders have them all in one.
@@ -302,8 +322,9 @@ fn mix(model: &mut Model<'_>, layer: usize, groups: usize, state: usize) {
     let (_, gate) = model.take(layer, "attn_gate.weight").unwrap();
     let columns = shape[1] as usize;
     let values = gate.len() / columns / groups;
-    let rows =
-        |numbers: &[f32], from: usize, count: usize| numbers[from * columns..][..count * columns].to_vec();
+    let rows = |numbers: &[f32], from: usize, count: usize| {
+        numbers[from * columns..][..count * columns].to_vec()
+    };
     let mut out = Vec::new();
     for group in 0..groups {
         out.extend(rows(&qkv, group * state, state));
@@ -389,7 +410,10 @@ fn models_of_convolutions_and_of_the_delta_rule_become_what_llama_cpp_makes_of_t
             "intermediate_size": 96, "block_auto_adjust_ff_dim": true, "block_multiple_of": 16}))
         .check();
     case("lfm2moe", "Lfm2MoeForCausalLM")
-        .keys(&[("conv_L_cache", "shortconv.l_cache"), ("num_dense_layers", "leading_dense_block_count")])
+        .keys(&[
+            ("conv_L_cache", "shortconv.l_cache"),
+            ("num_dense_layers", "leading_dense_block_count"),
+        ])
         .fixed(json!({"num_key_value_heads": 2, "layer_types": kinds, "norm_eps": 1e-5}))
         .check();
     let linear = [
@@ -398,13 +422,15 @@ fn models_of_convolutions_and_of_the_delta_rule_become_what_llama_cpp_makes_of_t
         ("linear_num_key_heads", "ssm.group_count"),
         ("linear_num_value_heads", "ssm.time_step_rank"),
     ];
-    let kinds = json!(["linear_attention", "linear_attention", "linear_attention", "full_attention"]);
+    let kinds =
+        json!(["linear_attention", "linear_attention", "linear_attention", "full_attention"]);
     let rope = |share: f64| json!({"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": share, "mrope_section": [2, 1, 1]});
     case("qwen3next", "Qwen3NextForCausalLM")
         .keys(&linear)
         .fixed(json!({"layer_types": kinds, "linear_value_head_dim": 16, "partial_rotary_factor": 0.25}))
         .check();
-    let fixed = json!({"layer_types": kinds, "linear_value_head_dim": 16, "rope_parameters": rope(0.5)});
+    let fixed =
+        json!({"layer_types": kinds, "linear_value_head_dim": 16, "rope_parameters": rope(0.5)});
     case("qwen35", "Qwen3_5ForCausalLM").keys(&linear).fixed(fixed.clone()).check();
     case("qwen35moe", "Qwen3_5MoeForCausalLM").keys(&linear).fixed(fixed).check();
 }

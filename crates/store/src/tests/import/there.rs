@@ -83,12 +83,18 @@ fn dense(mut model: Model<'_>) -> Vec<Stored> {
                 ("output", "lm_head"),
             ],
             LAYERS,
-            &[&[("attn_output", "self_attn.dense"), ("ffn_up", "mlp.fc1"), ("ffn_down", "mlp.fc2")], LLAMA]
-                .concat(),
+            &[
+                &[
+                    ("attn_output", "self_attn.dense"),
+                    ("ffn_up", "mlp.fc1"),
+                    ("ffn_down", "mlp.fc2"),
+                ],
+                LLAMA,
+            ]
+            .concat(),
         ),
-        "stablelm" | "qwen2vl" | "qwen3vl" | "maincoder" | "pangu-embedded" | "jais2" | "exaone4" => {
-            like_llama(model, &[])
-        }
+        "stablelm" | "qwen2vl" | "qwen3vl" | "maincoder" | "pangu-embedded" | "jais2"
+        | "exaone4" => like_llama(model, &[]),
         "mistral3" | "minicpm" => {
             model.unpair();
             like_llama(model, &[])
@@ -308,18 +314,21 @@ fn mixture_apart(mut model: Model<'_>) -> Vec<Stored> {
                 ],
             )
         }
-        "mamba" | "mamba2" | "jamba" | "falcon-h1" | "granitehybrid" | "nemotron_h" | "nemotron_h_moe"
-        | "lfm2" | "lfm2moe" | "qwen3next" | "qwen35" | "qwen35moe" => super::states::tensors(model),
+        "mamba" | "mamba2" | "jamba" | "falcon-h1" | "granitehybrid" | "nemotron_h"
+        | "nemotron_h_moe" | "lfm2" | "lfm2moe" | "qwen3next" | "qwen35" | "qwen35moe" => {
+            super::states::tensors(model)
+        }
         "deepseek4" => super::hyper::tensors(model),
         "qwen4exp" => super::qwen4::tensors(model),
-        "deepseek2" | "hy_v4" | "deepseek32" | "glm-dsa" | "dots3note" | "minicpm3" | "kimi-linear"
-        | "kimi-k3" | "bailingmoe3" | "glm5-next" | "gemma4" | "gemma-embedding" | "modern-bert"
-        | "eurobert" | "nomic-bert" | "neo-bert" | "plm" | "bert" | "mistral4" => {
-            super::latent::tensors(model)
-        }
+        "deepseek2" | "hy_v4" | "deepseek32" | "glm-dsa" | "dots3note" | "minicpm3"
+        | "kimi-linear" | "kimi-k3" | "bailingmoe3" | "glm5-next" | "gemma4"
+        | "gemma-embedding" | "modern-bert" | "eurobert" | "nomic-bert" | "neo-bert" | "plm"
+        | "bert" | "mistral4" => super::latent::tensors(model),
         "arwkv7" | "rwkv6qwen2" => super::memory::tensors(model),
         "paddleocr" | "chameleon" | "grovemoe" => super::newest::tensors(model),
-        "llama-embed" | "jina-bert-v3" | "talkie" | "hrm_text" | "plamo2" => super::late::tensors(model),
+        "llama-embed" | "jina-bert-v3" | "talkie" | "hrm_text" | "plamo2" => {
+            super::late::tensors(model)
+        }
         _ => super::old::tensors(model),
     }
 }
@@ -357,7 +366,10 @@ fn apertus(mut model: Model<'_>) -> Vec<Stored> {
             model.put(format!("{LAYERS}{layer}.mlp.act_fn.{part}"), (vec![1], vec![number]));
         }
     }
-    like_llama(model, &[("attn_norm", "attention_layernorm"), ("ffn_norm", "feedforward_layernorm")])
+    like_llama(
+        model,
+        &[("attn_norm", "attention_layernorm"), ("ffn_norm", "feedforward_layernorm")],
+    )
 }
 
 const STEP: Names<'_> = &[
@@ -443,8 +455,11 @@ fn llama4(mut model: Model<'_>) -> Vec<Stored> {
 
 fn bailing(mut model: Model<'_>) -> Vec<Stored> {
     model.experts(LAYERS, EXPERTS);
-    let whole =
-        [("token_embd", "model.word_embeddings"), ("output_norm", "model.norm"), ("output", "lm_head")];
+    let whole = [
+        ("token_embd", "model.word_embeddings"),
+        ("output_norm", "model.norm"),
+        ("output", "lm_head"),
+    ];
     let own = [
         ("attn_qkv", "attention.query_key_value"),
         ("attn_output", "attention.dense"),

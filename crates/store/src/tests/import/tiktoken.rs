@@ -27,7 +27,8 @@ fn bytes_of(text: &str) -> Vec<u8> {
 
 /// A file with these tokens, whose ranks are their places.
 fn ranks(tokens: &[String]) -> String {
-    let line = |(rank, text): (usize, &String)| format!("{} {rank}\n", STANDARD.encode(bytes_of(text)));
+    let line =
+        |(rank, text): (usize, &String)| format!("{} {rank}\n", STANDARD.encode(bytes_of(text)));
     tokens.iter().enumerate().map(line).collect()
 }
 
@@ -41,15 +42,23 @@ fn import(kit: &Kit, folder: &Folder) -> Result<Gguf, String> {
 fn merges_of_a_vocabulary_of_ranks_are_those_that_it_was_made_by() {
     let (kit, want) = (Kit::new(), zoo("qwen2"));
     let tokens = texts(&want, "tokens");
-    let mut folder =
-        folder_of(&kit, "kimi", &want, &tensors_there(&want), config_there(&want, "Qwen2ForCausalLM", None));
+    let mut folder = folder_of(
+        &kit,
+        "kimi",
+        &want,
+        &tensors_there(&want),
+        config_there(&want, "Qwen2ForCausalLM", None),
+    );
     folder.files.retain(|file| !file.name.starts_with("tokenizer"));
     let missing = import(&kit, &folder).err().unwrap();
     assert!(missing.contains("tokenizer.json or tokenizer.model is missing"), "{missing}");
     folder.put("tiktoken.model", ranks(&tokens[..315]));
-    let added = |(id, text): (usize, &String)| (id.to_string(), json!({"content": text, "special": true}));
-    let added: serde_json::Map<String, Value> = tokens.iter().enumerate().skip(315).map(added).collect();
-    let settings = json!({"added_tokens_decoder": added, "bos_token": tokens[315], "eos_token": tokens[316]});
+    let added =
+        |(id, text): (usize, &String)| (id.to_string(), json!({"content": text, "special": true}));
+    let added: serde_json::Map<String, Value> =
+        tokens.iter().enumerate().skip(315).map(added).collect();
+    let settings =
+        json!({"added_tokens_decoder": added, "bos_token": tokens[315], "eos_token": tokens[316]});
     folder.put("tokenizer_config.json", settings.to_string());
     let made = import(&kit, &folder).unwrap();
     assert_eq!(texts(&made, "tokens"), tokens);
@@ -108,7 +117,10 @@ fn the_first_qwen_has_the_tokens_of_its_program() {
     for task in ["bos", "eos", "unknown"] {
         assert_eq!(meta.u32(&format!("tokenizer.ggml.{task}_token_id")), Ok(260), "{task}");
     }
-    assert_eq!((meta.str("tokenizer.ggml.pre"), meta.u32("qwen.feed_forward_length")), (Ok("qwen2"), Ok(16)));
+    assert_eq!(
+        (meta.str("tokenizer.ggml.pre"), meta.u32("qwen.feed_forward_length")),
+        (Ok("qwen2"), Ok(16))
+    );
     assert_eq!(texts(&made, "merges").len(), 4);
 }
 
@@ -116,8 +128,13 @@ fn the_first_qwen_has_the_tokens_of_its_program() {
 #[test]
 fn ranks_under_the_name_of_pieces_do_not_stand_in_the_way() {
     let (kit, want) = (Kit::new(), zoo("qwen2"));
-    let mut folder =
-        folder_of(&kit, "named", &want, &tensors_there(&want), config_there(&want, "Qwen2ForCausalLM", None));
+    let mut folder = folder_of(
+        &kit,
+        "named",
+        &want,
+        &tensors_there(&want),
+        config_there(&want, "Qwen2ForCausalLM", None),
+    );
     folder.put("tokenizer.model", ranks(&texts(&want, "tokens")[..315]));
     let made = import(&kit, &folder).unwrap();
     assert_eq!(texts(&made, "tokens"), texts(&want, "tokens"));
@@ -152,14 +169,19 @@ fn glm_under_its_first_names_becomes_what_it_is() {
         "ffn_hidden_size": number("feed_forward_length"), "seq_length": number("context_length"), "rope_ratio": 1,
         "layernorm_epsilon": want.metadata().f32("chatglm.attention.layer_norm_rms_epsilon").unwrap()});
     let mut folder = Folder { dir: kit.dir.path().to_owned(), files: Vec::new() };
-    folder.put("model.safetensors", safetensors(&model.named(&whole, "transformer.encoder.layers.", &own)));
+    folder.put(
+        "model.safetensors",
+        safetensors(&model.named(&whole, "transformer.encoder.layers.", &own)),
+    );
     folder.put("config.json", config.to_string());
     let tokens = texts(&want, "tokens");
     let kinds = want.metadata().i32s("tokenizer.ggml.token_type").unwrap().unwrap();
     let plain = kinds.iter().position(|kind| *kind != 1).unwrap();
     folder.put("tokenizer.model", ranks(&tokens[..plain]));
-    let added = |(id, text): (usize, &String)| (id.to_string(), json!({"content": text, "special": true}));
-    let added: serde_json::Map<String, Value> = tokens.iter().enumerate().skip(plain).map(added).collect();
+    let added =
+        |(id, text): (usize, &String)| (id.to_string(), json!({"content": text, "special": true}));
+    let added: serde_json::Map<String, Value> =
+        tokens.iter().enumerate().skip(plain).map(added).collect();
     let task = |task: &str| {
         let id = want.metadata().opt_u32(&format!("tokenizer.ggml.{task}_token_id")).unwrap();
         id.map(|id| tokens[id as usize].clone())

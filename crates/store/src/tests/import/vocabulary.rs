@@ -36,8 +36,7 @@ fn put_characters(gguf: &Gguf, tokens: &[String], kinds: &[i32], folder: &mut Fo
         .filter(|(_, (_, kind))| matches!(kind, 3 | 4))
         .map(|(id, (text, _))| json!({"id": id, "content": text, "special": true}))
         .collect();
-    let model =
-        json!({"type": "BPE", "vocab": vocab, "merges": merges, "byte_fallback": true, "unk_token": "<unk>"});
+    let model = json!({"type": "BPE", "vocab": vocab, "merges": merges, "byte_fallback": true, "unk_token": "<unk>"});
     folder.put("tokenizer.json", json!({"added_tokens": added, "model": model}).to_string());
 }
 
@@ -122,14 +121,13 @@ pub(super) fn put_vocabulary(gguf: &Gguf, folder: &mut Folder) {
         match kind {
             1 => drop(vocab.insert(text.clone(), id.into())),
             5 => {}
-            kind => {
-                added.push(json!({"id": id, "content": text, "special": *kind == 3, "normalized": false}))
-            }
+            kind => added.push(
+                json!({"id": id, "content": text, "special": *kind == 3, "normalized": false}),
+            ),
         }
     }
     let pre = meta.str("tokenizer.ggml.pre").unwrap();
-    let model =
-        json!({"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": WHOLE_WORDS.contains(&pre)});
+    let model = json!({"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": WHOLE_WORDS.contains(&pre)});
     let json = json!({"added_tokens": added, "pre_tokenizer": steps(pre), "model": model});
     folder.put("tokenizer.json", json.to_string());
 }

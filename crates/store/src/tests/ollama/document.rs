@@ -82,7 +82,8 @@ impl Document {
     }
 
     pub fn manifest(config: Layer, layers: Vec<Layer>, runner: &str, format: &str) -> Self {
-        let (media_type, runner, format) = (MANIFEST.to_owned(), runner.to_owned(), format.to_owned());
+        let (media_type, runner, format) =
+            (MANIFEST.to_owned(), runner.to_owned(), format.to_owned());
         Self { schema_version: 2, media_type, config, layers, runner, format, ..Self::default() }
     }
 
@@ -106,7 +107,10 @@ impl Document {
     }
 
     pub fn is_reference(&self) -> bool {
-        !self.is_list() && !self.digest.is_empty() && self.config.digest.is_empty() && self.layers.is_empty()
+        !self.is_list()
+            && !self.digest.is_empty()
+            && self.config.digest.is_empty()
+            && self.layers.is_empty()
     }
 
     /// The digest that a reference names, or the digest of the canonical JSON.
@@ -142,7 +146,8 @@ impl Document {
         }
         if !self.is_reference() {
             let layers: Vec<_> = self.layers.iter().map(Layer::to_json).collect();
-            json += &format!(r#","config":{},"layers":[{}]"#, self.config.to_json(), layers.join(","));
+            json +=
+                &format!(r#","config":{},"layers":[{}]"#, self.config.to_json(), layers.join(","));
         }
         push_optional(&mut json, "runner", &self.runner);
         push_optional(&mut json, "format", &self.format);

@@ -39,11 +39,12 @@ impl std::fmt::Debug for Content {
 impl Content {
     /// A small model; seeds that are equal modulo 3 share a template, and modulo 2 a config.
     pub fn sample(seed: u32) -> Self {
-        let template =
-            (!seed.is_multiple_of(3)).then(|| format!("{{{{ .Prompt }}}} {}", seed % 3).into_bytes());
-        let config =
-            format!(r#"{{"model_format":"gguf","model_family":"llama","model_type":"{}M","#, seed % 2)
-                + r#""model_families":["llama"],"file_type":"F32","architecture":"amd64","os":"linux"}"#;
+        let template = (!seed.is_multiple_of(3))
+            .then(|| format!("{{{{ .Prompt }}}} {}", seed % 3).into_bytes());
+        let config = format!(
+            r#"{{"model_format":"gguf","model_family":"llama","model_type":"{}M","#,
+            seed % 2
+        ) + r#""model_families":["llama"],"file_type":"F32","architecture":"amd64","os":"linux"}"#;
         Self { weights: super::gguf(seed), template, config }
     }
 
@@ -117,7 +118,10 @@ impl Blobs {
     fn read(&self, digest: Digest) -> io::Result<Vec<u8>> {
         let bytes = fs::read(self.path(digest))?;
         if Digest::of(&bytes) != digest {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("digest mismatch of {digest}")));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("digest mismatch of {digest}"),
+            ));
         }
         Ok(bytes)
     }
@@ -128,8 +132,9 @@ impl Blobs {
 
     /// The files that loading a manifest opens, or none where one is missing or damaged.
     fn files_of(&self, manifest: &Document) -> Option<Vec<PathBuf>> {
-        let layers =
-            manifest.layers_and_config().filter(|layer| !layer.is_manifest() && !layer.digest.is_empty());
+        let layers = manifest
+            .layers_and_config()
+            .filter(|layer| !layer.is_manifest() && !layer.digest.is_empty());
         layers
             .map(|layer| {
                 let digest = parse_digest(&layer.digest).ok()?;
@@ -201,7 +206,8 @@ fn entries(folder: &Path) -> io::Result<Vec<[String; 4]>> {
     for _ in 0..4 {
         let mut deeper = Vec::new();
         for parts in levels {
-            let dir = parts.iter().fold(folder.to_path_buf(), |path, part: &String| path.join(part));
+            let dir =
+                parts.iter().fold(folder.to_path_buf(), |path, part: &String| path.join(part));
             for file in names_in(&dir)? {
                 deeper.push([parts.clone(), vec![file]].concat());
             }

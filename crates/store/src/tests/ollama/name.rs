@@ -58,12 +58,20 @@ impl Name {
 
     /// The entry in `manifests/`, where the host is written unchanged.
     pub fn legacy_path(&self, root: &Path) -> PathBuf {
-        root.join("manifests").join(&self.host).join(&self.namespace).join(&self.model).join(&self.tag)
+        root.join("manifests")
+            .join(&self.host)
+            .join(&self.namespace)
+            .join(&self.model)
+            .join(&self.tag)
     }
 
     /// The entry in `manifests-v2/`, with the other public host and an escaped colon of a port.
     pub fn v2_path(&self, root: &Path) -> PathBuf {
-        let host = if self.is_public() { V2_PUBLIC_HOST.to_owned() } else { self.host.replace(':', "%3A") };
+        let host = if self.is_public() {
+            V2_PUBLIC_HOST.to_owned()
+        } else {
+            self.host.replace(':', "%3A")
+        };
         root.join("manifests-v2").join(host).join(&self.namespace).join(&self.model).join(&self.tag)
     }
 

@@ -115,7 +115,8 @@ impl Operation {
             Self::Create040(name, content) => new.create(name, content),
             Self::PullPlain040(name, content) => new.pull_plain(name, content),
             Self::PullList040(name, children, fetched) => {
-                let fetched: Vec<_> = (0..children.len()).filter(|index| fetched >> index & 1 == 1).collect();
+                let fetched: Vec<_> =
+                    (0..children.len()).filter(|index| fetched >> index & 1 == 1).collect();
                 new.pull_list(name, children, &fetched)
             }
             Self::PullInlineList040(name, children) => new.pull_inline_list(name, children),
@@ -129,6 +130,8 @@ impl Operation {
                 new.start()
             }
         };
-        result.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+        result.or_else(
+            |error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) },
+        )
     }
 }

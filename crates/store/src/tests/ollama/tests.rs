@@ -63,7 +63,12 @@ impl Kit {
     }
 
     fn rows(&self) -> Vec<(String, String)> {
-        self.new.rows().unwrap().into_iter().map(|Row { name, runner, .. }| (name, runner)).collect()
+        self.new
+            .rows()
+            .unwrap()
+            .into_iter()
+            .map(|Row { name, runner, .. }| (name, runner))
+            .collect()
     }
 }
 
@@ -95,8 +100,8 @@ fn the_old_version_creates_copies_replaces_and_removes() {
 
 #[test]
 fn json_has_the_field_order_of_ollama() {
-    let manifest =
-        Content { weights: b"w".to_vec(), template: None, config: "{}".into() }.manifest("ggml", "gguf");
+    let manifest = Content { weights: b"w".to_vec(), template: None, config: "{}".into() }
+        .manifest("ggml", "gguf");
     let config = Digest::of(b"{}");
     let weights = Digest::of(b"w");
     let json = format!(
@@ -133,7 +138,11 @@ fn an_anchor_survives_the_start_of_the_old_version() {
     for name in ["plain", "list"] {
         assert!(kit.loads_old(name) && kit.loads_new(name, None), "{name}");
     }
-    assert!(fs::read_to_string(kit.legacy("list")).unwrap().contains("vnd.ollama.manifest.list.v2+json"));
+    assert!(
+        fs::read_to_string(kit.legacy("list"))
+            .unwrap()
+            .contains("vnd.ollama.manifest.list.v2+json")
+    );
 }
 
 #[test]
@@ -142,7 +151,11 @@ fn the_old_version_loses_a_model_without_an_anchor() {
     kit.old.create("a", &Content::sample(1)).unwrap();
     kit.new.create("a", &Content::sample(2)).unwrap();
     assert!(!kit.legacy("a").exists() && !kit.has(&Content::sample(1).weights));
-    assert!(kit.loads_new("a", None) && kit.loads_new("a", Some("ggml")) && !kit.loads_new("a", Some("mlx")));
+    assert!(
+        kit.loads_new("a", None)
+            && kit.loads_new("a", Some("ggml"))
+            && !kit.loads_new("a", Some("mlx"))
+    );
     kit.old.start().unwrap();
     assert_eq!(kit.blob_count(), 0);
     assert!(kit.new.names().unwrap().is_empty() && !kit.loads_new("a", None));
@@ -183,7 +196,9 @@ fn a_partial_list_has_rows_of_its_local_children() {
     kit.new.pull_list("a", &children, &[0]).unwrap();
     assert_eq!(kit.rows(), [row("a:latest", "ggml")]);
     assert!(
-        kit.loads_new("a", None) && kit.loads_new("a", Some("GGML")) && !kit.loads_new("a", Some("llamacpp"))
+        kit.loads_new("a", None)
+            && kit.loads_new("a", Some("GGML"))
+            && !kit.loads_new("a", Some("llamacpp"))
     );
     let missing = Digest::of(children[1].2.manifest("llamacpp", "gguf").to_json().as_bytes());
     let alive = alive(kit.root()).unwrap();
@@ -237,7 +252,11 @@ fn a_migration_writes_a_list_an_anchor_and_a_shadow() {
     assert_eq!(kit.new.names().unwrap().len(), 1);
     assert_eq!(kit.old.names().unwrap().len(), 2);
     kit.start_both();
-    assert!(kit.loads_old("a") && kit.loads_new("a", Some("ggml")) && kit.loads_new("a", Some("llamacpp")));
+    assert!(
+        kit.loads_old("a")
+            && kit.loads_new("a", Some("ggml"))
+            && kit.loads_new("a", Some("llamacpp"))
+    );
     assert!(kit.new.migrate("a").unwrap());
     kit.new.remove("a").unwrap();
     assert!(shadow.exists() && kit.has(&source.converted().weights) && !kit.has(&source.weights));
@@ -310,7 +329,9 @@ fn both_spellings_of_the_public_host_are_one_name() {
         kit.new.names().unwrap().into_iter().collect::<Vec<_>>(),
         ["registry.ollama.ai/library/a:latest"]
     );
-    assert!(kit.loads_new("a", None) && kit.loads_old("ollama.com/library/a") && !kit.loads_old("a"));
+    assert!(
+        kit.loads_new("a", None) && kit.loads_old("ollama.com/library/a") && !kit.loads_old("a")
+    );
     kit.new.create("a", &Content::sample(2)).unwrap();
     assert!(!kit.root().join("manifests").exists());
     kit.new.remove("ollama.com/library/a").unwrap();
@@ -350,7 +371,9 @@ fn random_operations_repeat_and_starts_lose_no_model_of_their_version() {
             let operation = random.operation();
             assert_eq!(format!("{operation:?}"), format!("{:?}", again.operation()));
             let before = loaded(&kit);
-            operation.apply(kit.root(), link).unwrap_or_else(|error| panic!("{operation:?}: {error}"));
+            operation
+                .apply(kit.root(), link)
+                .unwrap_or_else(|error| panic!("{operation:?}: {error}"));
             match operation {
                 Operation::Start017 => assert_eq!(loaded(&kit)[0], before[0], "seed {seed}"),
                 Operation::Start040(_) => assert_eq!(loaded(&kit)[1], before[1], "seed {seed}"),

@@ -97,10 +97,13 @@ impl Ollama017 {
         for parts in entries(&folder)? {
             let parts = parts.each_ref().map(String::as_str);
             // A dangling link fails the whole listing.
-            if fs::metadata(parts.iter().fold(folder.clone(), |path, part| path.join(part)))?.is_dir() {
+            if fs::metadata(parts.iter().fold(folder.clone(), |path, part| path.join(part)))?
+                .is_dir()
+            {
                 continue;
             }
-            let invalid = || io::Error::new(io::ErrorKind::InvalidData, format!("invalid name {parts:?}"));
+            let invalid =
+                || io::Error::new(io::ErrorKind::InvalidData, format!("invalid name {parts:?}"));
             let manifest = Name::from_parts(parts)
                 .ok_or_else(invalid)
                 .and_then(|name| self.read(&name).map(|manifest| (name, manifest)));

@@ -98,13 +98,18 @@ impl Ollama040 {
     }
 
     /// Writes a list that holds its children's manifests; no child has a manifest blob.
-    pub fn pull_inline_list(&self, name: &str, children: &[(&str, &str, Content)]) -> io::Result<()> {
+    pub fn pull_inline_list(
+        &self,
+        name: &str,
+        children: &[(&str, &str, Content)],
+    ) -> io::Result<()> {
         let name = Name::parse(name)?;
         let candidates = self.referenced_digests(&name).unwrap_or_default();
         for (_, _, content) in children {
             content.write_blobs(&self.blobs)?;
         }
-        let manifests = children.iter().map(|(runner, format, content)| content.manifest(runner, format));
+        let manifests =
+            children.iter().map(|(runner, format, content)| content.manifest(runner, format));
         let list = Document::list(manifests.collect());
         let digest = self.write_entry(&name, list.to_json().as_bytes())?;
         if let Some((_, manifest)) = self.select(&list, None) {
@@ -145,7 +150,8 @@ impl Ollama040 {
         let (mut source, mut references, mut linked) = (None, Vec::new(), Vec::new());
         for child in children {
             let is_converted = child.runner == "llamacpp" && child.format == "gguf";
-            let Some(manifest) = self.resolve_child(&child).and_then(|child| self.with_metadata(child))
+            let Some(manifest) =
+                self.resolve_child(&child).and_then(|child| self.with_metadata(child))
             else {
                 if !is_converted {
                     references.push(child);
@@ -161,7 +167,11 @@ impl Ollama040 {
             }
             let digest = self.blobs.write_manifest(manifest.to_json().as_bytes())?;
             references.push(Document::reference(digest, &manifest.runner, &manifest.format));
-            if source.is_none() && manifest.runner == "ggml" && manifest.format == "gguf" && is_whole {
+            if source.is_none()
+                && manifest.runner == "ggml"
+                && manifest.format == "gguf"
+                && is_whole
+            {
                 linked.push(digest);
                 source = Some(manifest);
             }
@@ -214,13 +224,18 @@ impl Ollama040 {
     /// The files of the child for a runner, or none where no child fits or a file is missing or damaged.
     pub fn load(&self, name: &str, runner: Option<&str>) -> io::Result<Option<Vec<PathBuf>>> {
         let Ok((bytes, _)) = self.read(&Name::parse(name)?) else { return Ok(None) };
-        let manifest = Document::parse(&bytes).ok().and_then(|document| self.select(&document, runner));
+        let manifest =
+            Document::parse(&bytes).ok().and_then(|document| self.select(&document, runner));
         Ok(manifest.and_then(|(_, manifest)| self.blobs.files_of(&manifest)))
     }
 
     fn rows_of(&self, name: &Name, own: Digest, document: &Document) -> Option<Vec<Row>> {
         let children: Vec<_> = if document.is_list() {
-            document.manifests.iter().filter_map(|child| Some((child, self.resolve_child(child)?))).collect()
+            document
+                .manifests
+                .iter()
+                .filter_map(|child| Some((child, self.resolve_child(child)?)))
+                .collect()
         } else {
             vec![(document, document.clone())]
         };
@@ -228,7 +243,12 @@ impl Ollama040 {
             let default = self.default_metadata(&manifest)?;
             let runner = if child.runner.is_empty() { default.0 } else { &child.runner };
             let digest = if document.is_list() { child.child_digest().ok()? } else { own };
-            Some(Row { name: name.shortest(), digest, runner: runner.to_lowercase(), size: manifest.size() })
+            Some(Row {
+                name: name.shortest(),
+                digest,
+                runner: runner.to_lowercase(),
+                size: manifest.size(),
+            })
         });
         rows.collect()
     }
@@ -317,7 +337,8 @@ impl Ollama040 {
         }
         let bytes = self.blobs.read(parse_digest(&child.digest).ok()?).ok()?;
         let mut manifest = Document::parse(&bytes).ok().filter(|manifest| !manifest.is_list())?;
-        for (field, of_list) in [(&mut manifest.runner, &child.runner), (&mut manifest.format, &child.format)]
+        for (field, of_list) in
+            [(&mut manifest.runner, &child.runner), (&mut manifest.format, &child.format)]
         {
             if field.is_empty() {
                 field.clone_from(of_list);
@@ -331,13 +352,17 @@ impl Ollama040 {
         if !document.is_list() {
             let has_runner = document.runner.is_empty()
                 || runner.is_none_or(|runner| document.runner.eq_ignore_ascii_case(runner));
-            return has_runner.then(|| document.child_digest().ok()).flatten().zip(Some(document.clone()));
+            return has_runner
+                .then(|| document.child_digest().ok())
+                .flatten()
+                .zip(Some(document.clone()));
         }
         let preferences = runner.map_or(PREFERENCES.to_vec(), |runner| vec![runner]);
         preferences.into_iter().find_map(|runner| {
             let mut children =
                 document.manifests.iter().filter(|child| child.runner.eq_ignore_ascii_case(runner));
-            children.find_map(|child| Some((child.child_digest().ok()?, self.resolve_child(child)?)))
+            children
+                .find_map(|child| Some((child.child_digest().ok()?, self.resolve_child(child)?)))
         })
     }
 
@@ -360,7 +385,10 @@ impl Ollama040 {
         if fs::symlink_metadata(path)?.is_symlink() {
             let target = fs::canonicalize(path)?;
             if fs::canonicalize(self.blobs.path(digest)).ok() != Some(target) {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "link to no blob of its digest"));
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "link to no blob of its digest",
+                ));
             }
         }
         Ok((bytes, digest))
@@ -424,7 +452,8 @@ impl Ollama040 {
         let mut retained = BTreeSet::new();
         for path in self.collect()?.values() {
             // An entry that is unreadable keeps nothing.
-            let digests = self.read_entry(path).and_then(|(bytes, digest)| self.digests_of(digest, &bytes));
+            let digests =
+                self.read_entry(path).and_then(|(bytes, digest)| self.digests_of(digest, &bytes));
             retained.extend(digests.unwrap_or_default());
         }
         Ok(retained)

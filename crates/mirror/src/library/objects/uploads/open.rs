@@ -52,7 +52,10 @@ impl Uploads {
             for (one, rest) in crowd.going(is_empty) {
                 let goes = |note: &Note, age: Duration| note.has_bytes() != is_empty && age >= rest;
                 if self.give_up(&one.id, goes).await? == Fate::Gone {
-                    tracing::info!(owner = one.owner, "an open upload is given up: there are too many");
+                    tracing::info!(
+                        owner = one.owner,
+                        "an open upload is given up: there are too many"
+                    );
                     return Ok(());
                 }
             }
@@ -96,7 +99,9 @@ impl Uploads {
         let entries = self.bucket.entries(&self.bucket.key(["uploads"])).await?;
         let (mut open, mut alive) = (Vec::new(), HashSet::new());
         for entry in &entries {
-            let Some(Ok(id)) = entry.name.strip_suffix(".json").map(UploadId::parse) else { continue };
+            let Some(Ok(id)) = entry.name.strip_suffix(".json").map(UploadId::parse) else {
+                continue;
+            };
             let age = entry.age();
             let Some(Known { owner, has_bytes }) = self.known(&id, age).await? else { continue };
             let is_over = |note: &Note, age: Duration| age > most(note.has_bytes());
@@ -107,7 +112,9 @@ impl Uploads {
         }
         lock(&self.known).retain(|id, _| alive.contains(id));
         // What a crash has left of others.
-        for entry in entries.iter().filter(|entry| entry.age() > MAX_AGE && !entry.name.ends_with(".json")) {
+        for entry in
+            entries.iter().filter(|entry| entry.age() > MAX_AGE && !entry.name.ends_with(".json"))
+        {
             let id = entry.name.split('.').next().map(UploadId::parse);
             if !id.is_some_and(|id| id.is_ok_and(|id| alive.contains(&id))) {
                 self.bucket.remove(&self.bucket.key(["uploads", &entry.name])).await?;

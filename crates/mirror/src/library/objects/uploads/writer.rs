@@ -142,7 +142,10 @@ impl<'a> Writer<'a> {
     }
 
     /// What comes next. Who is slow while others wait for memory holds none.
-    async fn next(&mut self, body: &mut Body) -> Result<Option<Result<Bytes, MirrorError>>, MirrorError> {
+    async fn next(
+        &mut self,
+        body: &mut Body,
+    ) -> Result<Option<Result<Bytes, MirrorError>>, MirrorError> {
         let begun = Instant::now();
         loop {
             let held = self.room.as_ref().map(|(_, since)| since.elapsed());
@@ -242,7 +245,8 @@ impl<'a> Writer<'a> {
             hashed.iter().for_each(|piece| sum.update(piece));
             Ok(sum)
         });
-        let (bucket, data, number) = (self.uploads.bucket.clone(), self.data.clone(), self.note.parts.len());
+        let (bucket, data, number) =
+            (self.uploads.bucket.clone(), self.data.clone(), self.note.parts.len());
         let payload = PutPayload::from_iter(pieces);
         let held = room.clone();
         let sending = tokio::spawn(async move {
@@ -259,7 +263,8 @@ impl<'a> Writer<'a> {
     /// Waits until the part that is on its way has arrived.
     async fn sent(&mut self) -> Result<(), MirrorError> {
         let Some(sending) = self.sending.take() else { return Ok(()) };
-        let part = self.wait(sending).await?.map_err(|e| MirrorError::Internal(e.to_string()))??;
+        let part =
+            self.wait(sending).await?.map_err(|e| MirrorError::Internal(e.to_string()))??;
         self.note.parts.push(part);
         self.note.sum = self.sum.save(0);
         Ok(())

@@ -28,7 +28,8 @@ impl Desk {
     fn of(bench: Bench) -> Self {
         let settings = crate::Settings { push: true, delete: true, ..crate::Settings::default() };
         let library = bench.through.clone();
-        let mirror = Mirror::new(library, Box::new(NoKeys), &settings, History::new().unwrap()).unwrap();
+        let mirror =
+            Mirror::new(library, Box::new(NoKeys), &settings, History::new().unwrap()).unwrap();
         Self { bench, mirror }
     }
 
@@ -39,7 +40,8 @@ impl Desk {
     }
 
     async fn get(&self, path: &str, accept: &str) -> (u16, HeaderMap, Bytes) {
-        let request = Request::get(path).header(header::HOST, "mirror").header(header::ACCEPT, accept);
+        let request =
+            Request::get(path).header(header::HOST, "mirror").header(header::ACCEPT, accept);
         let answer = self.mirror.answer(request.body(Body::empty()).unwrap()).await;
         let (head, body) = answer.into_parts();
         (head.status.as_u16(), head.headers, body.collect().await.unwrap().to_bytes())
@@ -156,7 +158,8 @@ async fn children_that_are_not_what_the_list_says_are_refused_and_left_alone() {
         assert_eq!(desk.get(TAG, media::MANIFEST_LIST).await.2, list);
     }
     upstream.put(at(&good), list_of(&[refer(&good, "ggml")]));
-    let nested = upstream.list(&[refer(&Bytes::from(list_of(&[refer(&good, "ggml")])), "llamacpp")]);
+    let nested =
+        upstream.list(&[refer(&Bytes::from(list_of(&[refer(&good, "ggml")])), "llamacpp")]);
     upstream.put(at(list_of(&[refer(&good, "ggml")]).as_bytes()), list_of(&[refer(&good, "ggml")]));
     for desk in Desk::both(&upstream) {
         let (status, _, said) = desk.get(TAG, media::MANIFEST).await;
@@ -173,7 +176,10 @@ async fn a_tag_moves_between_a_model_and_a_list() {
     for desk in Desk::both(&upstream) {
         upstream.put(TAG.into(), broken.clone());
         let (status, _, said) = desk.get(TAG, "*/*").await;
-        assert!(status == 502 && String::from_utf8_lossy(&said).contains("no children"), "{said:?}");
+        assert!(
+            status == 502 && String::from_utf8_lossy(&said).contains("no children"),
+            "{said:?}"
+        );
     }
     for desk in Desk::both(&upstream) {
         let child = upstream.child(b"of a list");
@@ -244,8 +250,8 @@ async fn a_list_travels_through_two_mirrors_byte_for_byte() {
         stores[0].add_blob(child.as_bytes()).unwrap();
         (Bytes::from(child), runner)
     });
-    let list =
-        list_of(&children.each_ref().map(|(child, runner)| refer(child, runner))).replace(',', " ,\n ");
+    let list = list_of(&children.each_ref().map(|(child, runner)| refer(child, runner)))
+        .replace(',', " ,\n ");
     stores[0].store_manifest(&name.name, list.as_bytes(), true, &mut || ()).unwrap();
     client.push(&stores[0], &name, &options, lines()).await.unwrap();
     // Clients of the second mirror get it from the first.

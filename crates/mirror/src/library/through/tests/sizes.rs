@@ -65,7 +65,8 @@ async fn part(
     range: std::ops::Range<u64>,
 ) -> Result<Vec<u8>, MirrorError> {
     let name = Repository::parse(name).unwrap();
-    let blob = bench.through.blob_for(&name, digest, Asker::Known).await?.expect("the upstream has it");
+    let blob =
+        bench.through.blob_for(&name, digest, Asker::Known).await?.expect("the upstream has it");
     let pieces: Vec<Bytes> = blob.read(range).try_collect().await?;
     Ok(pieces.concat())
 }
@@ -90,7 +91,10 @@ async fn an_upstream_is_held_to_the_size_that_its_manifest_says() {
         bench.settle().await;
         let error = part(&bench, "library/m", Digest::of(&weights), 0..5000).await.unwrap_err();
         assert_eq!(error.code().0, 502, "{error}");
-        assert!(error.to_string().contains("6000 bytes there, but its manifest says 5000"), "{error}");
+        assert!(
+            error.to_string().contains("6000 bytes there, but its manifest says 5000"),
+            "{error}"
+        );
     }
 }
 
@@ -109,7 +113,9 @@ async fn an_upstream_whose_size_was_wrong_is_asked_again_after_a_rest() {
         let again = part(&bench, "library/m", Digest::of(&weights), 0..5000).await;
         match given {
             true => assert_eq!(again, Ok(weights.to_vec())),
-            false => assert_eq!((again, upstream.asked(&path)), (Err(first), asked), "it is left alone"),
+            false => {
+                assert_eq!((again, upstream.asked(&path)), (Err(first), asked), "it is left alone")
+            }
         }
         upstream.put(path.clone(), lies(&weights));
     }
@@ -225,7 +231,8 @@ async fn who_goes_on_after_a_restart_is_not_given_the_rest_of_a_lie() {
             let through = mirror.through.clone();
             let name = Repository::parse("library/m").unwrap();
             async move {
-                let blob = through.blob_for(&name, digest, Asker::Known).await?.expect("it is on its way");
+                let blob =
+                    through.blob_for(&name, digest, Asker::Known).await?.expect("it is on its way");
                 assert_eq!(blob.size(), 6000);
                 blob.read(range).try_collect::<Vec<Bytes>>().await
             }
@@ -296,7 +303,9 @@ async fn manifests_that_are_here_say_how_large_blobs_are() {
         bench.given("library/m").await;
         bench.settle().await;
         let notes = bench.through.sizes(&Repository::parse("library/m").unwrap());
-        let [note] = &notes.list().await.unwrap()[..] else { panic!("one manifest was handed out") };
+        let [note] = &notes.list().await.unwrap()[..] else {
+            panic!("one manifest was handed out")
+        };
         notes.remove(&note.name).await.unwrap();
         let mirror = bench.again(&upstream);
         assert_eq!(mirror.said("library/m", Digest::of(&weights)).await, Some(Size::Bytes(5000)));
@@ -312,7 +321,8 @@ async fn where_a_note_does_not_say_it_nothing_is_vouched_for() {
     bench.say("library/m", &manifest).await;
     bench.say("library/n", &manifest).await;
     let blob = |n: u8| json!({"mediaType": "x", "digest": Digest::of(&[n]).to_string(), "size": 1});
-    let large = json!({"schemaVersion": 2, "layers": (0..21).map(blob).collect::<Vec<_>>()}).to_string();
+    let large =
+        json!({"schemaVersion": 2, "layers": (0..21).map(blob).collect::<Vec<_>>()}).to_string();
     bench.say("library/m", &large.into()).await;
     fs::write(bench.notes().join("library+n/broken"), "[[").unwrap();
     for name in ["library/m", "library/n"] {
@@ -343,7 +353,9 @@ async fn where_notes_cannot_be_read_a_blob_is_given_when_it_is_right() {
         assert_eq!(given.await, Ok(vec![7; 100_000]));
         bench.settle().await;
         // The next one fetches it, too.
-        let _ = fs::remove_file(Store::open(bench.dir.path().join("models")).unwrap().blob_path(&digest));
+        let _ = fs::remove_file(
+            Store::open(bench.dir.path().join("models")).unwrap().blob_path(&digest),
+        );
     }
 }
 
@@ -361,7 +373,11 @@ async fn what_is_forgotten_in_memory_is_read_again() {
     assert!(bench.through.0.sizes.remembered() <= 40);
     assert_eq!(bench.said("library/m0", digest).await, Some(Size::Anything));
     for n in 1..50 {
-        assert_eq!(bench.said(&format!("library/m{n}"), digest).await, Some(Size::Bytes(5000)), "{n}");
+        assert_eq!(
+            bench.said(&format!("library/m{n}"), digest).await,
+            Some(Size::Bytes(5000)),
+            "{n}"
+        );
     }
 }
 
@@ -388,7 +404,10 @@ async fn a_repository_with_too_many_manifests_is_read_once() {
     for mirror in mirrors {
         assert_eq!(mirror.said("library/m", digest).await, Some(Size::Anything));
         let (inner, name) = (&mirror.through.0, Repository::parse("library/n").unwrap());
-        assert!(inner.sizes.of(&*inner.library, &name, digest).await.is_err(), "these are read each time");
+        assert!(
+            inner.sizes.of(&*inner.library, &name, digest).await.is_err(),
+            "these are read each time"
+        );
     }
 }
 
@@ -418,7 +437,11 @@ async fn notes_of_sizes_are_cleared_away() {
             bench.say(&format!("library/m{}", n % 3), &manifest).await;
         }
         bench.through.tidy().await.unwrap();
-        assert_eq!(bench.count_notes().await, 20, "who has written them does not do so again today");
+        assert_eq!(
+            bench.count_notes().await,
+            20,
+            "who has written them does not do so again today"
+        );
     }
     // Those of a bucket are made old where the services are.
     for n in 0..3 {

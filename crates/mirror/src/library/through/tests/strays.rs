@@ -14,7 +14,12 @@ impl Bench {
 
     /// Somebody who waits for a blob.
     fn reader(&self, name: &str, content: &[u8]) -> JoinHandle<Bytewise> {
-        tokio::spawn(read(self.through.clone(), name.to_owned(), Digest::of(content), Asker::Anybody))
+        tokio::spawn(read(
+            self.through.clone(),
+            name.to_owned(),
+            Digest::of(content),
+            Asker::Anybody,
+        ))
     }
 }
 
@@ -80,7 +85,11 @@ async fn what_is_known_of_nothing_but_a_blob_is_bounded_as_models_are() {
     };
     let bench = Bench::new(&upstream, HOUR, bounds);
     let code = |given: Bytewise| given.unwrap_err().code();
-    assert_eq!(bench.blob("me/m", &weights, Asker::Known).await, Ok(None), "it is the mirror's own name");
+    assert_eq!(
+        bench.blob("me/m", &weights, Asker::Known).await,
+        Ok(None),
+        "it is the mirror's own name"
+    );
     assert_eq!(code(bench.blob("you/m", &weights, Asker::Known).await), (403, "DENIED"));
     assert_eq!(code(bench.blob("library/m", &weights, Asker::Anybody).await), (403, "DENIED"));
     for _ in 0..3 {
@@ -113,7 +122,10 @@ async fn blobs_wait_for_models_and_those_of_one_repository_go_together() {
         ("library/n", Digest::of(&[8; 10])),
     ];
     for (name, digest) in known {
-        assert_eq!(bench.through.vouches(&Repository::parse(name).unwrap(), digest).await, Ok(true));
+        assert_eq!(
+            bench.through.vouches(&Repository::parse(name).unwrap(), digest).await,
+            Ok(true)
+        );
     }
     upstream.hands_out(false);
     let (first, second) = (bench.reader("library/m", &weights), bench.reader("library/m", b"{}"));

@@ -93,7 +93,8 @@ impl ResponseEncoder {
         let ended = matches!(status, "completed" | "incomplete");
         // Without a word from the client what does not fit is cut, and the answer says so.
         let is_cut = done.is_some_and(|done| done.dropped_messages + done.dropped_tokens > 0);
-        let text = request.text.as_ref().map(|text| &text.format).filter(|format| !format.is_null());
+        let text =
+            request.text.as_ref().map(|text| &text.format).filter(|format| !format.is_null());
         value!({
             "id": self.id,
             "object": "response",
@@ -162,7 +163,8 @@ impl ResponseEncoder {
         }
         let mut out = Vec::new();
         let piece = |text| Piece { text, logprobs: Vec::new() };
-        let texts = [AnswerEvent::Thinking(piece(all.thinking)), AnswerEvent::Content(piece(all.content))];
+        let texts =
+            [AnswerEvent::Thinking(piece(all.thinking)), AnswerEvent::Content(piece(all.content))];
         texts.into_iter().for_each(|event| self.encode(0, event, all.times, &mut out));
         for CollectedCall { id, call } in all.tool_calls {
             self.begin_call(id, call.name.clone(), &mut out);
@@ -216,7 +218,14 @@ impl ResponseEncoder {
         self.open_item(kind, id, CallHead::default(), String::new(), out);
     }
 
-    fn open_item(&mut self, kind: Kind, id: String, call: CallHead, called: String, out: &mut Vec<u8>) {
+    fn open_item(
+        &mut self,
+        kind: Kind,
+        id: String,
+        call: CallHead,
+        called: String,
+        out: &mut Vec<u8>,
+    ) {
         self.send(kind.begun(self.output.len(), &id, &call), out);
         self.open = Some(Open { kind, id, text: String::new(), pieces: Vec::new(), call, called });
     }
@@ -285,9 +294,14 @@ impl ResponseEncoder {
         if !call.rest.is_empty() {
             self.piece(Kind::Call, &call.rest, out);
         }
-        let Some(Open { kind, id, text, pieces, call: head, called }) = self.open.take() else { return };
-        let function =
-            ToolCallFunction { index: call.index as i64, name: called.clone(), arguments: call.arguments() };
+        let Some(Open { kind, id, text, pieces, call: head, called }) = self.open.take() else {
+            return;
+        };
+        let function = ToolCallFunction {
+            index: call.index as i64,
+            name: called.clone(),
+            arguments: call.arguments(),
+        };
         let whole_call = ToolCall { id: head.id.clone(), function };
         let status = match call.outcome {
             CallOutcome::CutOff | CallOutcome::Invalid(None) => "incomplete",
@@ -365,7 +379,8 @@ fn usage(done: &Done) -> Value {
         "input_tokens_details": {"cached_tokens": done.cached_tokens},
         "output_tokens_details": {"reasoning_tokens": done.thought_tokens},
     });
-    let left_out = [("truncated_messages", done.dropped_messages), ("truncated_tokens", done.dropped_tokens)];
+    let left_out =
+        [("truncated_messages", done.dropped_messages), ("truncated_tokens", done.dropped_tokens)];
     for (name, count) in left_out.into_iter().filter(|(_, count)| *count > 0) {
         usage[name] = count.into();
     }

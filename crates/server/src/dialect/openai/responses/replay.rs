@@ -63,10 +63,17 @@ fn begun(response: &Value) -> Value {
 }
 
 /// What was told of an item that came in pieces of so many bytes.
-fn pieces(kind: Kind, index: usize, item: &Value, pieces: Option<&Vec<usize>>, told: &mut Vec<Told>) {
+fn pieces(
+    kind: Kind,
+    index: usize,
+    item: &Value,
+    pieces: Option<&Vec<usize>>,
+    told: &mut Vec<Told>,
+) {
     let of = |field: &str| item[field].as_str().unwrap_or_default().to_owned();
     let (id, text) = (of("id"), kind.text(item));
-    let tool = ToolName { namespace: item["namespace"].as_str().map(str::to_owned), name: of("name") };
+    let tool =
+        ToolName { namespace: item["namespace"].as_str().map(str::to_owned), name: of("name") };
     told.extend(kind.begun(index, &id, &CallHead { id: of("call_id"), tool }));
     let mut at = 0;
     for bytes in pieces.into_iter().flatten() {

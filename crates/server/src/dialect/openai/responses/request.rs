@@ -20,14 +20,17 @@ pub(crate) fn to_request(
     request: &ResponsesRequest,
     earlier: &[Message],
 ) -> Result<GenerationRequest, Failure> {
-    for (field, given) in
-        [("conversation", request.conversation.is_some()), ("background", request.background == Some(true))]
-    {
+    for (field, given) in [
+        ("conversation", request.conversation.is_some()),
+        ("background", request.background == Some(true)),
+    ] {
         if given {
             return Err(Failure::bad_request(format!("{field} is not supported")));
         }
     }
-    if let Some(other) = request.truncation.as_deref().filter(|how| !matches!(*how, "auto" | "disabled")) {
+    if let Some(other) =
+        request.truncation.as_deref().filter(|how| !matches!(*how, "auto" | "disabled"))
+    {
         return Err(Failure::bad_request(format!(
             "truncation: there is no way {other:?}: use \"auto\" or \"disabled\""
         )));
@@ -36,15 +39,19 @@ pub(crate) fn to_request(
     let shift = (request.truncation.as_deref() == Some("disabled")).then_some(false);
     let calls = earlier.iter().flat_map(|m| &m.tool_calls);
     let called = calls.map(|call| (call.id.clone(), call.function.name.clone())).collect();
-    let mut conversation = Conversation { messages: earlier.to_vec(), called, thinking: String::new() };
+    let mut conversation =
+        Conversation { messages: earlier.to_vec(), called, thinking: String::new() };
     let is_instructed = request.instructions.as_ref().is_some_and(|text| !text.is_empty());
     if request.input.as_array().is_some_and(Vec::is_empty) && earlier.is_empty() && !is_instructed {
-        return Err(Failure::bad_request("input must not be empty: give it a text or at least one item"));
+        return Err(Failure::bad_request(
+            "input must not be empty: give it a text or at least one item",
+        ));
     }
     conversation.input(&request.input)?;
     let mut messages = conversation.messages;
     hide_unreadable_images(&mut messages)?;
-    if let Some(text) = request.instructions.as_ref().filter(|text| !text.is_empty() && !messages.is_empty())
+    if let Some(text) =
+        request.instructions.as_ref().filter(|text| !text.is_empty() && !messages.is_empty())
     {
         messages.insert(0, Message::text("system", text));
     }
@@ -61,7 +68,8 @@ pub(crate) fn to_request(
         render_only: request.debug_render_only,
         ..GenerationRequest::chat(request.model.clone(), messages, is_cut.then_some(true))
     };
-    let choice = tools::full_choice(request.tool_choice.clone().unwrap_or_default(), &request.tools);
+    let choice =
+        tools::full_choice(request.tool_choice.clone().unwrap_or_default(), &request.tools);
     chat.set_tools(tools::native(&request.tools)?, choice)?;
     Ok(chat)
 }
@@ -101,11 +109,14 @@ fn format(format: &Value) -> Result<(Option<Constraint>, SchemaLabel), Failure> 
                 let wrong = |error| Failure::bad_request(format!("text.format: schema: {error}"));
                 schema.check_strict().map_err(wrong)?;
             }
-            let label = SchemaLabel { name: text("name"), description: text("description"), strict };
+            let label =
+                SchemaLabel { name: text("name"), description: text("description"), strict };
             return Ok((Some(Constraint::Schema(schema)), label));
         }
         (Some("json_schema"), _) => {
-            return Err(Failure::bad_request("text.format: type json_schema needs an object in schema"));
+            return Err(Failure::bad_request(
+                "text.format: type json_schema needs an object in schema",
+            ));
         }
         (Some(other), _) => {
             return Err(Failure::bad_request(format!(
@@ -154,7 +165,9 @@ impl Conversation {
         let wrong = |text: String| Err(Failure::bad_request(format!("input[{i}]: {text}")));
         if !item.is_object() {
             let kind = puna_api::decode::kind(item);
-            return wrong(format!("json: cannot unmarshal {kind} into an input item, which is an object"));
+            return wrong(format!(
+                "json: cannot unmarshal {kind} into an input item, which is an object"
+            ));
         }
         let role = item["role"].as_str().unwrap_or_default();
         let kind = item["type"].as_str().unwrap_or_default();
@@ -190,8 +203,10 @@ impl Conversation {
         if message.role == "assistant" {
             message.thinking = std::mem::take(&mut self.thinking);
             // What was said beside calls.
-            if let Some(last) =
-                self.messages.last_mut().filter(|m| m.role == "assistant" && !m.tool_calls.is_empty())
+            if let Some(last) = self
+                .messages
+                .last_mut()
+                .filter(|m| m.role == "assistant" && !m.tool_calls.is_empty())
             {
                 append_paragraph(&mut last.thinking, &message.thinking);
                 append_paragraph(&mut last.content, &message.content);
@@ -206,14 +221,17 @@ impl Conversation {
     fn call(&mut self, form: Form, item: &Value) -> Result<(), String> {
         let (name, arguments) = form.call(item)?;
         let id = item["call_id"].as_str().or(item["id"].as_str()).unwrap_or_default().to_owned();
-        if self.messages.last().is_none_or(|last| last.role != "assistant") || !self.thinking.is_empty() {
+        if self.messages.last().is_none_or(|last| last.role != "assistant")
+            || !self.thinking.is_empty()
+        {
             let thinking = std::mem::take(&mut self.thinking);
             self.messages.push(Message { thinking, ..Message::text("assistant", "") });
         }
         if let Some(last) = self.messages.last_mut() {
             let index = last.tool_calls.len() as i64;
             self.called.insert(id.clone(), name.clone());
-            last.tool_calls.push(ToolCall { id, function: ToolCallFunction { index, name, arguments } });
+            last.tool_calls
+                .push(ToolCall { id, function: ToolCallFunction { index, name, arguments } });
         }
         Ok(())
     }
@@ -221,7 +239,8 @@ impl Conversation {
     fn result(&mut self, i: usize, item: &Value) -> Result<(), Failure> {
         let id = item["call_id"].as_str().or(item["id"].as_str()).unwrap_or_default();
         let tool_name = self.called.get(id).cloned().unwrap_or_default();
-        let mut message = Message { tool_name, tool_call_id: id.to_owned(), ..Message::text("tool", "") };
+        let mut message =
+            Message { tool_name, tool_call_id: id.to_owned(), ..Message::text("tool", "") };
         content(i, &item["output"], &mut message)?;
         self.messages.push(message);
         Ok(())
@@ -267,7 +286,9 @@ fn content(i: usize, content: &Value, message: &mut Message) -> Result<(), Failu
                     message.images.push(Image::Unreadable(reason));
                 }
             },
-            "input_file" => return Err(Failure::bad_request("file inputs are not currently supported")),
+            "input_file" => {
+                return Err(Failure::bad_request("file inputs are not currently supported"));
+            }
             other => {
                 let text = format!("input[{i}]: content[{j}]: unknown content type: {other}");
                 return Err(Failure::bad_request(text));

@@ -101,8 +101,16 @@ fn items_that_cannot_be_understood_are_named() {
         let got = input(given).unwrap_err();
         assert!(got.starts_with(want), "{got}");
     }
-    assert!(request(json!({"conversation": "c"})).unwrap_err().starts_with("conversation is not supported"));
-    assert!(request(json!({"background": true})).unwrap_err().starts_with("background is not supported"));
+    assert!(
+        request(json!({"conversation": "c"}))
+            .unwrap_err()
+            .starts_with("conversation is not supported")
+    );
+    assert!(
+        request(json!({"background": true}))
+            .unwrap_err()
+            .starts_with("background is not supported")
+    );
     assert!(request(json!({"background": false})).is_ok());
 }
 
@@ -123,23 +131,30 @@ fn instructions_options_and_tools_have_their_places() {
     let names: Vec<_> = got.tools().iter().map(|tool| tool.name().to_owned()).collect();
     assert_eq!(names, ["f", "ns.g"]);
     let refused = |tool: Value| request(json!({"tools": [tool]})).unwrap_err();
-    assert_eq!(refused(json!({"type": "mcp"})), "tools[0]: tools of type \"mcp\" are not supported");
-    assert_eq!(request(json!({"max_output_tokens": 0})).unwrap_err(), "max_output_tokens must be at least 1");
+    assert_eq!(
+        refused(json!({"type": "mcp"})),
+        "tools[0]: tools of type \"mcp\" are not supported"
+    );
+    assert_eq!(
+        request(json!({"max_output_tokens": 0})).unwrap_err(),
+        "max_output_tokens must be at least 1"
+    );
 }
 
 #[test]
 fn a_schema_keeps_its_name_and_strictness() {
-    let form = json!({"type": "json_schema", "name": "n", "strict": false, "schema": {"type": "object"}});
+    let form =
+        json!({"type": "json_schema", "name": "n", "strict": false, "schema": {"type": "object"}});
     let got = request(json!({"text": {"format": form}})).unwrap().schema_label;
     assert_eq!((got.name.as_deref(), got.description, got.strict), (Some("n"), None, Some(false)));
 }
 
 #[test]
 fn of_allowed_tools_only_those_are_offered() {
-    let tools = json!([{"type": "function", "name": "weather"}, {"type": "function", "name": "add"}]);
+    let tools =
+        json!([{"type": "function", "name": "weather"}, {"type": "function", "name": "add"}]);
     let allow = |name: &str, mode: &str| {
-        let choice =
-            json!({"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name}]});
+        let choice = json!({"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name}]});
         request(json!({"tools": tools, "tool_choice": choice}))
     };
     let got = allow("add", "required").unwrap();
@@ -170,16 +185,21 @@ fn tools_that_are_no_functions_are_offered_as_functions() {
         {"type": "web_search_call", "id": "w"},
     ]);
     let got =
-        request(json!({"tools": tools, "input": input, "tool_choice": {"type": "local_shell"}})).unwrap();
+        request(json!({"tools": tools, "input": input, "tool_choice": {"type": "local_shell"}}))
+            .unwrap();
     let names: Vec<_> = got.tools().iter().map(|tool| tool.name().to_owned()).collect();
     assert_eq!(names, ["patch", "local_shell"]);
     let function = &got.tools()[0].0["function"];
     assert!(function["description"].as_str().unwrap().ends_with("start: \"x\""), "{function}");
     assert_eq!(function["parameters"]["required"], json!(["input"]));
     assert_eq!(got.tool_choice, ToolChoice::Named("local_shell".into()));
-    let calls: Vec<_> = got.messages().iter().flat_map(|m| &m.tool_calls).map(|c| &c.function).collect();
+    let calls: Vec<_> =
+        got.messages().iter().flat_map(|m| &m.tool_calls).map(|c| &c.function).collect();
     assert_eq!((calls[0].name.as_str(), &calls[0].arguments["input"]), ("patch", &json!("x")));
-    assert_eq!((calls[1].name.as_str(), &calls[1].arguments["command"]), ("local_shell", &json!(["ls"])));
+    assert_eq!(
+        (calls[1].name.as_str(), &calls[1].arguments["command"]),
+        ("local_shell", &json!(["ls"]))
+    );
     assert_eq!(calls[1].arguments.len(), 1);
     let results: Vec<_> = got.messages().iter().filter(|m| m.role == "tool").collect();
     assert_eq!([&results[0].tool_name, &results[1].tool_name], ["patch", "local_shell"]);
@@ -195,12 +215,18 @@ fn malformed_tools_and_calls_are_refused_with_their_position() {
     let function = json!({"type": "function", "name": "f"});
     for (tool, want) in [
         (json!({"type": "custom"}), "tools[1]: a custom tool has no name"),
-        (json!({"type": "custom", "name": "f"}), "at tools[0] and tools[1] have the same name \"f\""),
+        (
+            json!({"type": "custom", "name": "f"}),
+            "at tools[0] and tools[1] have the same name \"f\"",
+        ),
         (
             json!({"type": "function", "name": "g", "strict": 1}),
             "tools[1]: strict must be true or false, but is 1",
         ),
-        (json!({"type": "custom", "name": "c", "format": {"type": "weird"}}), "there is no type \"weird\""),
+        (
+            json!({"type": "custom", "name": "c", "format": {"type": "weird"}}),
+            "there is no type \"weird\"",
+        ),
         (
             json!({"type": "custom", "name": "c", "format": {"type": "grammar"}}),
             "needs its text in definition",
@@ -214,7 +240,8 @@ fn malformed_tools_and_calls_are_refused_with_their_position() {
         json!({"type": "custom_tool_call", "call_id": "a", "input": "x"}),
         json!({"type": "local_shell_call", "call_id": "a"}),
     ] {
-        let error = request(json!({"input": [{"role": "user", "content": "x"}, item]})).unwrap_err();
+        let error =
+            request(json!({"input": [{"role": "user", "content": "x"}, item]})).unwrap_err();
         assert!(error.starts_with("input[1]: a call "), "{item}: {error}");
     }
 }
@@ -233,9 +260,13 @@ fn calls_have_the_form_of_their_tool() {
     let tools = json!([{"type": "custom", "name": "f"}, {"type": "local_shell"}]);
     let called = |name: &str, arguments: Value| {
         let request = json!({"model": "m", "input": "x", "tools": tools});
-        let mut encoder = ResponseEncoder::new(puna_api::decode::from_value(&request).unwrap(), None);
+        let mut encoder =
+            ResponseEncoder::new(puna_api::decode::from_value(&request).unwrap(), None);
         let arguments = arguments.as_object().unwrap().clone();
-        events(&mut encoder, whole("call_1", name, arguments).into_iter().chain([done(Reason::Stop)]))
+        events(
+            &mut encoder,
+            whole("call_1", name, arguments).into_iter().chain([done(Reason::Stop)]),
+        )
     };
     let got = called("f", json!({"input": "a\nb"}));
     let want = "created in_progress output_item.added custom_tool_call_input.delta custom_tool_call_input.done output_item.done completed";
@@ -251,7 +282,10 @@ fn calls_have_the_form_of_their_tool() {
     );
     assert_eq!(called("f", json!({"other": 1}))[5]["item"]["input"], r#"{"other":1}"#);
     let got = called("local_shell", json!({"command": ["ls", "-l"], "timeout_ms": 5}));
-    assert_eq!(kinds(&got).join(" "), "created in_progress output_item.added output_item.done completed");
+    assert_eq!(
+        kinds(&got).join(" "),
+        "created in_progress output_item.added output_item.done completed"
+    );
     let action = json!({"type": "exec", "command": ["ls", "-l"], "env": {}, "working_directory": null, "timeout_ms": 5});
     assert_eq!((&got[3]["item"]["action"], got[3]["item"].get("name")), (&action, None));
     let line = called("local_shell", json!({"command": "ls -l"}));
@@ -270,7 +304,8 @@ fn a_tool_of_a_namespace_is_called_by_both_names() {
         {"type": "function_call", "call_id": "c1", "namespace": "mcp__x", "name": "get", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": "ok"},
     ], "tool_choice": {"type": "function", "name": "get"}});
-    let mut request: puna_api::responses::ResponsesRequest = puna_api::decode::from_value(&body).unwrap();
+    let mut request: puna_api::responses::ResponsesRequest =
+        puna_api::decode::from_value(&body).unwrap();
     super::take_additional_tools(&mut request);
     let chat = to_request(&request, &[]).unwrap();
     let names: Vec<_> = chat.tools().iter().map(|tool| tool.name().to_owned()).collect();
@@ -284,7 +319,8 @@ fn a_tool_of_a_namespace_is_called_by_both_names() {
     let calls = calls.chain(whole("c3", "mcp__x.patch", text)).chain([done(Reason::Stop)]);
     let got = events(&mut encoder, calls);
     let output = got.last().unwrap()["response"]["output"].clone();
-    let names = |item: &Value| [item["type"].clone(), item["namespace"].clone(), item["name"].clone()];
+    let names =
+        |item: &Value| [item["type"].clone(), item["namespace"].clone(), item["name"].clone()];
     assert_eq!(names(&output[0]), ["function_call", "mcp__x", "get"].map(Value::from));
     assert_eq!(names(&output[1]), ["custom_tool_call", "mcp__x", "patch"].map(Value::from));
     let added = got.iter().find(|event| event["type"] == "response.output_item.added").unwrap();
@@ -298,8 +334,7 @@ fn a_choice_names_the_tool_of_its_namespace() {
     let tools = json!([get, group("mcp__x"), group("mcp__y")]);
     let choose = |choice: &Value| request(json!({"tools": tools, "tool_choice": choice}));
     let tool = |namespace: &str| json!({"type": "function", "name": "get", "namespace": namespace});
-    let allowed =
-        |namespace: &str| json!({"type": "allowed_tools", "mode": "auto", "tools": [tool(namespace)]});
+    let allowed = |namespace: &str| json!({"type": "allowed_tools", "mode": "auto", "tools": [tool(namespace)]});
     for namespace in ["mcp__x", "mcp__y"] {
         let full = format!("{namespace}.get");
         assert_eq!(choose(&tool(namespace)).unwrap().tool_choice, ToolChoice::Named(full.clone()));
@@ -308,8 +343,14 @@ fn a_choice_names_the_tool_of_its_namespace() {
     }
     assert_eq!(choose(&tool("")).unwrap().tool_choice, ToolChoice::Named("get".into()));
     let error = choose(&allowed("mcp__z")).unwrap_err();
-    assert_eq!(error, "tool_choice allows the function \"mcp__z.get\", which is not among the tools");
-    assert_eq!(choose(&tool("mcp__z")).unwrap().tool_choice, ToolChoice::Named("mcp__z.get".into()));
+    assert_eq!(
+        error,
+        "tool_choice allows the function \"mcp__z.get\", which is not among the tools"
+    );
+    assert_eq!(
+        choose(&tool("mcp__z")).unwrap().tool_choice,
+        ToolChoice::Named("mcp__z.get".into())
+    );
     let body = json!({"model": "m", "input": "x", "tools": tools, "tool_choice": tool("mcp__x")});
     let mut encoder = ResponseEncoder::new(puna_api::decode::from_value(&body).unwrap(), None);
     let got = events(&mut encoder, [done(Reason::Stop)]);
@@ -382,12 +423,16 @@ fn text(encoder: &mut ResponseEncoder, given: impl IntoIterator<Item = Event>) -
 }
 
 fn kinds(events: &[Value]) -> Vec<&str> {
-    events.iter().map(|event| event["type"].as_str().unwrap().strip_prefix("response.").unwrap()).collect()
+    events
+        .iter()
+        .map(|event| event["type"].as_str().unwrap().strip_prefix("response.").unwrap())
+        .collect()
 }
 
 #[test]
 fn every_item_is_begun_filled_and_ended_before_the_next() {
-    let texts = [Event::Thinking(piece("hm")), Event::Content(piece("a")), Event::Content(piece("b"))];
+    let texts =
+        [Event::Thinking(piece("hm")), Event::Content(piece("a")), Event::Content(piece("b"))];
     let events = texts.into_iter().chain(call()).chain([done(Reason::Stop)]);
     let got = stream(events, None);
     let want = "created in_progress \
@@ -402,7 +447,11 @@ fn every_item_is_begun_filled_and_ended_before_the_next() {
         .filter(|event| event["type"] == "response.output_item.done")
         .map(|event| event["item"].clone());
     let response = &got.last().unwrap()["response"];
-    assert_eq!(response["output"], Value::Array(ends.collect()), "the whole holds what the pieces said");
+    assert_eq!(
+        response["output"],
+        Value::Array(ends.collect()),
+        "the whole holds what the pieces said"
+    );
     assert_eq!(response["output"][1]["content"][0]["text"], "ab");
     assert_eq!(response["usage"]["input_tokens_details"]["cached_tokens"], 4);
     assert_eq!(response["usage"]["output_tokens_details"]["reasoning_tokens"], 2);
@@ -443,13 +492,15 @@ fn an_item_that_is_cut_is_incomplete() {
                 (&output[0]["status"], &output[1]["status"]),
                 (&json!("completed"), &json!("completed"))
             );
-            let rest: Vec<_> = output[2..].iter().map(|item| item["type"].as_str().unwrap()).collect();
+            let rest: Vec<_> =
+                output[2..].iter().map(|item| item["type"].as_str().unwrap()).collect();
             assert_eq!(rest, kinds);
             assert!(output[2..].iter().all(|item| item["status"] == "incomplete"), "{output:?}");
         }
     }
     let tools = json!([{"type": "custom", "name": "c"}]);
-    let request = puna_api::decode::from_value(&json!({"model": "m", "input": "x", "tools": tools})).unwrap();
+    let request =
+        puna_api::decode::from_value(&json!({"model": "m", "input": "x", "tools": tools})).unwrap();
     let cut = [
         Event::CallStart { index: 0, id: "call_1".into(), name: "c".into() },
         Event::CallEnd { index: 0, outcome: CallOutcome::CutOff },
@@ -476,9 +527,13 @@ fn how_much_of_the_prompt_was_read_is_a_comment_now_and_then() {
 #[test]
 fn a_response_that_breaks_off_has_failed() {
     let keep = Keep { owner: Owner(None), responses: Arc::default(), messages: Vec::new() };
-    let got = stream([Event::Content(piece("a")), Event::Error(Failure::internal("broken"))], Some(keep));
+    let got =
+        stream([Event::Content(piece("a")), Event::Error(Failure::internal("broken"))], Some(keep));
     let end = got.last().unwrap();
-    assert_eq!((&end["type"], &end["response"]["status"]), (&json!("response.failed"), &json!("failed")));
+    assert_eq!(
+        (&end["type"], &end["response"]["status"]),
+        (&json!("response.failed"), &json!("failed"))
+    );
     assert_eq!(end["response"]["error"], json!({"code": "server_error", "message": "broken"}));
     assert_eq!(end["response"]["store"], false, "nobody finds it later");
 }
@@ -498,7 +553,8 @@ fn a_request_that_is_too_long_fails_in_the_stream_with_its_code() {
 fn a_response_that_is_too_large_to_be_kept_says_so() {
     let responses = Arc::<Responses>::default();
     let keep = Keep { owner: Owner(None), responses: responses.clone(), messages: Vec::new() };
-    let got = stream([Event::Content(piece(&"x".repeat(70 << 10))), done(Reason::Stop)], Some(keep));
+    let got =
+        stream([Event::Content(piece(&"x".repeat(70 << 10))), done(Reason::Stop)], Some(keep));
     let response = &got.last().unwrap()["response"];
     assert_eq!(response["store"], false);
     assert!(responses.get(response["id"].as_str().unwrap(), Owner(None)).is_none());
@@ -507,8 +563,11 @@ fn a_response_that_is_too_large_to_be_kept_says_so() {
 #[test]
 fn what_is_kept_is_the_conversation_with_the_answer() {
     let responses = Arc::<Responses>::default();
-    let keep =
-        Keep { owner: Owner(None), responses: responses.clone(), messages: vec![Message::text("user", "x")] };
+    let keep = Keep {
+        owner: Owner(None),
+        responses: responses.clone(),
+        messages: vec![Message::text("user", "x")],
+    };
     let got = stream(
         [Event::Thinking(piece("hm")), Event::Content(piece("a"))]
             .into_iter()
@@ -522,7 +581,10 @@ fn what_is_kept_is_the_conversation_with_the_answer() {
     assert_eq!(&kept.response, response);
     assert_eq!((kept.messages[0].content.as_str(), kept.messages.len()), ("x", 2));
     let said = &kept.messages[1];
-    assert_eq!((said.role.as_str(), said.thinking.as_str(), said.content.as_str()), ("assistant", "hm", "a"));
+    assert_eq!(
+        (said.role.as_str(), said.thinking.as_str(), said.content.as_str()),
+        ("assistant", "hm", "a")
+    );
     assert_eq!(said.tool_calls[0].id, "call_1");
 }
 
@@ -562,7 +624,8 @@ fn a_kept_response_is_told_again_as_its_stream_told_it() {
     for given in answers {
         let responses = Arc::<Responses>::default();
         let keep = Keep { owner: Owner(None), responses: responses.clone(), messages: Vec::new() };
-        let mut encoder = ResponseEncoder::new(puna_api::decode::from_value(&body).unwrap(), Some(keep));
+        let mut encoder =
+            ResponseEncoder::new(puna_api::decode::from_value(&body).unwrap(), Some(keep));
         let told = text(&mut encoder, given);
         let last = told.trim_end().rsplit("\ndata: ").next().unwrap();
         let last: Value = serde_json::from_str(last).unwrap();

@@ -31,14 +31,17 @@ impl ToolName {
     pub(super) fn of(tools: &[Value], name: &str) -> Self {
         let member = members(tools).find(|(namespace, tool)| full_name(namespace, tool) == name);
         match member.and_then(|(namespace, tool)| Some((namespace, tool["name"].as_str()?))) {
-            Some((namespace, own)) => Self { namespace: Some(namespace.to_owned()), name: own.to_owned() },
+            Some((namespace, own)) => {
+                Self { namespace: Some(namespace.to_owned()), name: own.to_owned() }
+            }
             None => Self { namespace: None, name: name.to_owned() },
         }
     }
 
     /// The tool of a call in a conversation.
     fn of_item(item: &Value) -> Self {
-        let text = |field: &str| item[field].as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        let text =
+            |field: &str| item[field].as_str().filter(|text| !text.is_empty()).map(str::to_owned);
         Self { namespace: text("namespace"), name: text("name").unwrap_or_default() }
     }
 
@@ -122,7 +125,8 @@ impl Form {
     /// The form of the tool that goes by a name.
     pub(super) fn of(tools: &[Value], name: &str) -> Self {
         let is_custom = tools.iter().any(|tool| tool["type"] == "custom" && tool["name"] == name)
-            || members(tools).any(|(group, tool)| tool["type"] == "custom" && full_name(group, tool) == name);
+            || members(tools)
+                .any(|(group, tool)| tool["type"] == "custom" && full_name(group, tool) == name);
         match is_custom {
             true => Self::Custom,
             false if name == SHELL && tools.iter().any(|tool| tool["type"] == SHELL) => Self::Shell,
@@ -174,7 +178,9 @@ impl Form {
         let text = |field: &str| item[field].as_str().unwrap_or_default().to_owned();
         let name = ToolName::of_item(item);
         match self {
-            Self::Function | Self::Custom if name.name.is_empty() => Err("a call needs the text name".into()),
+            Self::Function | Self::Custom if name.name.is_empty() => {
+                Err("a call needs the text name".into())
+            }
             Self::Function => {
                 let arguments = match &item["arguments"] {
                     Value::Object(arguments) => arguments.clone(),
@@ -243,7 +249,8 @@ pub(crate) fn left_out(tools: &[Value]) -> Vec<String> {
 }
 
 fn function(tool: &Value, namespace: &str) -> Result<Tool, String> {
-    let name = tool["name"].as_str().filter(|name| !name.is_empty()).ok_or("a function has no name")?;
+    let name =
+        tool["name"].as_str().filter(|name| !name.is_empty()).ok_or("a function has no name")?;
     let name = if namespace.is_empty() { name.to_owned() } else { format!("{namespace}.{name}") };
     check_strict_type(&tool["strict"])?;
     let mut function = Map::from_iter([("name".to_owned(), value!(name))]);
@@ -252,7 +259,8 @@ fn function(tool: &Value, namespace: &str) -> Result<Tool, String> {
             function.insert(field.into(), tool[field].clone());
         }
     }
-    serde_json::from_value(value!({"type": "function", "function": function})).map_err(|e| e.to_string())
+    serde_json::from_value(value!({"type": "function", "function": function}))
+        .map_err(|e| e.to_string())
 }
 
 fn shell() -> Value {

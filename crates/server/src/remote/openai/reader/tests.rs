@@ -74,7 +74,10 @@ async fn arguments_that_are_no_object_stay_the_arguments_of_their_call() {
             assert_eq!((name.as_str(), text(&all)), ("f", String::new()));
             assert_eq!(outcome, Some(CallOutcome::Invalid(Some(bad.into()))));
             assert_eq!(other, complete(json!({})));
-            assert!(bad.starts_with(&sent) && !sent.contains("bad") && !sent.contains("[1"), "{sent}");
+            assert!(
+                bad.starts_with(&sent) && !sent.contains("bad") && !sent.contains("[1"),
+                "{sent}"
+            );
         }
     }
 }
@@ -112,9 +115,14 @@ async fn arguments_of_parallel_calls_go_to_their_calls() {
 #[tokio::test]
 async fn a_complete_call_ends_before_anything_else_comes() {
     let call = json!({"tool_calls": [part(0, "a", "f", "{\"x\": 1}")]});
-    for other in [json!({"content": "\n"}), json!({"reasoning_content": "hm"}), json!({"content": "so"})] {
+    for other in
+        [json!({"content": "\n"}), json!({"reasoning_content": "hm"}), json!({"content": "so"})]
+    {
         let all = events_of(&[call.clone(), other.clone()], Some(Reason::Stop)).await;
-        assert!(matches!(all[2], Event::CallEnd { index: 0, outcome: CallOutcome::Complete(_) }), "{all:?}");
+        assert!(
+            matches!(all[2], Event::CallEnd { index: 0, outcome: CallOutcome::Complete(_) }),
+            "{all:?}"
+        );
         assert!(matches!(all[3], Event::Content(_) | Event::Thinking(_)), "{all:?}");
         assert_eq!(all.len(), 4, "{all:?}");
     }
@@ -152,7 +160,8 @@ async fn content_may_be_a_list_of_parts() {
 async fn without_ids_a_name_tells_where_the_next_call_begins() {
     let f = |x: u32| ("f".to_owned(), format!("{{\"x\":{x}}}"), complete(json!({"x": x})));
     let g = |x: u32| ("g".to_owned(), format!("{{\"x\":{x}}}"), complete(json!({"x": x})));
-    let bare = |name: &str, arguments: &str| json!({"function": {"name": name, "arguments": arguments}});
+    let bare =
+        |name: &str, arguments: &str| json!({"function": {"name": name, "arguments": arguments}});
     let first = "{\"x\":1}";
     let second = "{\"x\":2}";
     for parts in [
@@ -207,10 +216,16 @@ async fn a_call_that_is_sent_once_more_is_one_call() {
     }
     assert_eq!(calls_of(&[whole.clone(), whole.clone()]).await, once);
     // Another number or other arguments are another call.
-    for other in
-        [part(1, "a", "f", "{\"x\":1}"), part(0, "a", "f", "{\"x\":2}"), part(0, "b", "f", "{\"x\":1}")]
-    {
-        assert_eq!(calls_of(&[whole.clone(), pause.clone(), other.clone()]).await.len(), 2, "{other}");
+    for other in [
+        part(1, "a", "f", "{\"x\":1}"),
+        part(0, "a", "f", "{\"x\":2}"),
+        part(0, "b", "f", "{\"x\":1}"),
+    ] {
+        assert_eq!(
+            calls_of(&[whole.clone(), pause.clone(), other.clone()]).await.len(),
+            2,
+            "{other}"
+        );
     }
 }
 

@@ -61,15 +61,23 @@ fn manual(document: &Value) -> String {
     for dialect in Dialect::ALL {
         let routes: Vec<&Operation> =
             all.iter().filter(|o| described(document, o)["tags"][0] == dialect.name()).collect();
-        let _ = writeln!(out, "## {}\n\n| route | state | scope | does |\n|---|---|---|---|", dialect.name());
+        let _ = writeln!(
+            out,
+            "## {}\n\n| route | state | scope | does |\n|---|---|---|---|",
+            dialect.name()
+        );
         for operation in &routes {
             let described = described(document, operation);
             let scope = described["x-puna-scope"].as_str().unwrap_or("none");
-            let head =
-                operation.method == "GET" && document["paths"][public(operation.path)]["head"].is_object();
+            let head = operation.method == "GET"
+                && document["paths"][public(operation.path)]["head"].is_object();
             let methods = if head { "GET, HEAD" } else { operation.method };
             let (state, does) = (operation.state.name(), operation.summary);
-            let _ = writeln!(out, "| `{methods} {}` | {state} | {scope} | {does} |", public(operation.path));
+            let _ = writeln!(
+                out,
+                "| `{methods} {}` | {state} | {scope} | {does} |",
+                public(operation.path)
+            );
         }
         out.push('\n');
         for operation in routes {
@@ -98,7 +106,9 @@ fn objects(out: &mut String, document: &Value, mut types: BTreeSet<String>, must
 fn answer(document: &Value, operation: &Operation, types: &mut BTreeSet<String>) -> String {
     let mut answers = Vec::new();
     let mut errors = Vec::new();
-    for (status, answer) in described(document, operation)["responses"].as_object().into_iter().flatten() {
+    for (status, answer) in
+        described(document, operation)["responses"].as_object().into_iter().flatten()
+    {
         if status.as_str() >= "400" {
             errors.push(status.as_str());
             continue;
@@ -138,7 +148,11 @@ fn route(
     let mut rows = String::new();
     for parameter in &operation.parameters {
         let place = if parameter.place == "header" { "header" } else { parameter.place };
-        let _ = writeln!(rows, "| `{}` ({place}) | text | supported | {} |", parameter.name, parameter.about);
+        let _ = writeln!(
+            rows,
+            "| `{}` ({place}) | text | supported | {} |",
+            parameter.name, parameter.about
+        );
     }
     match &operation.body {
         Body::Json { required, .. } if operation.state != State::Refused => {
@@ -177,15 +191,24 @@ fn route(
     }
 }
 
-fn fields(rows: &mut String, schema: &Value, required: &[&str], must: &str, types: &mut BTreeSet<String>) {
+fn fields(
+    rows: &mut String,
+    schema: &Value,
+    required: &[&str],
+    must: &str,
+    types: &mut BTreeSet<String>,
+) {
     let all = schema["properties"].as_object().into_iter().flatten();
     let (named, own): (Vec<_>, Vec<_>) = all.partition(|(_, field)| !field[OPTION].is_null());
     for (name, field) in own {
         let state = field["x-puna-state"].as_str().unwrap_or("supported");
         let about = field["description"].as_str().unwrap_or_default();
-        let about =
-            about.replace(" (Puna's addition)", "").replace("; Puna's addition)", ")").replace('|', "\\|");
-        let must = if required.contains(&name.as_str()) { format!("; {must}") } else { String::new() };
+        let about = about
+            .replace(" (Puna's addition)", "")
+            .replace("; Puna's addition)", ")")
+            .replace('|', "\\|");
+        let must =
+            if required.contains(&name.as_str()) { format!("; {must}") } else { String::new() };
         let kind = kind(field, types);
         let default = match &field["default"] {
             Value::Null | Value::Bool(false) => String::new(),
@@ -196,7 +219,11 @@ fn fields(rows: &mut String, schema: &Value, required: &[&str], must: &str, type
     if !named.is_empty() {
         let names: Vec<String> = named.iter().map(|(name, _)| format!("`{name}`")).collect();
         let about = "The [option](#options) of this name; it wins over the one in `options`.";
-        let _ = writeln!(rows, "| {} | as in [Options](#options) | additive | {about} |", names.join(", "));
+        let _ = writeln!(
+            rows,
+            "| {} | as in [Options](#options) | additive | {about} |",
+            names.join(", ")
+        );
     }
 }
 
@@ -208,7 +235,8 @@ fn kind(schema: &Value, types: &mut BTreeSet<String>) -> String {
         return format!("[{name}](#{})", name.to_lowercase());
     }
     let several = |list: &Value, types: &mut BTreeSet<String>| {
-        let kinds: Vec<String> = list.as_array().into_iter().flatten().map(|one| kind(one, types)).collect();
+        let kinds: Vec<String> =
+            list.as_array().into_iter().flatten().map(|one| kind(one, types)).collect();
         let kinds: Vec<String> = kinds.into_iter().filter(|kind| kind != "null").collect();
         kinds.join(" or ")
     };
@@ -219,7 +247,8 @@ fn kind(schema: &Value, types: &mut BTreeSet<String>) -> String {
         return format!("`{}`", schema["const"]);
     }
     if let Some(values) = schema["enum"].as_array() {
-        let values: Vec<String> = values.iter().filter(|v| !v.is_null()).map(|v| format!("`{v}`")).collect();
+        let values: Vec<String> =
+            values.iter().filter(|v| !v.is_null()).map(|v| format!("`{v}`")).collect();
         return values.join(", ");
     }
     let name = match &schema["type"] {
@@ -236,7 +265,13 @@ fn kind(schema: &Value, types: &mut BTreeSet<String>) -> String {
     }
 }
 
-fn object(out: &mut String, document: &Value, name: &str, must: &str, types: &mut BTreeSet<String>) {
+fn object(
+    out: &mut String,
+    document: &Value,
+    name: &str,
+    must: &str,
+    types: &mut BTreeSet<String>,
+) {
     let schema = &document["components"]["schemas"][name];
     let about = schema["description"].as_str().unwrap_or_default();
     let _ = writeln!(out, "### {name}\n\n{about}");
@@ -247,8 +282,10 @@ fn object(out: &mut String, document: &Value, name: &str, must: &str, types: &mu
         fields(&mut rows, form, &[], must, types);
         let tag = form["properties"]["type"]["const"].as_str().unwrap_or_default();
         let about = form["description"].as_str().unwrap_or_default();
-        let _ =
-            writeln!(out, "\n`{tag}`: {about}\n\n| field | type | state | what |\n|---|---|---|---|\n{rows}");
+        let _ = writeln!(
+            out,
+            "\n`{tag}`: {about}\n\n| field | type | state | what |\n|---|---|---|---|\n{rows}"
+        );
     }
     if schema["oneOf"].is_array() {
         return;

@@ -24,7 +24,8 @@ fn document() -> Value {
 /// Operations that take JSON and do something with it, and the schemas of their bodies.
 fn with_bodies(document: &Value) -> Vec<(Operation, Value)> {
     let all = operations::all().into_iter();
-    let taking = all.filter(|o| matches!(o.body, operation::Body::Json { .. }) && o.state != State::Refused);
+    let taking =
+        all.filter(|o| matches!(o.body, operation::Body::Json { .. }) && o.state != State::Refused);
     let schema = |o: &Operation| {
         let described = &document["paths"][o.path][o.method.to_lowercase()];
         described["requestBody"]["content"]["application/json"]["schema"].clone()
@@ -109,13 +110,17 @@ fn every_method_of_every_route_is_described_and_no_other() {
     let document = document();
     let routes: BTreeSet<(String, String)> = super::super::all()
         .iter()
-        .flat_map(|route| route.methods.iter().map(|m| (m.to_lowercase(), route.path.replace("{*", "{"))))
+        .flat_map(|route| {
+            route.methods.iter().map(|m| (m.to_lowercase(), route.path.replace("{*", "{")))
+        })
         .collect();
     let described: BTreeSet<(String, String)> = document["paths"]
         .as_object()
         .unwrap()
         .iter()
-        .flat_map(|(path, methods)| methods.as_object().unwrap().keys().map(|m| (m.clone(), path.clone())))
+        .flat_map(|(path, methods)| {
+            methods.as_object().unwrap().keys().map(|m| (m.clone(), path.clone()))
+        })
         .collect();
     let missing: Vec<_> = routes.difference(&described).collect();
     assert!(missing.is_empty(), "not in openapi/operations.rs: {missing:?}");
@@ -131,14 +136,23 @@ fn every_method_of_every_route_is_described_and_no_other() {
 #[tokio::test]
 async fn the_document_and_its_page_are_sent_once() {
     let b = Bench::new();
-    for (path, kind) in [("/openapi.json", "application/json"), ("/docs", "text/html; charset=utf-8")] {
+    for (path, kind) in
+        [("/openapi.json", "application/json"), ("/docs", "text/html; charset=utf-8")]
+    {
         let whole = b.get(path).await;
         assert_eq!((whole.status.as_u16(), whole.header("content-type")), (200, kind));
         let tag = whole.header("etag");
         assert!(tag.len() == 34 && tag.starts_with('"'), "{tag}");
-        let again = b.with_headers("GET", path, &[("if-none-match", &format!("\"other\", W/{tag}"))]).await;
-        assert_eq!((again.status.as_u16(), again.body.as_str(), again.header("etag")), (304, "", tag));
-        assert_eq!(b.with_headers("GET", path, &[("if-none-match", "\"other\"")]).await.status, 200);
+        let again =
+            b.with_headers("GET", path, &[("if-none-match", &format!("\"other\", W/{tag}"))]).await;
+        assert_eq!(
+            (again.status.as_u16(), again.body.as_str(), again.header("etag")),
+            (304, "", tag)
+        );
+        assert_eq!(
+            b.with_headers("GET", path, &[("if-none-match", "\"other\"")]).await.status,
+            200
+        );
         let head = b.with_headers("HEAD", path, &[]).await;
         assert_eq!((head.status.as_u16(), head.body.as_str()), (200, ""));
         assert!(head.header("content-security-policy").starts_with("default-src 'none'"));
@@ -149,7 +163,9 @@ async fn the_document_and_its_page_are_sent_once() {
 async fn the_page_asks_nobody_else_for_anything() {
     let page = Bench::new().get("/docs").await.body;
     assert_eq!((page.matches("<script>").count(), page.matches("<style>").count()), (1, 1));
-    for outside in ["src=", "href=\"http", "//cdn", "@import", "url(", "style=\"", "onclick=", "innerHTML"] {
+    for outside in
+        ["src=", "href=\"http", "//cdn", "@import", "url(", "style=\"", "onclick=", "innerHTML"]
+    {
         assert!(!page.contains(outside), "{outside}");
     }
 }
@@ -158,10 +174,15 @@ async fn the_page_asks_nobody_else_for_anything() {
 fn names_of_types_are_unambiguous_and_references_lead_somewhere() {
     let document = document();
     let types = document["components"]["schemas"].as_object().unwrap();
-    let numbered: Vec<_> = types.keys().filter(|name| name.ends_with(|c: char| c.is_ascii_digit())).collect();
-    assert!(numbered.is_empty(), "two types of one name: give one a name by schemars(rename): {numbered:?}");
+    let numbered: Vec<_> =
+        types.keys().filter(|name| name.ends_with(|c: char| c.is_ascii_digit())).collect();
+    assert!(
+        numbered.is_empty(),
+        "two types of one name: give one a name by schemars(rename): {numbered:?}"
+    );
     let text = document.to_string();
-    let names = text.split("\"#/components/schemas/").skip(1).map(|rest| rest.split('"').next().unwrap());
+    let names =
+        text.split("\"#/components/schemas/").skip(1).map(|rest| rest.split('"').next().unwrap());
     let used: BTreeSet<&str> = names.collect();
     for name in &used {
         assert!(types.contains_key(*name), "{name}");
@@ -200,7 +221,11 @@ async fn every_field_that_is_described_is_looked_at() {
             // What is really not looked at proves that the rest was.
             body["zz"] = json!(1);
             let (status, header, answer) = ignored(&b, &operation, &body).await;
-            assert_eq!(header, "zz", "{} {}: {status} {answer}\n{body:#}", operation.method, operation.path);
+            assert_eq!(
+                header, "zz",
+                "{} {}: {status} {answer}\n{body:#}",
+                operation.method, operation.path
+            );
             // This one names no model, and does nothing in a store that is tidy.
             if operation.path != "/api/prune" {
                 assert!((400..=501).contains(&status), "{}: {status} {answer}", operation.path);
@@ -223,9 +248,17 @@ async fn examples_work_and_fields_that_are_required_are() {
         }
         for field in *required {
             let mut body = example.clone();
-            assert!(body.as_object_mut().unwrap().remove(*field).is_some(), "{}: {field}", operation.path);
+            assert!(
+                body.as_object_mut().unwrap().remove(*field).is_some(),
+                "{}: {field}",
+                operation.path
+            );
             let (status, _, answer) = ignored(&b, &operation, &body).await;
-            assert!((400..500).contains(&status), "{} without {field}: {status} {answer}", operation.path);
+            assert!(
+                (400..500).contains(&status),
+                "{} without {field}: {status} {answer}",
+                operation.path
+            );
         }
     }
 }
@@ -269,7 +302,12 @@ async fn what_is_refused_is_refused_in_these_words() {
         let error = &answer.json()["error"];
         let text = error.as_str().or(error["message"].as_str()).unwrap_or_default().to_owned();
         if (answer.status.as_u16(), text.as_str()) != (refusal.status, refusal.text) {
-            wrong.push(format!("{} {}\n    {} {text}", refusal.path, refusal.body, answer.status.as_u16()));
+            wrong.push(format!(
+                "{} {}\n    {} {text}",
+                refusal.path,
+                refusal.body,
+                answer.status.as_u16()
+            ));
         }
     }
     assert!(wrong.is_empty(), "other answers:\n{}", wrong.join("\n"));
