@@ -101,12 +101,8 @@ impl TileBuffer {
     /// No thread writes them while the view lives.
     pub unsafe fn rows(&self, at: usize, rows: usize, k: usize, parts: usize) -> TileRows<'_> {
         // SAFETY: the caller keeps the same contract.
-        TileRows {
-            rows,
-            k,
-            parts,
-            data: unsafe { self.0.slice(at, parts * TileRows::part(rows, k)) },
-        }
+        let data = unsafe { self.0.slice(at, parts * TileRows::part(rows, k)) };
+        TileRows { rows, k, parts, data }
     }
 
     /// The high and low parts of a piece ([`TileRows::piece`]) of the matrix `(rows, k, parts)` that begins at index `at`. The

@@ -47,8 +47,8 @@ impl LinearOfHeads {
             }
         }
         match self.q8 {
-            // SAFETY: just rounded, by this task.
             Some(buffer) => {
+                // SAFETY: this task has just written these rows.
                 Acts::Q8(unsafe { step.q8[buffer].rows(head * rows + first, count, k) })
             }
             None => Acts::F32 { rows: count, k, x: floats },
