@@ -54,7 +54,10 @@ pub(super) fn read(json: &JsonValue, rows: usize) -> Result<(Vec<Option<Token>>,
             "Metaspace" => found.has_prefix = has_prefix(step),
             "WhitespaceSplit" => found.merges_spaces = true,
             other => {
-                return Err(format!("its pre-tokenizer {} is not known", crate::name::shown(other)));
+                return Err(format!(
+                    "its pre-tokenizer {} is not known",
+                    crate::name::shown(other)
+                ));
             }
         }
     }

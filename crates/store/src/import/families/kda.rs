@@ -275,7 +275,9 @@ pub(super) const GLM5_NEXT: Family = Family {
         let attends: Vec<i32> = match config.strings("layer_types") {
             Some(types) => types.iter().map(|kind| i32::from(kind != "linear_attention")).collect(),
             None => {
-                return Err(config.wrong("layer_types", "a list with a word for each layer").into());
+                return Err(config
+                    .wrong("layer_types", "a list with a word for each layer")
+                    .into());
             }
         };
         keys.list("attention.head_count_kv", attends)?;
