@@ -430,9 +430,10 @@ fn what_is_larger_than_memory_is_refused_with_the_numbers_before_it_is_read() {
         &["bench", "-p", "16", "-n", "0", model],
         &["debug", "logits", model, "--tokens", "1,2"],
     ] {
+        // Reading the file takes minutes, and planning a few seconds unless other processes are busy.
         let started = std::time::Instant::now();
         let says = puna.error(command);
-        assert!(started.elapsed().as_secs() < 20, "{command:?} took {:?}", started.elapsed());
+        assert!(started.elapsed().as_secs() < 100, "{command:?} took {:?}", started.elapsed());
         let want = format!("Error: {model}: the model requires more memory (31");
         assert!(says.contains(&want), "{command:?}: {says}");
         assert!(says.contains(" GB) than is available ("), "{command:?}: {says}");
